@@ -1,0 +1,1 @@
+"""The `rlpto` command, one module a verb."""

@@ -1,0 +1,29 @@
+"""Errors a user can cause. Every one is a single clear line; the command line exits with code 2."""
+
+
+class RlptoError(Exception):
+    """Base of all errors that bad input raises: names the thing, what is wrong, what was expected."""
+
+
+class ConfigError(RlptoError):
+    """A configuration file or an override is wrong."""
+
+
+class TraceError(RlptoError):
+    """A trace file cannot be read, or one of its lines is broken."""
+
+
+class ProfileError(RlptoError):
+    """A model profile is missing or broken."""
+
+
+class JobError(RlptoError):
+    """A job cannot run on this cluster at all."""
+
+
+class PolicyError(RlptoError):
+    """A policy returned something that is not an allocation."""
+
+
+class CheckpointError(RlptoError):
+    """A saved state (tuning state, evaluation cell, policy file) is unreadable or foreign."""

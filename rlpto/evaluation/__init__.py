@@ -1,0 +1,1 @@
+"""Runs policies on windows and says, honestly, how they compare."""

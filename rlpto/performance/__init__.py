@@ -1,0 +1,1 @@
+"""Performance models: throughput, statistical efficiency, accuracy, compiled to speed tables."""

@@ -1,0 +1,103 @@
+"""Speed tables: every performance model, compiled to numbers that kernels and policies look up.
+
+A *job type* is a model together with how its batch size is chosen. A type's speed depends on the
+number of GPUs, on how many nodes they span, and on the epoch the job is in (the gradient noise
+scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one
+such curve over epochs each; `row` says which row serves (type, nodes spanned, GPUs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+
+NO_GPUS = 0
+"""Row of a job that holds no GPUs: its rate is zero."""
+
+
+class JobType(NamedTuple):
+    """What decides a job's speed curve.
+
+    batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise
+    goodput, as Pollux does.
+    """
+
+    model: str
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class SpeedTables:
+    """Progress per second of every job type. T types, R rows, P epochs, S spans, K GPUs.
+
+    types: the T job types, in the order of the first axis of the arrays below.
+    rates: [R, P] float64, epochs per second during epoch p; row 0 is zero (no GPUs).
+    elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates
+        (row 0 holds infinity past epoch 0).
+    row: [T, S, K + 1] int32, row for `min(nodes spanned, S) - 1` and k GPUs; entry k = 0 is row 0.
+    accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs.
+    epochs: [T] int64, how many epochs were measured; later epochs repeat the last one.
+    samples: [T] float64, samples in one epoch of the profile's own data set.
+    rescale_delay: [T] float64, seconds without progress after a change of a job's GPUs.
+    exact_keys, exact_rows: [X] int64 sorted and [X] int32: rows measured for one exact placement.
+        The key is `placement_key(type, groups)`; where none matches, `row` serves.
+    known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
+        of an epoch and work per second by GPUs in the units an operator of these profiles would
+        know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
+    """
+
+    types: tuple[JobType, ...]
+    rates: FloatArray
+    elapsed: FloatArray
+    row: np.ndarray[tuple[int, int, int], np.dtype[np.int32]]
+    accuracy: FloatArray
+    epochs: IntArray
+    samples: FloatArray
+    rescale_delay: FloatArray
+    exact_keys: IntArray
+    exact_rows: np.ndarray[tuple[int], np.dtype[np.int32]]
+    known_remaining: FloatArray | None = None
+    known_speed: FloatArray | None = None
+
+    @property
+    def max_gpus(self) -> int:
+        """Largest number of GPUs the tables cover."""
+        return int(self.row.shape[2]) - 1
+
+    def type_index(self, job_type: JobType) -> int:
+        """Position of a type on the first axis; KeyError if the tables do not hold it."""
+        try:
+            return self.types.index(job_type)
+        except ValueError:
+            raise KeyError(f"no speed table for {job_type}") from None
+
+
+def elapsed_from_rates(rates: FloatArray) -> FloatArray:
+    """Cumulative seconds [R, P + 1] at the start of every epoch for rates [R, P] in epochs/s."""
+    elapsed = np.zeros((rates.shape[0], rates.shape[1] + 1))
+    with np.errstate(divide="ignore"):
+        np.cumsum(1.0 / rates, axis=1, out=elapsed[:, 1:])
+    return elapsed
+
+
+PLACEMENT_BASE = 10
+"""A placement code is written as in the measurements: one decimal digit of GPUs per node."""
+MAX_EXACT_GROUPS = 16
+"""Longest placement that has an exact code; longer ones always use the (nodes, GPUs) row."""
+TYPE_STRIDE = PLACEMENT_BASE**MAX_EXACT_GROUPS
+
+
+def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
+    """Key in `SpeedTables.exact_keys` of a placement given as GPUs per node, in order.
+
+    Rotations of one placement are the same placement: the smallest one stands for all.
+    """
+    rotations = (groups[i:] + groups[:i] for i in range(len(groups)))
+    code = 0
+    for gpus in min(rotations):
+        code = code * PLACEMENT_BASE + gpus
+    return type_index * TYPE_STRIDE + code

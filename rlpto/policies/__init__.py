@@ -1,0 +1,1 @@
+"""Policies: functions from the table of jobs to the GPUs each job gets."""

@@ -1,0 +1,1 @@
+"""Where jobs come from: traces, a synthetic generator, windows."""
