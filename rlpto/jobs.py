@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import JobError
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.tables import JobType, SpeedTables
 
 PRIORITY_CLASSES = ("high", "normal", "low")
 """Names of the priority classes; class 0 is served first."""
@@ -117,7 +117,7 @@ class JobStore:
         submit = np.array([job.submit_time for job in jobs], dtype=np.float64)
         if np.any(np.diff(submit) < 0):
             raise JobError("jobs must be sorted by submit_time")
-        type_index = np.array([index[(job.model, job.batch_size)] for job in jobs], dtype=np.int64)
+        type_index = np.array([index[JobType(job.model, job.batch_size)] for job in jobs], dtype=np.int64)
         data_size = np.array([job.data_size for job in jobs], dtype=np.float64)
         max_gpus = np.array([job.max_gpus for job in jobs], dtype=np.int64)
         if len(jobs) and max_gpus.max() > tables.max_gpus:

@@ -88,7 +88,8 @@ PLACEMENT_BASE = 10
 """A placement code is written as in the measurements: one decimal digit of GPUs per node."""
 MAX_EXACT_GROUPS = 16
 """Longest placement that has an exact code; longer ones always use the (nodes, GPUs) row."""
-TYPE_STRIDE = PLACEMENT_BASE**MAX_EXACT_GROUPS
+TYPE_STRIDE = 10**16
+"""Distance between the codes of two types: PLACEMENT_BASE to the power of MAX_EXACT_GROUPS."""
 
 
 def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
@@ -100,4 +101,4 @@ def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
     code = 0
     for gpus in min(rotations):
         code = code * PLACEMENT_BASE + gpus
-    return type_index * TYPE_STRIDE + code
+    return int(type_index * TYPE_STRIDE + code)

@@ -1,0 +1,94 @@
+"""What is kept of one run of a policy on a workload: the input of every metric, plot and table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlpto.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """One entry per job of the workload, in order of submission; M jobs.
+
+    names, models: tuples of M strings.
+    priority, requested_gpus, max_gpus, rescales: [M] int64. peak_gpus: [M] int64, most held at once.
+    data_size [samples], epochs: [M] float64.
+    submit_time, start_time (first GPU), finish_time: [M] s; NaN where it did not come to that.
+    gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], as reached by the end of the run.
+    alone_time: [M] s to finish if the job had the cluster to itself at its fastest GPU count,
+        its start's rescale delay included: no schedule can beat it.
+    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included.
+    """
+
+    names: tuple[str, ...]
+    models: tuple[str, ...]
+    priority: IntArray
+    requested_gpus: IntArray
+    max_gpus: IntArray
+    rescales: IntArray
+    peak_gpus: IntArray
+    data_size: FloatArray
+    epochs: FloatArray
+    submit_time: FloatArray
+    start_time: FloatArray
+    finish_time: FloatArray
+    gpu_seconds: FloatArray
+    final_accuracy: FloatArray
+    alone_time: FloatArray
+    requested_time: FloatArray
+
+
+@dataclass(frozen=True)
+class DecisionRecords:
+    """One entry per decision; D decisions.
+
+    time: [D] s. latency: [D] s the policy and the queue took (wall clock: not reproducible).
+    capacity, held: [D] GPUs that were up, and GPUs held after the decision.
+    active, waiting: [D] jobs in the system, and those without GPUs after the decision.
+    reward: [D, 4] parts accuracy, time, resources, rescale of the interval that followed; already
+        weighted and signed, so that their sum is the reward.
+    """
+
+    time: FloatArray
+    latency: FloatArray
+    capacity: IntArray
+    held: IntArray
+    active: IntArray
+    waiting: IntArray
+    reward: FloatArray
+
+
+REWARD_PARTS = ("accuracy", "time", "resources", "rescale")
+
+
+@dataclass(frozen=True)
+class AllocationChanges:
+    """Every change of a job's GPUs; C changes in order of time (finishing counts as going to 0).
+
+    time: [C] s. job: [C] index into JobRecords. gpus: [C] GPUs held from then on.
+    accuracy: [C] accuracy of the job at that moment, in [0, 1].
+    """
+
+    time: FloatArray
+    job: IntArray
+    gpus: IntArray
+    accuracy: FloatArray
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One policy on one window with one seed.
+
+    policy: its name. window: name of the window. seed. capacity: GPUs of the cluster with all nodes up.
+    wall_seconds: how long the run took.
+    """
+
+    policy: str
+    window: str
+    seed: int
+    capacity: int
+    jobs: JobRecords
+    decisions: DecisionRecords
+    changes: AllocationChanges
+    wall_seconds: float

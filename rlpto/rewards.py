@@ -1,0 +1,39 @@
+"""The reward of a decision: accuracy gained, minus time, resources and rescales it cost."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Progress
+from rlpto.settings import Settings
+
+HOUR = 3600.0
+
+
+class RewardWeights(Settings):
+    """Weights of the reward's parts. All times are counted in hours."""
+
+    accuracy: float = Field(1.0, ge=0)
+    """Reward for a job of weight 1 that gains all the accuracy it can gain, from start to finish."""
+    time: float = Field(1.0, ge=0)
+    """Cost of one job being unfinished for one hour; summed over jobs, hours times this is total JCT."""
+    resources: float = Field(0.02, ge=0)
+    """Cost of one GPU held for one hour."""
+    rescale: float = Field(0.1, ge=0)
+    """Cost of one hour of rescale delay."""
+    classes: tuple[float, float, float] = (3.0, 2.0, 1.0)
+    """Weight of a job's accuracy by priority class: high, normal, low."""
+
+
+def reward_parts(progress: Progress, weights: RewardWeights) -> FloatArray:
+    """Accuracy, time, resources and rescale parts [4], weighted and signed; their sum is the reward."""
+    return np.array(
+        [
+            weights.accuracy * float(np.dot(weights.classes, progress.accuracy_gain)),
+            -weights.time * progress.unfinished / HOUR,
+            -weights.resources * progress.gpu_seconds / HOUR,
+            -weights.rescale * progress.rescale_seconds / HOUR,
+        ]
+    )
