@@ -1,0 +1,18 @@
+"""Shared fixtures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with real traces and profiles; skips where this machine has none."""
+    named = os.environ.get("RLPTO_DATA")
+    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared"
+    if not (folder / "traces").is_dir() or not (folder / "profiles").is_dir():
+        pytest.skip(f"no real data: {folder} lacks traces/ and profiles/ (set RLPTO_DATA)")
+    return folder
