@@ -1,0 +1,48 @@
+# Everything runs in .venv, which is made when missing. Targets may be called again at any time:
+# stamp files in .venv remember what is installed, and a run picks up where it was interrupted.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CASES  := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.PHONY: help quickstart install dev test lint bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(VENV)/.installed  ## install, evaluate the baselines, write runs/quickstart/report.html
+	$(BIN)/rlpto evaluate configs/quickstart.yaml --policies all --run-dir runs/quickstart
+
+install: $(VENV)/.installed  ## make .venv with RLPTO in it
+
+dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
+
+test: $(VENV)/.dev  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed  ## run every program in benchmarks/, fail if one falls short
+	@status=0; for case in $(CASES); do echo "== $$case"; $(BIN)/python $$case || status=1; done; exit $$status
+
+clean:  ## remove .venv and all caches; runs/ and traces/ stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find rlpto tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("RLPTO needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": call make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
