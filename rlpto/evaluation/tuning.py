@@ -1,0 +1,214 @@
+"""Tuning the constants of a policy with an evolution strategy, resumable after every generation.
+
+CMA-ES as in Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), from the package
+`cma`. A checkpoint holds the costs of every candidate so far, as JSON; candidates are drawn anew
+from the same seed when tuning goes on, so nothing is ever unpickled and an interrupted tuning ends
+where an uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import CheckpointError, ConfigError
+from rlpto.evaluation.files import write_text
+from rlpto.settings import Settings
+
+FORMAT = "rlpto tuning 1"
+"""First entry of a checkpoint: what it is, and the version of its form."""
+
+
+class TuningSettings(Settings):
+    """How the evolution strategy searches."""
+
+    generations: int = Field(20, ge=1)
+    """Generations in all, those before an interruption included."""
+    population: int = Field(10, ge=4)
+    """Candidates in each generation."""
+    step: float = Field(0.3, gt=0)
+    """First standard deviation of candidates, as a fraction of each constant's range."""
+    seed: int = Field(0, ge=0)
+    """Seed of the search."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A constant to tune: where the search starts, and the range it stays in."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.start <= self.high or not self.low < self.high:
+            raise ConfigError(f"{self.name}: expected low <= start <= high, got {self.low}, {self.start}, {self.high}")
+
+
+@dataclass(frozen=True)
+class TuningState:
+    """How far a search is. costs: one tuple a generation, of every candidate, in the order drawn.
+
+    best: the candidate with the lowest cost so far, by name. best_cost: its cost.
+    mean: the mean of the search distribution, by name.
+    """
+
+    costs: tuple[tuple[float, ...], ...]
+    best: Mapping[str, float]
+    best_cost: float
+    mean: Mapping[str, float]
+
+
+Objective = Callable[[Mapping[str, float]], float]
+"""Cost of a candidate: finite, lower is better."""
+
+
+def tune(
+    objective: Objective,
+    parameters: Sequence[Parameter],
+    settings: TuningSettings,
+    checkpoint: Path,
+    fingerprint: str,
+    *,
+    resume: bool = False,
+    each_candidate: Callable[[], object] = lambda: None,
+    each_generation: Callable[[TuningState], object] = lambda _: None,
+) -> TuningState:
+    """Minimise `objective`; the first candidate of all is the start itself.
+
+    checkpoint: written atomically after every generation. fingerprint: of whatever decides the
+    objective; see `tuning_fingerprint`. resume: go on from the checkpoint if there is one.
+    each_candidate, each_generation: called when one has been evaluated; on resume, `each_generation`
+    is called once with the state so far.
+
+    Raises CheckpointError if the checkpoint is unreadable or of another search, and ConfigError if
+    the objective returns something that is not finite.
+    """
+    known = read_costs(checkpoint, fingerprint, settings.population) if resume and checkpoint.exists() else ()
+    search = _Search(parameters, settings)
+    state = search.begin()
+    for costs in known:
+        state = search.learn(search.draw(), costs, state)
+    if known:
+        each_generation(state)
+    while len(state.costs) < settings.generations:
+        candidates = search.draw()
+        costs = []
+        for candidate in candidates:
+            cost = objective(search.named(candidate))
+            if not math.isfinite(cost):
+                raise ConfigError(
+                    f"the tuning objective is {cost} for {search.named(candidate)}, expected a finite cost"
+                )
+            costs.append(cost)
+            each_candidate()
+        state = search.learn(candidates, costs, state)
+        write_text(checkpoint, _checkpoint_json(state, fingerprint))
+        each_generation(state)
+    return state
+
+
+def tuning_fingerprint(parameters: Sequence[Parameter], settings: TuningSettings, config: Mapping[str, Any]) -> str:
+    """Digest of what decides a search; not of the number of generations, so that it may be extended."""
+    searched = [[p.name, p.start, p.low, p.high] for p in parameters]
+    text = json.dumps([FORMAT, searched, settings.model_dump(exclude={"generations"}), config], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_costs(path: Path, fingerprint: str, population: int) -> tuple[tuple[float, ...], ...]:
+    """Costs of the generations in a checkpoint. Raises CheckpointError if it is not one of this search."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not a readable checkpoint ({error}); tune without --resume to replace it"
+        ) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a tuning checkpoint, expected format {FORMAT!r}")
+    if content.get("fingerprint") != fingerprint:
+        raise CheckpointError(
+            f"{path}: from a tuning with another configuration or settings; tune without --resume to replace it"
+        )
+    costs = content.get("costs")
+    if not isinstance(costs, list) or not all(_is_generation(entry, population) for entry in costs):
+        raise CheckpointError(f"{path}: broken, expected the costs of {population} candidates in each generation")
+    return tuple(tuple(float(cost) for cost in entry) for entry in costs)
+
+
+def _is_generation(entry: object, population: int) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == population
+        and all(isinstance(cost, int | float) and math.isfinite(cost) for cost in entry)
+    )
+
+
+def _checkpoint_json(state: TuningState, fingerprint: str) -> str:
+    content = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "costs": state.costs,
+        "best": dict(state.best),
+        "best_cost": state.best_cost,
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+class _Search:
+    """The evolution strategy in coordinates where every parameter's range is 0 to 1."""
+
+    def __init__(self, parameters: Sequence[Parameter], settings: TuningSettings) -> None:
+        import cma  # two seconds, needed by this verb only
+
+        self._names = [p.name for p in parameters]
+        self._low = np.array([p.low for p in parameters])
+        self._range = np.array([p.high - p.low for p in parameters])
+        self._start = (np.array([p.start for p in parameters]) - self._low) / self._range
+        rng = np.random.default_rng(settings.seed)
+        options = {
+            "bounds": [0.0, 1.0],
+            "popsize": settings.population,
+            "randn": lambda *shape: rng.standard_normal(shape),
+            "seed": np.nan,  # leave NumPy's global state alone
+            "verbose": -9,
+            "verb_log": 0,
+        }
+        self._strategy = cma.CMAEvolutionStrategy(self._start, settings.step, options)
+        self._first = True
+
+    def begin(self) -> TuningState:
+        """Before the first generation."""
+        start = self.named(self._start)
+        return TuningState((), start, math.inf, start)
+
+    def draw(self) -> list[FloatArray]:
+        """Candidates of the next generation."""
+        candidates: list[FloatArray] = self._strategy.ask()
+        if self._first:
+            candidates[0] = self._start.copy()
+            self._first = False
+        return candidates
+
+    def learn(self, candidates: Sequence[FloatArray], costs: Sequence[float], state: TuningState) -> TuningState:
+        """Move the search distribution towards the better candidates."""
+        self._strategy.tell(list(candidates), list(costs))
+        state = replace(state, costs=(*state.costs, tuple(costs)), mean=self.named(self._strategy.result.xfavorite))
+        winner = int(np.argmin(costs))
+        if costs[winner] < state.best_cost:
+            state = replace(state, best=self.named(candidates[winner]), best_cost=costs[winner])
+        return state
+
+    def named(self, point: FloatArray) -> dict[str, float]:
+        """Values of the parameters, rounded to six digits so that a YAML file holds them exactly."""
+        values = self._low + np.clip(point, 0.0, 1.0) * self._range
+        return {name: float(f"{value:.6g}") for name, value in zip(self._names, values, strict=True)}
