@@ -7,7 +7,9 @@ from typing import Protocol
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ConfigError
-from rlpto.jobs import JobTable
+from rlpto.jobs import Job, JobStore, JobTable
+from rlpto.performance.tables import SpeedTables
+from rlpto.records import AllocationChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Progress:
     accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
     unfinished: job-seconds spent in the system (submitted, not finished).
     gpu_seconds: GPU-seconds held by jobs.
-    rescales: changes of a running or starting job's GPUs applied at `start`.
+    rescales: changes at `start` that put a job which had run before onto GPUs anew (a first start is none).
     rescale_seconds: seconds of delay those changes cost, summed over jobs.
     arrived, finished: numbers of jobs.
     """
@@ -91,20 +93,64 @@ class Progress:
 
 
 class Cluster(Protocol):
-    """Where jobs run: in virtual time (`rlpto.simulator`) or for real."""
+    """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
+
+    capacity: GPUs with all nodes up. gpus_per_node: GPUs of the largest node.
+    jobs, store, tables: the workload, its state, and the speed tables of its types.
+    """
+
+    capacity: int
+    gpus_per_node: int
+    jobs: tuple[Job, ...]
+    store: JobStore
+    tables: SpeedTables
+
+    @property
+    def time(self) -> float:
+        """Seconds since the start of the workload."""
+
+    @property
+    def up_gpus(self) -> int:
+        """GPUs on nodes that are up."""
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs held by jobs."""
+
+    @property
+    def active_jobs(self) -> int:
+        """Number of jobs submitted and not finished."""
+
+    @property
+    def changed(self) -> bool:
+        """True if a job arrived or finished or a node changed in the last `advance`."""
 
     @property
     def done(self) -> bool:
-        """True once every job of the workload has finished."""
+        """True once every job has finished, or the time limit is reached."""
+
+    @property
+    def peak_gpus(self) -> IntArray:
+        """[M] most GPUs each job of the workload has held at once."""
+
+    @property
+    def rescale_delay(self) -> FloatArray:
+        """[M] seconds without progress that a change of each job's GPUs costs."""
 
     def state(self) -> ClusterState:
-        """The table of active jobs as it stands now."""
+        """The table of active jobs as it stands now, in order of submission."""
+
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too."""
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation for the rows of `state`, which must be the present state."""
+        """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
 
     def advance(self) -> Progress:
         """Run until the next decision is due."""
+
+    def changes(self) -> AllocationChanges:
+        """Every change of a job's GPUs so far."""
 
 
 def total_gpus(nodes: tuple[Node, ...]) -> int:

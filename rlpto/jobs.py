@@ -178,6 +178,12 @@ class JobTable:
     def __len__(self) -> int:
         return len(self.index)
 
+    def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
+        """The same jobs with row i = present row rows[i], and their priority classes after aging."""
+        return JobTable(
+            self._store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
+        )
+
     def _column(self, name: str) -> AnyArray:
         column: AnyArray = getattr(self._store, name)
         return column[self.index]

@@ -1,11 +1,21 @@
-"""Multi-priority queues: who is served first, and the one place where wishes meet capacity."""
+"""Multi-priority queues: who is served first, and the one place where wishes meet capacity.
+
+Every policy passes through here, whatever it is: `Queue.order` sorts the table before the policy
+sees it, `Queue.admit` checks what the policy returns and trims it to capacity in that order.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
+import numpy as np
+from numba import njit
 from pydantic import Field
 
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import PolicyError
 from rlpto.settings import Settings
 
 
@@ -20,3 +30,207 @@ class QueueSettings(Settings):
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on)."""
     shrink_lower: bool = False
     """Shrink jobs of a lower class to their min_gpus while a job of a higher class waits."""
+
+    @property
+    def aging_bound(self) -> float:
+        """Seconds after which any waiting job counts as high."""
+        return self.aging_low + self.aging_normal
+
+
+class Queue:
+    """The queue of one run. A job that has aged into a higher class stays there."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._promoted: IntArray = np.zeros(0, dtype=np.int64)
+
+    def reset(self) -> None:
+        """Forget all promotions."""
+        self._promoted = np.zeros(0, dtype=np.int64)
+
+    def order(self, state: ClusterState) -> ClusterState:
+        """The same state with its rows in the order of service and the classes after aging."""
+        jobs = state.jobs
+        if len(jobs) == 0:
+            return state
+        if (last := int(jobs.index.max())) >= len(self._promoted):
+            grown = np.zeros(max(64, 2 * (last + 1)), dtype=np.int64)
+            grown[: len(self._promoted)] = self._promoted
+            self._promoted = grown
+        key = None
+        if self._settings.inside == "shortest_first":
+            key = jobs.remaining_time(jobs.requested_gpus)
+        rows, effective = order_rows(
+            jobs.index,
+            jobs.priority,
+            jobs.wait_start,
+            state.time,
+            self._settings.aging_normal,
+            self._settings.aging_low,
+            self._promoted,
+        )
+        if key is not None:
+            rows = np.lexsort((key, effective))
+        return replace(state, jobs=jobs.reordered(rows, effective[rows]))
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time until which the order of `state` cannot change unless jobs or nodes come or go."""
+        if self._settings.inside != "fifo":
+            return state.time
+        jobs = state.jobs
+        return next_promotion(
+            jobs.priority,
+            jobs.effective_priority,
+            jobs.wait_start,
+            self._settings.aging_normal,
+            self._settings.aging_low,
+        )
+
+    def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
+        """The allocation that is carried out: checked, and trimmed to capacity in queue order.
+
+        A job that would get less than its min_gpus gets none. Raises PolicyError if a policy's
+        numbers are not whole, are negative, or break a job's limits.
+        """
+        jobs = state.jobs
+        gpus = whole_numbers(allocation.gpus, len(jobs), policy)
+        bad, total = check_limits(gpus, jobs.min_gpus, jobs.max_gpus)
+        if bad >= 0:
+            raise PolicyError(
+                f"policy {policy} gave job {int(jobs.index[bad])} {int(gpus[bad])} GPUs at {state.time:.0f} s: "
+                f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
+            )
+        if total > state.capacity or self._settings.shrink_lower:
+            gpus = trim(gpus, jobs.min_gpus, jobs.effective_priority, state.capacity, self._settings.shrink_lower)
+        return Allocation(gpus, check_order(allocation.order, len(jobs), policy))
+
+
+def whole_numbers(gpus: Any, count: int, policy: str) -> IntArray:
+    """`gpus` as int64 [count], or PolicyError naming the policy and what is wrong."""
+    array = np.asarray(gpus)
+    if array.shape != (count,):
+        raise PolicyError(f"policy {policy} returned GPUs of shape {array.shape}: expected ({count},), one per job")
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind != "f":
+        raise PolicyError(f"policy {policy} returned GPUs of type {array.dtype}: expected whole numbers")
+    if not np.all(np.isfinite(array)):
+        raise PolicyError(f"policy {policy} returned {array[~np.isfinite(array)][0]} GPUs: expected whole numbers")
+    whole = array.astype(np.int64)
+    if np.any(whole != array):
+        raise PolicyError(f"policy {policy} returned {array[whole != array][0]} GPUs: expected whole numbers")
+    return whole
+
+
+def check_order(order: Any, count: int, policy: str) -> IntArray | None:
+    """`order` as int64 [count] if it is a permutation of the rows, or PolicyError."""
+    if order is None:
+        return None
+    array = np.asarray(order)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or not is_permutation(array.astype(np.int64)):
+        raise PolicyError(f"policy {policy} returned a placement order that is no permutation of its {count} jobs")
+    return array.astype(np.int64)
+
+
+@njit(cache=True)
+def is_permutation(order: IntArray) -> bool:
+    """True if every number from 0 to len - 1 stands in `order` once."""
+    seen = np.zeros(len(order), dtype=np.bool_)
+    for row in order:
+        if row < 0 or row >= len(order) or seen[row]:
+            return False
+        seen[row] = True
+    return True
+
+
+@njit(cache=True)
+def order_rows(
+    index: IntArray,
+    priority: IntArray,
+    wait_start: FloatArray,
+    now: float,
+    aging_normal: float,
+    aging_low: float,
+    promoted: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """Rows by effective class (stable, so by submission inside a class), and the effective classes [n].
+
+    promoted [jobs]: classes each job has risen so far; brought up to date here.
+    """
+    count = len(index)
+    effective = np.empty(count, dtype=np.int64)
+    starts = np.zeros(4, dtype=np.int64)
+    for i in range(count):
+        own = priority[i]
+        waited = now - wait_start[i]  # NaN while running: compares false below
+        risen = 0
+        if own == 2 and waited >= aging_low:
+            risen = 2 if waited >= aging_low + aging_normal else 1
+        elif own == 1 and waited >= aging_normal:
+            risen = 1
+        promoted[index[i]] = max(promoted[index[i]], risen)
+        effective[i] = own - promoted[index[i]]
+        starts[effective[i] + 1] += 1
+    starts = np.cumsum(starts)
+    rows = np.empty(count, dtype=np.int64)
+    for i in range(count):
+        rows[starts[effective[i]]] = i
+        starts[effective[i]] += 1
+    return rows, effective
+
+
+@njit(cache=True)
+def next_promotion(
+    priority: IntArray, effective: IntArray, wait_start: FloatArray, aging_normal: float, aging_low: float
+) -> float:
+    """Earliest time at which a waiting job rises a class; infinity if none ever will."""
+    earliest = np.inf
+    for i in range(len(priority)):
+        if effective[i] == 0 or np.isnan(wait_start[i]):
+            continue
+        bound = aging_low if priority[i] == 2 else aging_normal
+        if priority[i] - effective[i] == 1:
+            bound += aging_normal
+        earliest = min(earliest, wait_start[i] + bound)
+    return earliest
+
+
+@njit(cache=True)
+def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tuple[int, int]:
+    """First row whose GPUs break its limits (-1: none), and the sum of all."""
+    total = 0
+    for i in range(len(gpus)):
+        if gpus[i] != 0 and (gpus[i] < min_gpus[i] or gpus[i] > max_gpus[i]):
+            return i, total
+        total += gpus[i]
+    return -1, total
+
+
+@njit(cache=True)
+def trim(gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool) -> IntArray:
+    """Wishes cut to `capacity` in row order; with `shrink_lower`, waiting rows of a higher class then
+    get their min_gpus out of what rows of lower classes hold above theirs, the last rows giving first."""
+    given = np.zeros(len(gpus), dtype=np.int64)
+    left = capacity
+    for i in range(len(gpus)):
+        given[i] = min(gpus[i], left)
+        if given[i] < min_gpus[i]:
+            given[i] = 0
+        left -= given[i]
+    if not shrink_lower:
+        return given
+    donor = len(gpus) - 1
+    for i in range(len(gpus)):
+        if given[i] > 0:
+            continue
+        while left < min_gpus[i] and donor > i and effective[donor] > effective[i]:
+            spare = given[donor] - min_gpus[donor] if given[donor] > 0 else 0
+            taken = min(spare, min_gpus[i] - left)
+            given[donor] -= taken
+            left += taken
+            if taken == spare:
+                donor -= 1
+        if left >= min_gpus[i]:
+            given[i] = min_gpus[i]
+            left -= min_gpus[i]
+    return given

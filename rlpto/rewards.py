@@ -27,13 +27,30 @@ class RewardWeights(Settings):
     """Weight of a job's accuracy by priority class: high, normal, low."""
 
 
-def reward_parts(progress: Progress, weights: RewardWeights) -> FloatArray:
-    """Accuracy, time, resources and rescale parts [4], weighted and signed; their sum is the reward."""
-    return np.array(
+def reward_parts(
+    accuracy_gain: FloatArray,
+    unfinished: FloatArray | float,
+    gpu_seconds: FloatArray | float,
+    rescale_seconds: FloatArray | float,
+    weights: RewardWeights,
+) -> FloatArray:
+    """Accuracy, time, resources and rescale parts [..., 4], weighted and signed; their sum is the reward.
+
+    Arguments are those sums of `rlpto.cluster.Progress`: accuracy_gain [..., classes], the others [...].
+    """
+    return np.stack(
         [
-            weights.accuracy * float(np.dot(weights.classes, progress.accuracy_gain)),
-            -weights.time * progress.unfinished / HOUR,
-            -weights.resources * progress.gpu_seconds / HOUR,
-            -weights.rescale * progress.rescale_seconds / HOUR,
-        ]
+            weights.accuracy * np.asarray(accuracy_gain @ np.array(weights.classes)),
+            -weights.time * np.asarray(unfinished) / HOUR,
+            -weights.resources * np.asarray(gpu_seconds) / HOUR,
+            -weights.rescale * np.asarray(rescale_seconds) / HOUR,
+        ],
+        axis=-1,
+    )
+
+
+def reward_of(progress: Progress, weights: RewardWeights) -> FloatArray:
+    """The reward's four parts [4] for one interval of one cluster."""
+    return reward_parts(
+        progress.accuracy_gain, progress.unfinished, progress.gpu_seconds, progress.rescale_seconds, weights
     )

@@ -1,0 +1,142 @@
+"""The scheduler loop: one visible function for every cluster and every policy."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlpto.cluster import Allocation, Cluster, Progress
+from rlpto.errors import PolicyError
+from rlpto.performance.solo import fastest_gpus, seconds_to_finish
+from rlpto.policies.base import Policy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.records import DecisionRecords, JobRecords, RunRecord
+from rlpto.rewards import RewardWeights, reward_parts
+
+PATIENCE = 1000
+"""Decisions in a row that may leave an otherwise eventless cluster without work before that is an error."""
+
+
+def run(
+    cluster: Cluster,
+    policy: Policy,
+    queue_settings: QueueSettings,
+    weights: RewardWeights,
+    *,
+    window: str = "",
+    seed: int = 0,
+) -> RunRecord:
+    """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
+
+    Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
+    """
+    started = time.perf_counter()
+    queue = Queue(queue_settings)
+    policy.reset(seed)
+    log = DecisionLog()
+    stands_until = getattr(policy, "stands_until", None)
+    decide_at = -np.inf
+    idle = 0
+    while not cluster.done:
+        if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
+            asked = time.perf_counter()
+            state = queue.order(cluster.state())
+            allocation = queue.admit(state, policy(state), policy.name)
+            latency = time.perf_counter() - asked
+            cluster.apply(state, allocation)
+            log.decided(cluster, latency, allocation)
+            decide_at = cluster.time
+            if stands_until is not None:
+                decide_at = min(stands_until(state), queue.stands_until(state))
+            idle = 0 if cluster.changed or cluster.held_gpus else idle + 1
+            if idle > PATIENCE:
+                raise PolicyError(
+                    f"policy {policy.name} leaves {cluster.active_jobs} jobs without GPUs for ever "
+                    f"(at {cluster.time:.0f} s): expected some to get GPUs"
+                )
+        log.advanced(cluster.advance())
+    return RunRecord(
+        policy=policy.name,
+        window=window,
+        seed=seed,
+        capacity=cluster.capacity,
+        jobs=job_records(cluster),
+        decisions=log.records(weights),
+        changes=cluster.changes(),
+        wall_seconds=time.perf_counter() - started,
+    )
+
+
+@dataclass
+class DecisionLog:
+    """Collects decisions, and for each what happened until the next one."""
+
+    rows: list[tuple[float, float, int, int, int, int]] = field(default_factory=list)
+    sums: list[tuple[float, ...]] = field(default_factory=list)
+    owner: list[int] = field(default_factory=list)
+
+    def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
+        """Note a decision that has just been applied."""
+        self.rows.append(
+            (
+                cluster.time,
+                latency,
+                cluster.up_gpus,
+                cluster.held_gpus,
+                cluster.active_jobs,
+                len(allocation.gpus) - int(np.count_nonzero(allocation.gpus)),
+            )
+        )
+
+    def advanced(self, progress: Progress) -> None:
+        """Add what happened since to the last decision (or to the first one to come)."""
+        self.owner.append(max(len(self.rows) - 1, 0))
+        self.sums.append((*progress.accuracy_gain, progress.unfinished, progress.gpu_seconds, progress.rescale_seconds))
+
+    def records(self, weights: RewardWeights) -> DecisionRecords:
+        """All decisions as arrays, rewards computed with `weights`."""
+        rows = np.array(self.rows, dtype=np.float64).reshape(-1, 6)
+        sums = np.array(self.sums, dtype=np.float64).reshape(len(self.sums), -1)
+        reward = np.zeros((len(rows), 4))
+        if len(rows):
+            parts = reward_parts(sums[:, :-3], sums[:, -3], sums[:, -2], sums[:, -1], weights)
+            np.add.at(reward, np.array(self.owner), parts)
+        return DecisionRecords(
+            time=rows[:, 0],
+            latency=rows[:, 1],
+            capacity=rows[:, 2].astype(np.int64),
+            held=rows[:, 3].astype(np.int64),
+            active=rows[:, 4].astype(np.int64),
+            waiting=rows[:, 5].astype(np.int64),
+            reward=reward,
+        )
+
+
+def job_records(cluster: Cluster) -> JobRecords:
+    """What became of every job of the cluster's workload."""
+    store, tables = cluster.store, cluster.tables
+    everything = np.arange(len(store))
+    table = cluster.table_of(everything)
+    solo = (tables, store.type_index, store.scale, store.epochs)
+    delay = cluster.rescale_delay
+    capped = np.minimum(store.max_gpus, cluster.capacity)
+    return JobRecords(
+        names=tuple(job.name for job in cluster.jobs),
+        models=tuple(job.model for job in cluster.jobs),
+        priority=store.priority,
+        requested_gpus=store.requested_gpus,
+        max_gpus=store.max_gpus,
+        rescales=store.rescales,
+        peak_gpus=cluster.peak_gpus,
+        data_size=store.data_size,
+        epochs=store.epochs,
+        submit_time=store.submit_time,
+        start_time=store.start_time,
+        finish_time=store.finish_time,
+        gpu_seconds=store.attained_service,
+        final_accuracy=table.accuracy,
+        alone_time=delay + fastest_gpus(*solo, capped, cluster.gpus_per_node)[1],
+        requested_time=delay + seconds_to_finish(*solo, store.requested_gpus, cluster.gpus_per_node),
+    )

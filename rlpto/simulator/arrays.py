@@ -1,0 +1,190 @@
+"""The simulator's state: arrays of records with a leading batch axis, so that compiled code holds all of it.
+
+B clusters, each with its own M jobs (in order of submission) on N nodes; a job holds at most G GPUs.
+Few arrays of records rather than many plain ones: handing an array to compiled code costs a quarter
+of a microsecond, and a decision takes a handful of such calls.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.performance.tables import SpeedTables
+from rlpto.simulator.settings import SimulatorSettings
+
+CLASSES = 3
+
+JOB = np.dtype(
+    [
+        ("submit_time", "f8"),
+        ("epochs", "f8"),
+        ("data_size", "f8"),
+        ("scale", "f8"),
+        ("progress", "f8"),
+        ("rescale_left", "f8"),
+        ("attained_service", "f8"),
+        ("start_time", "f8"),
+        ("finish_time", "f8"),
+        ("wait_start", "f8"),
+        ("finish_at", "f8"),
+        ("base_progress", "f8"),
+        ("trained", "f8"),
+        ("requested_gpus", "i8"),
+        ("min_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("priority", "i8"),
+        ("type_index", "i8"),
+        ("gpus", "i8"),
+        ("rescales", "i8"),
+        ("row", "i8"),
+        ("peak", "i8"),
+    ],
+    align=True,
+)
+"""Fields of `rlpto.jobs.JobStore`, and further: finish_at [s], when the job will finish if nothing changes
+(infinity without GPUs); row of the speed tables it runs at; peak, most GPUs held so far; base_progress
+[epochs] and trained [s], where it stood at its last change of GPUs and how long it has trained since:
+together they say what its last checkpoint holds."""
+
+CLUSTER = np.dtype(
+    [
+        ("time", "f8"),
+        ("next_toggle", "f8"),
+        ("unfinished", "f8"),
+        ("gpu_seconds", "f8"),
+        ("rescale_seconds", "f8"),
+        ("jobs", "i8"),
+        ("arrived", "i8"),
+        ("active", "i8"),
+        ("capacity", "i8"),
+        ("held", "i8"),
+        ("changed", "i8"),
+        ("rescales", "i8"),
+        ("joined", "i8"),
+        ("finished", "i8"),
+        ("logged", "i8"),
+    ],
+    align=True,
+)
+"""One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
+that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
+finished or a node changed in the last advance; logged: entries in the log. The others are sums since the
+last decision, see `rlpto.cluster.Progress`."""
+
+NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8")], align=True)
+"""One node: next failure or repair [s], its GPUs, 1 while it is up, failures and repairs so far."""
+
+CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
+"""A change of a job's GPUs, see `rlpto.records.AllocationChanges`."""
+
+TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
+"""A job type: rescale delay [s], epochs on its accuracy curve."""
+
+RULES = np.dtype(
+    [
+        ("interval", "f8"),
+        ("resolution", "f8"),
+        ("limit", "f8"),
+        ("mtbf", "f8"),
+        ("mttr", "f8"),
+        ("checkpoint_interval", "f8"),
+        ("seed", "i8"),
+        ("on_events", "i8"),
+        ("most_free", "i8"),
+    ],
+    align=True,
+)
+"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops."""
+
+
+class World(NamedTuple):
+    """Everything compiled code needs.
+
+    jobs: [B, M] JOB. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
+    clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
+    accuracy_gain: [B, CLASSES] sums since the last decision. machines: [B, N] NODE.
+    free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
+    rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
+    types: [T] TYPE. rules: [1] RULES.
+    """
+
+    jobs: AnyArray
+    nodes: AnyArray
+    clusters: AnyArray
+    active: IntArray
+    accuracy_gain: FloatArray
+    machines: AnyArray
+    free: IntArray
+    log: AnyArray
+    rates: FloatArray
+    elapsed: FloatArray
+    row: AnyArray
+    exact_keys: IntArray
+    exact_rows: AnyArray
+    accuracy: FloatArray
+    types: AnyArray
+    rules: AnyArray
+
+
+def build_world(
+    jobs: AnyArray, node_gpus: IntArray, tables: SpeedTables, settings: SimulatorSettings, seed: int, *, keep_log: bool
+) -> World:
+    """The world of a batch of equal clusters before any time has passed.
+
+    jobs: [B, M] JOB, filled with the workloads (`new_jobs`). keep_log: note every change of GPUs; the
+    caller then empties the log when it is half full.
+    """
+    batch, count = jobs.shape
+    clusters = np.zeros(batch, dtype=CLUSTER)
+    clusters["jobs"] = count
+    clusters["capacity"] = node_gpus.sum()
+    clusters["next_toggle"] = np.inf
+    machines = np.zeros((batch, len(node_gpus)), dtype=NODE)
+    machines["size"] = node_gpus
+    machines["up"] = 1
+    machines["toggle_at"] = np.inf
+    most = int(min(node_gpus.sum(), jobs["max_gpus"].max(initial=1)))
+    return World(
+        jobs=jobs,
+        nodes=np.zeros((batch, count, most), dtype=np.int32),
+        clusters=clusters,
+        active=np.zeros((batch, max(count, 1)), dtype=np.int64),
+        accuracy_gain=np.zeros((batch, CLASSES)),
+        machines=machines,
+        free=np.tile(node_gpus, (batch, 1)),
+        log=np.zeros((batch, 4 * count + 64 if keep_log else 0), dtype=CHANGE),
+        rates=np.ascontiguousarray(tables.rates),
+        elapsed=np.ascontiguousarray(tables.elapsed),
+        row=np.ascontiguousarray(tables.row, dtype=np.int32),
+        exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
+        exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
+        accuracy=np.ascontiguousarray(tables.accuracy),
+        types=compile_types(tables, settings.rescale_delay),
+        rules=compile_rules(settings, seed),
+    )
+
+
+def compile_types(tables: SpeedTables, rescale_delay: float | None) -> AnyArray:
+    """[T] TYPE; a `rescale_delay` in seconds overrides every model's own."""
+    types = np.zeros(len(tables.types), dtype=TYPE)
+    types["delay"] = tables.rescale_delay if rescale_delay is None else rescale_delay
+    types["epochs"] = tables.epochs
+    return types
+
+
+def compile_rules(settings: SimulatorSettings, seed: int) -> AnyArray:
+    """[1] RULES from the settings."""
+    rules = np.zeros(1, dtype=RULES)
+    rules["interval"] = settings.interval
+    rules["resolution"] = settings.epoch_resolution
+    rules["limit"] = np.inf if settings.max_hours is None else settings.max_hours * 3600.0
+    rules["mtbf"] = settings.failures.mtbf_hours * 3600.0
+    rules["mttr"] = settings.failures.mttr_hours * 3600.0
+    rules["checkpoint_interval"] = settings.failures.checkpoint_interval
+    rules["seed"] = seed
+    rules["on_events"] = settings.decide_on == "events"
+    rules["most_free"] = settings.placement == "most_free"
+    return rules

@@ -1,0 +1,168 @@
+"""A cluster in virtual time, as the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState, Node, Progress, total_gpus
+from rlpto.errors import ConfigError, JobError
+from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
+from rlpto.performance.tables import SpeedTables
+from rlpto.records import AllocationChanges
+from rlpto.simulator.arrays import CHANGE, JOB, build_world
+from rlpto.simulator.failures import schedule_failures
+from rlpto.simulator.kernels import advance, apply_allocation, clear_sums
+from rlpto.simulator.settings import SimulatorSettings
+
+
+class SimulatedCluster:
+    """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
+
+    jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
+    noise: errors of what policies are told, or None. Raises JobError for a job that wants more GPUs
+    than the cluster has, ConfigError for a cluster without GPUs.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[Node, ...],
+        jobs: Sequence[Job],
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+        seed: int = 0,
+        noise: EstimateNoise | None = None,
+    ) -> None:
+        check_jobs_fit(jobs, total_gpus(nodes))
+        self.capacity = total_gpus(nodes)
+        self.gpus_per_node = max(node.gpus for node in nodes)
+        self.jobs = tuple(jobs)
+        self.tables = tables
+        self._settings = settings
+        self._noise = noise
+        self.store, records = shared_store(JobStore.from_jobs(jobs, tables))
+        node_gpus = np.array([node.gpus for node in nodes], dtype=np.int64)
+        self._world = build_world(records[None], node_gpus, tables, settings, seed, keep_log=True)
+        self._cluster = self._world.clusters[0]
+        self._logs: list[AnyArray] = []
+        schedule_failures(self._world, 0)
+        advance(self._world, 0)
+
+    @property
+    def time(self) -> float:
+        """Seconds since the start of the workload."""
+        return float(self._cluster["time"])
+
+    @property
+    def up_gpus(self) -> int:
+        """GPUs on nodes that are up."""
+        return int(self._cluster["capacity"])
+
+    @property
+    def held_gpus(self) -> int:
+        """GPUs held by jobs."""
+        return int(self._cluster["held"])
+
+    @property
+    def active_jobs(self) -> int:
+        """Number of jobs submitted and not finished."""
+        return int(self._cluster["active"])
+
+    @property
+    def changed(self) -> bool:
+        """True if a job arrived or finished or a node changed in the last `advance`."""
+        return bool(self._cluster["changed"])
+
+    @property
+    def done(self) -> bool:
+        """True once every job has finished, or the time limit is reached."""
+        cluster = self._cluster
+        finished = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
+        return bool(finished or cluster["time"] >= self._world.rules[0]["limit"])
+
+    @property
+    def peak_gpus(self) -> IntArray:
+        """[M] most GPUs each job of the workload has held at once."""
+        peak: IntArray = self._world.jobs["peak"][0].copy()
+        return peak
+
+    @property
+    def rescale_delay(self) -> FloatArray:
+        """[M] seconds without progress that a change of each job's GPUs costs."""
+        delay: FloatArray = self._world.types["delay"][self.store.type_index]
+        return delay
+
+    def nodes_of(self, job: int) -> IntArray:
+        """Node of each GPU that job number `job` of the workload holds now."""
+        held: IntArray = self._world.nodes[0, job, : self.store.gpus[job]].astype(np.int64)
+        return held
+
+    def state(self) -> ClusterState:
+        """The table of active jobs as it stands now, in order of submission."""
+        active = self._world.active[0, : self.active_jobs].copy()
+        return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._settings.interval)
+
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too."""
+        return JobTable(self.store, self.tables, index, self.store.priority[index], self.gpus_per_node, self._noise)
+
+    def apply(self, state: ClusterState, allocation: Allocation) -> None:
+        """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
+        order = np.arange(len(allocation.gpus)) if allocation.order is None else allocation.order
+        apply_allocation(self._world, 0, state.jobs.index, allocation.gpus, order)
+
+    def advance(self) -> Progress:
+        """Run until the next decision is due. Sums cover the time since the previous one."""
+        cluster, start = self._cluster, self.time
+        advance(self._world, 0)
+        progress = Progress(
+            start=start,
+            end=float(cluster["time"]),
+            accuracy_gain=self._world.accuracy_gain[0].copy(),
+            unfinished=float(cluster["unfinished"]),
+            gpu_seconds=float(cluster["gpu_seconds"]),
+            rescales=int(cluster["rescales"]),
+            rescale_seconds=float(cluster["rescale_seconds"]),
+            arrived=int(cluster["joined"]),
+            finished=int(cluster["finished"]),
+        )
+        clear_sums(self._world, 0)
+        if 2 * cluster["logged"] > self._world.log.shape[1]:
+            self._drain_log()
+        return progress
+
+    def changes(self) -> AllocationChanges:
+        """Every change of a job's GPUs so far."""
+        self._drain_log()
+        log = np.concatenate(self._logs)
+        return AllocationChanges(
+            time=log["time"].copy(), job=log["job"].copy(), gpus=log["gpus"].copy(), accuracy=log["accuracy"].copy()
+        )
+
+    def _drain_log(self) -> None:
+        """Move the compiled code's log into `_logs`, in order of time."""
+        log = self._world.log[0, : self._cluster["logged"]]
+        self._logs.append(log[np.argsort(log["time"], kind="stable")].astype(CHANGE))
+        self._cluster["logged"] = 0
+
+
+def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:
+    """Raise ConfigError if there are no GPUs, JobError for a job that wants more than there are."""
+    if capacity == 0:
+        raise ConfigError("the cluster has no GPUs: expected nodes with at least one")
+    for job in jobs:
+        if job.requested_gpus > capacity:
+            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+
+
+def shared_store(store: JobStore) -> tuple[JobStore, AnyArray]:
+    """The store with its columns moved into an array of records [M] that compiled code works on."""
+    records = np.zeros(len(store), dtype=JOB)
+    records["finish_at"] = np.inf
+    for column in fields(store):
+        records[column.name] = getattr(store, column.name)
+        setattr(store, column.name, records[column.name])
+    return store, records

@@ -1,0 +1,324 @@
+"""The compiled heart of the simulator: allocations and the passage of time for cluster b of a batch.
+
+Between decisions allocations are constant, so every job is advanced analytically from event to
+event; only node failures interrupt.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from rlpto.arrays import IntArray
+from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
+from rlpto.placement import main_node, release, shrink_in_place, span, take_most_free, take_packed
+from rlpto.simulator.arrays import World
+from rlpto.simulator.failures import next_toggle_after
+from rlpto.simulator.training import accuracy_at, progress_after, progress_in_steps, work_seconds
+
+
+@njit(cache=True)
+def exact_row(w: World, b: int, j: int, spanned: int) -> int:
+    """Row measured for exactly the placement of job j, or -1."""
+    job, nodes = w.jobs[b, j], w.nodes[b, j]
+    sizes = np.zeros(spanned, dtype=np.int64)
+    group = -1
+    for i in range(job.gpus):
+        if i == 0 or nodes[i] != nodes[i - 1]:
+            group += 1
+        sizes[group] += 1
+    if sizes.max() >= PLACEMENT_BASE:
+        return -1
+    smallest = np.int64(-1)
+    for first in range(spanned):
+        code = np.int64(0)
+        for i in range(spanned):
+            code = code * PLACEMENT_BASE + sizes[(first + i) % spanned]
+        if smallest < 0 or code < smallest:
+            smallest = code
+    key = job.type_index * np.int64(TYPE_STRIDE) + smallest
+    at = np.searchsorted(w.exact_keys, key)
+    if at < len(w.exact_keys) and w.exact_keys[at] == key:
+        return int(w.exact_rows[at])
+    return -1
+
+
+@njit(cache=True)
+def speed_row(w: World, b: int, j: int) -> int:
+    """Row of the speed tables for the placement job j has now."""
+    job = w.jobs[b, j]
+    if job.gpus == 0:
+        return NO_GPUS
+    spanned = span(w.nodes[b, j], job.gpus)
+    if len(w.exact_keys) > 0 and spanned <= MAX_EXACT_GROUPS:
+        row = exact_row(w, b, j, spanned)
+        if row >= 0:
+            return row
+    return int(w.row[job.type_index, min(spanned, w.row.shape[1]) - 1, job.gpus])
+
+
+@njit(cache=True)
+def log_change(w: World, b: int, j: int, time: float) -> None:
+    """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
+    if w.log.shape[1] == 0:
+        return
+    job, kind = w.jobs[b, j], w.jobs[b, j].type_index
+    entry = w.log[b, w.clusters[b].logged]
+    entry.time = time
+    entry.job = j
+    entry.gpus = job.gpus
+    entry.accuracy = accuracy_at(w.accuracy[kind], w.types[kind].epochs, job.progress)
+    w.clusters[b].logged += 1
+
+
+@njit(cache=True)
+def start_running(w: World, b: int, j: int) -> None:
+    """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
+    job, cluster = w.jobs[b, j], w.clusters[b]
+    delay = w.types[job.type_index].delay
+    job.row = speed_row(w, b, j)
+    job.rescale_left = delay
+    job.base_progress = job.progress
+    job.trained = 0.0
+    job.wait_start = np.nan
+    job.peak = max(job.peak, job.gpus)
+    if np.isnan(job.start_time):
+        job.start_time = cluster.time
+    else:
+        job.rescales += 1
+        cluster.rescales += 1
+        cluster.rescale_seconds += delay
+    if w.rules[0].resolution == 0.0:
+        work = work_seconds(w.rates, w.elapsed, job.row, job.epochs)
+        done = work_seconds(w.rates, w.elapsed, job.row, job.progress)
+        job.finish_at = cluster.time + delay + (work - done) / job.scale
+
+
+@njit(cache=True)
+def stop_running(w: World, b: int, j: int, now: float) -> None:
+    """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
+    job = w.jobs[b, j]
+    release(w.nodes[b, j], job.gpus, w.free[b])
+    w.clusters[b].held -= job.gpus
+    job.gpus = 0
+    job.row = NO_GPUS
+    job.finish_at = np.inf
+    job.rescale_left = 0.0
+    job.wait_start = now
+
+
+@njit(cache=True)
+def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
+    """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
+
+    First all GPUs that are given back, then those that are taken. Jobs whose number does not change
+    are not touched.
+    """
+    now, most_free, free = w.clusters[b].time, w.rules[0].most_free, w.free[b]
+    changed = 0
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        if job.gpus == gpus[i]:
+            continue
+        changed += 1
+        if gpus[i] == 0:
+            stop_running(w, b, j, now)
+            log_change(w, b, j, now)
+        elif gpus[i] < job.gpus and not most_free:
+            shrink_in_place(w.nodes[b, j], job.gpus, gpus[i], free)
+            w.clusters[b].held -= job.gpus - gpus[i]
+            job.gpus = gpus[i]
+            start_running(w, b, j)
+            log_change(w, b, j, now)
+        else:
+            release(w.nodes[b, j], job.gpus, free)
+    if changed == 0:
+        return
+    if not most_free:  # large jobs first: they need whole nodes
+        order = np.argsort(-gpus, kind="mergesort")
+    for i in order:
+        j = index[i]
+        job = w.jobs[b, j]
+        if job.gpus == gpus[i]:
+            continue
+        nodes = w.nodes[b, j]
+        if most_free:
+            take_most_free(nodes, gpus[i], free)
+        else:
+            take_packed(nodes, gpus[i], free, main_node(nodes, job.gpus))
+        w.clusters[b].held += gpus[i] - job.gpus
+        job.gpus = gpus[i]
+        start_running(w, b, j)
+        log_change(w, b, j, now)
+
+
+@njit(cache=True)
+def join_arrivals(w: World, b: int) -> None:
+    """Make every job active whose submit time has come."""
+    cluster = w.clusters[b]
+    while cluster.arrived < cluster.jobs and w.jobs[b, cluster.arrived].submit_time <= cluster.time:
+        w.active[b, cluster.active] = cluster.arrived
+        cluster.unfinished += cluster.time - w.jobs[b, cluster.arrived].submit_time
+        cluster.active += 1
+        cluster.arrived += 1
+        cluster.joined += 1
+        cluster.changed = 1
+
+
+@njit(cache=True)
+def credit_accuracy(w: World, b: int, j: int, before: float, after: float) -> None:
+    """Add what job j gained between two progresses, as a share of all it can gain."""
+    kind = w.jobs[b, j].type_index
+    curve, epochs = w.accuracy[kind], w.types[kind].epochs
+    in_all = accuracy_at(curve, epochs, w.jobs[b, j].epochs) - curve[0]
+    if in_all > 0.0:
+        gained = accuracy_at(curve, epochs, after) - accuracy_at(curve, epochs, before)
+        w.accuracy_gain[b, w.jobs[b, j].priority] += gained / in_all
+
+
+@njit(cache=True)
+def train_job(w: World, b: int, j: int, until: float) -> bool:
+    """Advance running job j from the cluster's time to `until`; True if it finishes on the way."""
+    job, cluster, resolution = w.jobs[b, j], w.clusters[b], w.rules[0].resolution
+    seconds = until - cluster.time
+    delay = min(job.rescale_left, seconds)
+    job.rescale_left -= delay
+    before, unused = job.progress, 0.0
+    if resolution > 0.0:
+        after, unused = progress_in_steps(w.rates, job.row, job.scale, before, job.epochs, seconds - delay, resolution)
+        finished = after >= job.epochs
+    elif job.finish_at <= until:
+        after, unused, finished = job.epochs, until - job.finish_at, True
+    else:
+        after = min(job.epochs, progress_after(w.rates, w.elapsed, job.row, before, (seconds - delay) * job.scale))
+        finished = False
+    held = seconds - unused
+    job.progress = after
+    job.trained += held - delay
+    job.attained_service += job.gpus * held
+    cluster.gpu_seconds += job.gpus * held
+    cluster.unfinished += held
+    if after > before:
+        credit_accuracy(w, b, j, before, after)
+    if finished:
+        job.finish_time = until - unused
+    return bool(finished)
+
+
+@njit(cache=True)
+def train_jobs(w: World, b: int, until: float) -> None:
+    """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
+    cluster = w.clusters[b]
+    kept = 0
+    for i in range(cluster.active):
+        j = w.active[b, i]
+        if w.jobs[b, j].gpus == 0:
+            cluster.unfinished += until - cluster.time
+        elif train_job(w, b, j, until):
+            stop_running(w, b, j, np.nan)
+            log_change(w, b, j, w.jobs[b, j].finish_time)
+            cluster.finished += 1
+            cluster.changed = 1
+            continue
+        w.active[b, kept] = j
+        kept += 1
+    cluster.active = kept
+    cluster.time = until
+
+
+@njit(cache=True)
+def toggle_nodes(w: World, b: int) -> None:
+    """Fail or repair the nodes whose time has come."""
+    cluster, rules = w.clusters[b], w.rules[0]
+    for node in range(w.machines.shape[1]):
+        machine = w.machines[b, node]
+        if machine.toggle_at > cluster.time:
+            continue
+        cluster.changed = 1
+        machine.toggles += 1
+        if machine.up:
+            stop_jobs_of(w, b, node)
+            machine.up = 0
+            w.free[b, node] = 0
+            cluster.capacity -= machine.size
+        else:
+            machine.up = 1
+            w.free[b, node] = machine.size
+            cluster.capacity += machine.size
+        mean = rules.mtbf if machine.up else rules.mttr
+        machine.toggle_at = next_toggle_after(cluster.time, mean, rules.seed + b, node, machine.toggles)
+    cluster.next_toggle = np.inf
+    for node in range(w.machines.shape[1]):
+        cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
+
+
+@njit(cache=True)
+def stop_jobs_of(w: World, b: int, node: int) -> None:
+    """Stop every job that holds a GPU of a failing node and take it back to its last checkpoint: the
+    latest whole checkpoint interval of training since its last change of GPUs."""
+    now, interval = w.clusters[b].time, w.rules[0].checkpoint_interval
+    for i in range(w.clusters[b].active):
+        j = w.active[b, i]
+        job = w.jobs[b, j]
+        if not np.any(w.nodes[b, j, : job.gpus] == node):
+            continue
+        saved = np.floor(job.trained / interval) * interval
+        back = job.base_progress
+        if saved > 0.0:
+            back = min(job.progress, progress_after(w.rates, w.elapsed, job.row, back, saved * job.scale))
+        credit_accuracy(w, b, j, job.progress, back)
+        job.progress = back
+        stop_running(w, b, j, now)
+        log_change(w, b, j, now)
+
+
+@njit(cache=True)
+def next_decision(w: World, b: int) -> float:
+    """Time of the next decision: the next tick at which a job is there or, if asked for, the next event.
+
+    Infinity when nothing is left to come.
+    """
+    cluster, interval = w.clusters[b], w.rules[0].interval
+    idle = cluster.active == 0
+    arrival = w.jobs[b, cluster.arrived].submit_time if cluster.arrived < cluster.jobs else np.inf
+    if idle and arrival == np.inf:
+        return np.inf
+    tick = (np.floor(cluster.time / interval) + 1.0) * interval
+    if not w.rules[0].on_events:
+        return float(max(tick, np.ceil(arrival / interval) * interval) if idle else tick)
+    event = min(arrival, cluster.next_toggle)
+    for i in range(cluster.active):
+        event = min(event, w.jobs[b, w.active[b, i]].finish_at)
+    return float(event if idle else min(tick, event))
+
+
+@njit(cache=True)
+def clear_sums(w: World, b: int) -> None:
+    """Begin a new interval's sums."""
+    cluster = w.clusters[b]
+    w.accuracy_gain[b] = 0.0
+    cluster.unfinished = 0.0
+    cluster.gpu_seconds = 0.0
+    cluster.rescale_seconds = 0.0
+    cluster.rescales = 0
+    cluster.joined = 0
+    cluster.finished = 0
+
+
+@njit(cache=True)
+def advance(w: World, b: int) -> None:
+    """Run cluster b to its next decision, or to the time limit where that is earlier."""
+    cluster = w.clusters[b]
+    cluster.changed = 0
+    while True:
+        due = min(next_decision(w, b), w.rules[0].limit)
+        if due == np.inf:
+            return
+        until = min(due, max(cluster.next_toggle, cluster.time))
+        train_jobs(w, b, until)
+        if cluster.next_toggle <= until:
+            toggle_nodes(w, b)
+        if until >= due:
+            break
+    join_arrivals(w, b)
