@@ -1,0 +1,139 @@
+"""Accuracy against epochs: what each application's metric means, and a saturating curve fitted to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import ProfileError
+
+MetricKind = Literal["share", "percent", "error_percent", "loss"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How an application's validation metric becomes an accuracy in [0, 1].
+
+    kind: share: it is one; percent: divide by 100; error_percent: 1 - metric / 100, at least 0;
+    loss: 1 - loss / loss of the untrained model, at least 0, that loss extrapolated linearly from
+    the first two epochs (or the first, where there is one).
+    untrained: accuracy before training, usually chance.
+    """
+
+    meaning: str
+    kind: MetricKind
+    untrained: float = 0.0
+
+
+METRICS = {
+    "cifar10": Metric("top-1 accuracy on the validation set; 10 classes, so 0.1 untrained", "share", 0.1),
+    "imagenet": Metric("top-1 accuracy on the validation set; 1000 classes, so 0.001 untrained", "share", 0.001),
+    "bert": Metric("F1 score of the answers (measured in percent) / 100; 0 untrained", "percent"),
+    "deepspeech2": Metric("1 - word error rate (measured in percent) / 100, at least 0; 0 untrained", "error_percent"),
+    "yolov3": Metric(
+        "quality 1 - validation loss / loss of the untrained model, the latter extrapolated linearly from "
+        "the first two epochs; not a detection accuracy",
+        "loss",
+    ),
+    "ncf": Metric("hit rate at 10 among 100 items, of which one is right, so 0.1 untrained", "share", 0.1),
+}
+"""The measured applications' metrics."""
+HEADROOM = 0.03
+"""Most that a curve's final accuracy may lie above the last one measured."""
+
+
+@dataclass(frozen=True)
+class AccuracyCurve:
+    """a(p) = final - (final - untrained) * exp(-(p / scale)^shape), p in epochs; never falls.
+
+    meaning: what accuracy is of this model, in words.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    meaning: str
+    untrained: Annotated[float, Field(ge=0, le=1)]
+    final: Annotated[float, Field(ge=0, le=1)]
+    scale: Annotated[float, Field(gt=0)]
+    shape: Annotated[float, Field(gt=0)]
+
+    def __call__(self, epochs: ArrayLike) -> FloatArray:
+        """Accuracy in [0, 1] after `epochs` epochs; any shape."""
+        done = (np.asarray(epochs, dtype=np.float64) / self.scale) ** self.shape
+        return np.asarray(self.final - (self.final - self.untrained) * np.exp(-done))
+
+
+def metric_of(application: str, values: FloatArray) -> Metric:
+    """The application's metric; for an unknown one what its values [runs, epochs] look like.
+
+    A metric that falls is taken for a loss, one that stays within [0, 1] for a share, any other for
+    percent.
+    """
+    if application in METRICS:
+        return METRICS[application]
+    if values[:, -1].mean() < values[:, 0].mean():
+        return Metric("quality 1 - metric / metric of the untrained model (the metric falls)", "loss")
+    if values.min() >= 0 and values.max() <= 1:
+        return Metric("the validation metric, a share", "share")
+    return Metric("the validation metric, taken for percent, / 100", "percent")
+
+
+def to_accuracy(metric: Metric, values: FloatArray) -> FloatArray:
+    """Accuracy in [0, 1] of metric values [runs, epochs]."""
+    if metric.kind == "share":
+        accuracy = values
+    elif metric.kind == "percent":
+        accuracy = values / 100
+    elif metric.kind == "error_percent":
+        accuracy = 1 - values / 100
+    else:
+        mean = values.mean(axis=0)
+        untrained = mean[0] + max(mean[0] - mean[1], 0.0) if len(mean) > 1 else mean[0]
+        accuracy = 1 - values / untrained
+    return np.clip(accuracy, 0.0, 1.0)
+
+
+def fit_accuracy(accuracy: FloatArray, metric: Metric) -> tuple[AccuracyCurve, float]:
+    """Curve closest to accuracies [runs, epochs] at the end of every epoch, and its RMSE.
+
+    Least squares with a soft limit on outliers. The final accuracy stays within HEADROOM of the last
+    one seen: a learning rate that drops late must not be taken for growth without end. With fewer
+    than four epochs the shape cannot be told and stays 1 (an exponential). Raises ProfileError if the
+    accuracies are not finite.
+    """
+    from scipy.optimize import least_squares
+
+    if not np.all(np.isfinite(accuracy)):
+        raise ProfileError("accuracies must be finite numbers")
+    epochs = np.broadcast_to(np.arange(1.0, accuracy.shape[1] + 1), accuracy.shape)
+    free_shape = accuracy.shape[1] >= 4
+
+    def curve(x: FloatArray) -> AccuracyCurve:
+        shape = float(np.exp(x[2])) if free_shape else 1.0
+        return AccuracyCurve(metric.meaning, metric.untrained, float(x[0]), float(np.exp(x[1])), shape)
+
+    def residuals(x: FloatArray) -> FloatArray:
+        return (curve(x)(epochs) - accuracy).ravel()
+
+    last = float(np.clip(accuracy[:, -1].mean(), metric.untrained + 1e-3, 1 - 1e-3))
+    low = [metric.untrained, np.log(0.01), np.log(0.05)]
+    high = [min(1.0, last + HEADROOM), np.log(100.0 * accuracy.shape[1]), np.log(5.0)]
+    fits = [
+        least_squares(
+            residuals,
+            [last, np.log(share * accuracy.shape[1]), 0.0],
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=0.05,
+            xtol=1e-12,
+            ftol=1e-12,
+        )
+        for share in (0.03, 0.2)
+    ]
+    best = curve(min(fits, key=lambda fit: float(fit.cost)).x)
+    return best, float(np.sqrt(np.mean((best(epochs) - accuracy) ** 2)))

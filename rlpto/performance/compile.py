@@ -1,0 +1,116 @@
+"""From profiles to speed tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.errors import ProfileError
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_folder
+from rlpto.performance.tables import (
+    MAX_EXACT_GROUPS,
+    NO_GPUS,
+    JobType,
+    SpeedTables,
+    elapsed_from_rates,
+    placement_key,
+)
+
+
+def load_profiles(folder: str | Path | None) -> ProfileSource:
+    """Where to take profiles from.
+
+    None: the built-in ones. A folder with `*.yaml`: the fitted profiles there. A folder whose
+    sub-folders hold a `placements.csv`: those measurements, interpolated. Raises ProfileError for
+    anything else, or if a profile is broken.
+    """
+    if folder is None:
+        return FittedProfiles(builtin_profiles())
+    path = Path(folder)
+    if not path.is_dir():
+        raise ProfileError(f"{path}: no such folder; expected one of profiles (*.yaml) or of measurements")
+    if any(path.glob("*.yaml")):
+        return FittedProfiles(load_folder(path))
+    if any(path.glob("*/placements.csv")):
+        from rlpto.performance.measured import MeasuredProfiles
+
+        return MeasuredProfiles(path)
+    raise ProfileError(f"{path}: expected profiles (*.yaml) or sub-folders of measurements with a placements.csv")
+
+
+def compile_tables(profiles: ProfileSource, types: Sequence[JobType], max_gpus: int, gpus_per_node: int) -> SpeedTables:
+    """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
+
+    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are given only if
+    every type has them. Raises ProfileError if a model is unknown or a batch size cannot be run.
+    """
+    if not types:
+        raise ProfileError("no job types to compile speed tables for")
+    if max_gpus < 1 or gpus_per_node < 1:
+        raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and gpus_per_node {gpus_per_node}")
+    parts = [profiles.type_tables(job_type, max_gpus, gpus_per_node) for job_type in types]
+    epochs = max(part.facts.epochs for part in parts)
+    offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
+    rates = np.zeros((int(offsets[-1]), epochs))
+    for part, start in zip(parts, offsets, strict=False):
+        rates[start : start + len(part.rates)] = _held(part.rates, epochs)
+    exact_keys, exact_rows = _exact(parts, offsets)
+    remaining, speed = _known(parts, epochs)
+    return SpeedTables(
+        types=tuple(types),
+        rates=rates,
+        elapsed=elapsed_from_rates(rates),
+        row=_rows(parts, offsets, max_gpus),
+        accuracy=np.stack([_held(part.accuracy, epochs + 1) for part in parts]),
+        epochs=np.array([part.facts.epochs for part in parts], dtype=np.int64),
+        samples=np.array([part.facts.samples for part in parts]),
+        rescale_delay=np.array([part.facts.rescale_delay for part in parts]),
+        exact_keys=exact_keys,
+        exact_rows=exact_rows,
+        known_remaining=remaining,
+        known_speed=speed,
+    )
+
+
+def _held(array: FloatArray, length: int) -> FloatArray:
+    """The array with its last entry along the last axis repeated up to `length`."""
+    return array[..., np.minimum(np.arange(length), array.shape[-1] - 1)]
+
+
+def _rows(
+    parts: Sequence[TypeTables], offsets: IntArray, max_gpus: int
+) -> np.ndarray[tuple[int, int, int], np.dtype[np.int32]]:
+    """[T, S, K + 1] rows; a type that tells fewer spans apart repeats its last."""
+    spans = max(part.row.shape[0] for part in parts)
+    row = np.full((len(parts), spans, max_gpus + 1), NO_GPUS, dtype=np.int32)
+    for i, part in enumerate(parts):
+        held = np.minimum(np.arange(spans), part.row.shape[0] - 1)
+        row[i, :, 1:] = part.row[held] + offsets[i]
+    return row
+
+
+def _exact(
+    parts: Sequence[TypeTables], offsets: IntArray
+) -> tuple[IntArray, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    """Sorted keys of exact placements and their rows."""
+    pairs = sorted(
+        (placement_key(i, placement), int(offsets[i]) + row)
+        for i, part in enumerate(parts)
+        for placement, row in part.exact.items()
+        if len(placement) <= MAX_EXACT_GROUPS
+    )
+    keys = np.array([key for key, _ in pairs], dtype=np.int64)
+    return keys, np.array([row for _, row in pairs], dtype=np.int32)
+
+
+def _known(parts: Sequence[TypeTables], epochs: int) -> tuple[FloatArray | None, FloatArray | None]:
+    """[T, P + 1] known_remaining and [T, K + 1] known_speed, or None for both."""
+    remaining = [_held(part.known_remaining, epochs + 1) for part in parts if part.known_remaining is not None]
+    speed = [part.known_speed for part in parts if part.known_speed is not None]
+    if len(remaining) < len(parts) or len(speed) < len(parts):
+        return None, None
+    return np.stack(remaining), np.stack(speed)

@@ -1,0 +1,157 @@
+"""Statistical efficiency from the gradient noise scale, and how a job chooses its batch size.
+
+Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 2021, sections 3.1 and
+3.3) for efficiency, accumulation and the choice of the batch size that maximises goodput.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.performance.throughput import ThroughputParams, step_time
+
+CANDIDATES = 50
+"""Batch sizes an adaptive job weighs up for each number of GPUs."""
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Limits of a model's batch size, in samples.
+
+    base: total batch size at which efficiency is 1. largest: largest total batch size.
+    min_local, max_local: samples one GPU computes at once.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    base: Annotated[int, Field(ge=1)]
+    largest: Annotated[int, Field(ge=1)]
+    min_local: Annotated[int, Field(ge=1)]
+    max_local: Annotated[int, Field(ge=1)]
+
+
+class BatchSplit(NamedTuple):
+    """How a total batch is spread over GPUs and time; int64 arrays of one shape.
+
+    gpus: replicas. local: samples one GPU computes at once (the atomic batch). accumulation: how many
+    such computations precede the synchronised one.
+    """
+
+    gpus: IntArray
+    local: IntArray
+    accumulation: IntArray
+
+    @property
+    def total(self) -> IntArray:
+        """Samples in one optimiser step."""
+        return self.gpus * self.local * (self.accumulation + 1)
+
+
+def gain(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
+    """Progress of one step in steps at the base batch size; shapes broadcast.
+
+    noise_scale: phi = base * variance / squared norm of the gradient, in samples.
+    """
+    noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
+    return batch / base * efficiency(noise_scale, batch, base)
+
+
+def efficiency(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
+    """Progress per sample relative to the base batch: (phi + M0) / (phi + M), 1 at the base batch M0."""
+    noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
+    return np.asarray((noise_scale + base) / (noise_scale + batch))
+
+
+def split_batch(
+    batch: ArrayLike, gpus: ArrayLike, limits: BatchLimits, *, accumulate_alone: bool = False
+) -> BatchSplit:
+    """Spread a total batch size over GPUs; shapes broadcast.
+
+    Each GPU gets its share rounded up, in as many equal computations as max_local asks for; the total
+    is capped at the largest batch. One GPU alone computes at least twice when the batch exceeds the
+    base (two gradients are needed to see their noise), or always with `accumulate_alone`, provided
+    that halves are not below min_local.
+    The local batch may come out below min_local: see `feasible`.
+    """
+    batch, gpus = np.broadcast_arrays(np.asarray(batch, dtype=np.int64), np.asarray(gpus, dtype=np.int64))
+    share = _ceil_div(batch, gpus)
+    accumulation = _ceil_div(share, np.int64(limits.max_local)) - 1
+    alone = (gpus == 1) & (accumulate_alone | (batch > limits.base)) & (batch >= 2 * limits.min_local)
+    accumulation = np.where(alone, np.maximum(accumulation, 1), accumulation)
+    cap = limits.largest // (gpus * (accumulation + 1))
+    local = np.minimum(_ceil_div(share, accumulation + 1), cap)
+    return BatchSplit(gpus.copy(), local, accumulation)
+
+
+def feasible(split: BatchSplit, limits: BatchLimits) -> BoolArray:
+    """True where the local batch lies within the model's limits."""
+    return np.asarray((split.local >= limits.min_local) & (split.local <= limits.max_local))
+
+
+def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
+    """Most GPUs, at most `max_gpus`, over which the batch (None: the largest) can be spread.
+
+    0 if the batch cannot even be spread over few: it is smaller than one GPU computes at least.
+    """
+    gpus = np.arange(1, max_gpus + 1)
+    total = limits.largest if batch is None else batch
+    usable = np.flatnonzero(feasible(split_batch(total, gpus, limits), limits) & (total >= gpus * limits.min_local))
+    return int(usable[-1]) + 1 if len(usable) else 0
+
+
+def candidate_batches(gpus: IntArray, limits: BatchLimits) -> IntArray:
+    """[K, CANDIDATES] total batch sizes an adaptive job considers with `gpus` [K] GPUs.
+
+    Geometric from the base batch (or what the GPUs compute at least) to the largest.
+    """
+    start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
+    steps = np.linspace(0.0, 1.0, CANDIDATES)
+    grid = start[:, None] * (limits.largest / start[:, None]) ** steps
+    return np.rint(grid).astype(np.int64)
+
+
+def adaptive_goodput(
+    params: ThroughputParams, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int
+) -> FloatArray:
+    """[spans, max_gpus, epochs] samples' worth of progress per second at the best batch size.
+
+    noise_scale: [epochs] in samples. Entry [s, k - 1] is for k GPUs on s + 1 nodes; where k GPUs
+    exceed what the batch allows, NaN.
+    """
+    gpus = np.arange(1, max_gpus + 1)
+    split = split_batch(candidate_batches(gpus, limits), gpus[:, None], limits)
+    nodes = np.arange(1, spans + 1)[:, None, None]
+    per_second = split.total / step_time(params, nodes, split.gpus, split.local, split.accumulation)
+    allowed = feasible(split, limits) & (gpus[:, None] * limits.min_local <= limits.largest)
+    per_second = np.where(allowed, per_second, -np.inf)
+    # One candidate at a time keeps the largest array at [spans, K, epochs].
+    best = np.full((spans, max_gpus, len(noise_scale)), -np.inf)
+    for candidate in range(CANDIDATES):
+        useful = efficiency(noise_scale, split.total[:, candidate, None], limits.base)
+        np.maximum(best, per_second[:, :, candidate, None] * useful, out=best)
+    return np.where(np.isfinite(best), best, np.nan)
+
+
+def fixed_goodput(
+    params: ThroughputParams, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int
+) -> FloatArray:
+    """[spans, max_gpus, epochs] samples' worth of progress per second with a fixed total batch.
+
+    As `adaptive_goodput`, for a total batch size that stays.
+    """
+    gpus = np.arange(1, max_gpus + 1)
+    split = split_batch(batch, gpus, limits)
+    nodes = np.arange(1, spans + 1)[:, None]
+    per_second = split.total / step_time(params, nodes, split.gpus, split.local, split.accumulation)
+    per_second = np.where(feasible(split, limits), per_second, np.nan)
+    return np.asarray(per_second[:, :, None] * efficiency(noise_scale, split.total[:, None], limits.base))
+
+
+def _ceil_div(numerator: IntArray, denominator: IntArray | np.int64) -> IntArray:
+    return -(-numerator // denominator)

@@ -1,0 +1,115 @@
+"""Redo the fits of all profiles from a folder of measurements, and write them as YAML."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.errors import ProfileError
+from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.measurements import Measurements, read_measurements
+from rlpto.performance.noise import NoiseCurve, fit_noise
+from rlpto.performance.profiles import DEFAULT_RESCALE_DELAY, FitErrors, Profile, profile_yaml
+from rlpto.performance.throughput import ThroughputParams, fit_throughput, relative_errors
+
+SOURCE = (
+    "Own fit to the measurements of the Pollux artifact (petuum/adaptdl, branch osdi21-artifact, "
+    "Apache-2.0): NVIDIA T4 GPUs, 4 a node"
+)
+
+
+class _Known(NamedTuple):
+    """What the measurements themselves do not say of an application."""
+
+    description: str
+    rescale_delay: float
+
+
+_KNOWN = {
+    "bert": _Known("BERT fine-tuned for question answering on SQuAD", 120.0),
+    "cifar10": _Known("ResNet-18 on CIFAR-10", 50.0),
+    "deepspeech2": _Known("DeepSpeech2 speech recognition on CMU-ARCTIC", 25.0),
+    "imagenet": _Known("ResNet-50 on ImageNet", 250.0),
+    "ncf": _Known("NeuMF collaborative filtering on MovieLens", 15.0),
+    "yolov3": _Known("YOLOv3 object detection on PASCAL-VOC", 80.0),
+}
+
+
+def fit_folder(folder: Path, out: Path) -> list[Path]:
+    """Fit every application measured in a sub-folder of `folder`; write `out`/<application>.yaml.
+
+    The same measurements always give the same files. Nothing is written unless every fit succeeds.
+    Returns the files written, sorted. Raises ProfileError if the folder holds no measurements or
+    one of its files is broken.
+    """
+    applications = measured_applications(folder)
+    if not applications:
+        raise ProfileError(f"{folder}: no sub-folder holds a placements.csv")
+    texts = {path.name: profile_yaml(fit_profile(read_measurements(path))) for path in applications}
+    out.mkdir(parents=True, exist_ok=True)
+    return [_write(out / f"{name}.yaml", text) for name, text in texts.items()]
+
+
+def measured_applications(folder: Path) -> list[Path]:
+    """Sub-folders that hold measurements, sorted."""
+    return sorted(path.parent for path in folder.glob("*/placements.csv"))
+
+
+def fit_profile(measured: Measurements) -> Profile:
+    """All fits of one application, rounded to the digits that mean something."""
+    known = _KNOWN.get(measured.name, _Known(measured.name, DEFAULT_RESCALE_DELAY))
+    params = fit_throughput(measured.steps)
+    params = ThroughputParams(*(_digits(value, 4) for value in astuple(params)))
+    noise, noise_error = fit_noise(measured.stacked("grad_sqr"), measured.stacked("grad_var"), measured.base_batch)
+    metrics = measured.stacked("metric")
+    metric = metric_of(measured.name, metrics)
+    curve, accuracy_error = fit_accuracy(to_accuracy(metric, metrics), metric)
+    errors = relative_errors(params, measured.steps)
+    return Profile(
+        name=measured.name,
+        description=known.description,
+        source=SOURCE,
+        samples=_digits(measured.base_batch * measured.progress[-1] / measured.epochs, 6),
+        epochs=measured.epochs,
+        batch=BatchLimits(measured.base_batch, measured.largest_batch, measured.min_local, measured.max_local),
+        throughput=params,
+        noise=NoiseCurve(noise.epochs, tuple(_digits(value, 4) for value in noise.noise_scale)),
+        accuracy=replace(
+            curve,
+            final=round(curve.final, 4),
+            scale=_digits(curve.scale, 4),
+            shape=_digits(curve.shape, 4),
+        ),
+        rescale_delay=known.rescale_delay,
+        errors=FitErrors(
+            throughput_median=_digits(float(np.median(errors)), 3),
+            throughput_p90=_digits(float(np.quantile(errors, 0.9)), 3),
+            accuracy_rmse=_digits(accuracy_error, 3),
+            noise_log_rmse=_digits(noise_error, 3),
+        ),
+    )
+
+
+def _digits(value: float, count: int) -> float:
+    """The value to `count` significant digits."""
+    return float(f"{value:.{count}g}")
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a whole file or none of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,88 @@
+"""Speed tables from fitted profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import ProfileError
+from rlpto.performance.efficiency import adaptive_goodput, fixed_goodput, useful_gpus
+from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
+from rlpto.performance.tables import JobType
+
+SPANS = 2
+"""The throughput model knows one node and several."""
+
+
+@dataclass(frozen=True)
+class FittedProfiles:
+    """Profiles by model name, as a source of speed tables."""
+
+    profiles: Mapping[str, Profile]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models, sorted."""
+        return tuple(sorted(self.profiles))
+
+    def profile(self, model: str) -> Profile:
+        """The profile of a model. Raises ProfileError if it is unknown."""
+        if model not in self.profiles:
+            raise unknown_model(model, self.models)
+        return self.profiles[model]
+
+    def facts(self, model: str) -> ModelFacts:
+        """Size and limits of a model. Raises ProfileError if it is unknown."""
+        profile = self.profile(model)
+        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay)
+
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
+        """Compile one job type; see `rates_by_size` for what the rates are.
+
+        Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
+        """
+        profile = self.profile(job_type.model)
+        rates = rates_by_size(profile, job_type.batch_size, max_gpus)
+        row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
+        row[1, 0] = row[0, 0]  # one GPU never spans two nodes
+        row[0, gpus_per_node:] = row[1, gpus_per_node:]  # nor do many fit on one
+        return TypeTables(
+            facts=self.facts(job_type.model),
+            rates=rates.reshape(SPANS * max_gpus, profile.epochs),
+            row=row,
+            exact={},
+            accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
+        )
+
+
+def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:
+    """[2, max_gpus, epochs] epochs per second with k + 1 GPUs on one node and on several.
+
+    With more GPUs than the batch can be spread over, the speed is that of as many as it can: the
+    rest idle. Raises ProfileError if the batch size is out of the profile's limits.
+    """
+    job_type = JobType(profile.name, batch_size)
+    check_batch(job_type, profile.batch)
+    noise_scale = profile.noise(np.arange(profile.epochs))
+    most = useful_gpus(batch_size, max_gpus, profile.batch)
+    if most == 0:
+        raise ProfileError(f"{job_type.model}: batch_size {batch_size} cannot be split within its local batch limits")
+    if batch_size is None:
+        goodput = adaptive_goodput(profile.throughput, noise_scale, profile.batch, SPANS, most)
+    else:
+        goodput = fixed_goodput(profile.throughput, noise_scale, profile.batch, SPANS, most, batch_size)
+    rates = hold_sizes(goodput / profile.samples)
+    return rates[:, np.minimum(np.arange(max_gpus), most - 1)]
+
+
+def hold_sizes(by_size: FloatArray) -> FloatArray:
+    """Fill NaN along axis 1 (GPUs, then anything) with the entry of the next smaller size, else the next larger."""
+    usable = np.isfinite(by_size).reshape(*by_size.shape[:2], -1).all(axis=2)
+    sizes = np.arange(by_size.shape[1])
+    smaller = np.maximum.accumulate(np.where(usable, sizes, -1), axis=1)
+    first = np.argmax(usable, axis=1)
+    source = np.where(smaller < 0, first[:, None], smaller)
+    return by_size[np.arange(by_size.shape[0])[:, None], source]

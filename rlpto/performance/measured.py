@@ -1,0 +1,309 @@
+"""Speed tables from interpolated measurements, without any model of throughput.
+
+The rules are those of the simulator in the Pollux artifact (OSDI 2021), so that its results can be
+reproduced exactly. Where it would stop with an error, because it asks for a size that was never
+measured, the nearest size that was is taken instead: see `MeasuredModel.size_steps`.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.errors import ProfileError
+from rlpto.performance.accuracy import metric_of, to_accuracy
+from rlpto.performance.efficiency import (
+    BatchLimits,
+    BatchSplit,
+    candidate_batches,
+    feasible,
+    split_batch,
+    useful_gpus,
+)
+from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
+from rlpto.performance.profiles import ModelFacts, TypeTables, builtin_rescale_delay, check_batch, unknown_model
+from rlpto.performance.tables import JobType
+
+MAX_SPANS = 16
+"""Most nodes that were measured; more count as this many."""
+
+
+class Steps(NamedTuple):
+    """Seconds of a step without accumulation and of its synchronisation, arrays of one shape."""
+
+    step: FloatArray
+    sync: FloatArray
+
+    def with_accumulation(self, accumulation: IntArray) -> FloatArray:
+        """Seconds of a step that computes `accumulation` times more, unsynchronised."""
+        return self.step + (self.step - self.sync) * accumulation
+
+
+class MeasuredModel:
+    """One application's measurements as functions."""
+
+    def __init__(self, measured: Measurements) -> None:
+        self.measured = measured
+        self.limits = BatchLimits(measured.base_batch, measured.largest_batch, measured.min_local, measured.max_local)
+        self.epochs = measured.epochs
+        progress = measured.progress
+        self.epoch_progress: FloatArray = np.diff(progress)
+        """[epochs] iterations at the base batch size that each epoch takes."""
+        if np.any(self.epoch_progress <= 0):
+            raise ProfileError(f"{measured.name}: progress in the validation files does not grow with the epoch")
+        self.samples = float(measured.base_batch * progress[-1] / measured.epochs)
+
+    @cached_property
+    def _points(self) -> FloatArray:
+        steps = self.measured.steps
+        return np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
+
+    @cached_property
+    def _times(self) -> FloatArray:
+        return np.column_stack([self.measured.steps.step_time, self.measured.steps.sync_time])
+
+    @cached_property
+    def _linear(self) -> LinearNDInterpolator:
+        return LinearNDInterpolator(self._points, self._times)
+
+    @cached_property
+    def _statistics(self) -> tuple[FloatArray, FloatArray]:
+        return self.measured.stacked("grad_sqr"), self.measured.stacked("grad_var")
+
+    def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> Steps:
+        """Steps on a measured placement (smallest rotation), linear in the local batch [N].
+
+        NaN outside the local batches measured there: an exact placement is never extended.
+        """
+        rows = self.measured.placements[placement]
+        at = np.asarray(local_batch, dtype=np.float64)
+        outside = (at < rows.local_batch[0]) | (at > rows.local_batch[-1])
+        step = np.interp(at, rows.local_batch, rows.step_time)
+        sync = np.interp(at, rows.local_batch, rows.sync_time)
+        return Steps(np.where(outside, np.nan, step), np.where(outside, np.nan, sync))
+
+    def size_steps(self, nodes: IntArray, gpus: IntArray, local_batch: IntArray) -> Steps:
+        """Steps by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
+
+        Nodes count as at most 16. A size outside the convex hull of what was measured takes the
+        times of the nearest one inside: first GPUs per node are held to what was measured (at most
+        4 a node there), with the same local batch; what is still outside takes the nearest measured
+        point, every axis scaled to its range.
+        """
+        nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
+        asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)
+        times = self._linear(asked)
+        outside = np.isnan(times).any(axis=1)
+        if outside.any():
+            times[outside] = self._nearest(asked[outside])
+        return Steps(times[:, 0].reshape(nodes.shape), times[:, 1].reshape(nodes.shape))
+
+    def _nearest(self, asked: FloatArray) -> FloatArray:
+        """[N, 2] times of the measured sizes nearest to points [N, 3] outside the hull."""
+        per_node = float((self._points[:, 1] / self._points[:, 0]).max())
+        held = asked.copy()
+        held[:, 1] = np.clip(asked[:, 1], asked[:, 0], asked[:, 0] * per_node)
+        times: FloatArray = self._linear(held)
+        outside = np.isnan(times).any(axis=1)
+        if outside.any():
+            times[outside] = NearestNDInterpolator(self._points, self._times, rescale=True)(held[outside])
+        return times
+
+    def gain(self, batch: IntArray) -> FloatArray:
+        """[N, epochs] progress of one step, in base iterations, with total batches [N] in each epoch.
+
+        Gradient statistics are linear in the batch size between the two neighbouring runs. Where
+        they are so noisy that no gain follows from them (a squared norm that is not positive), noise
+        is taken to outweigh it: the gain is batch / base batch.
+        """
+        low, high, weight = self._neighbours(batch)
+        sqr, var = (
+            (1 - weight)[:, None] * stacked[low] + weight[:, None] * stacked[high] for stacked in self._statistics
+        )
+        scale = (batch / self.limits.base)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gained = (var + sqr) / (var / scale + sqr)
+        return np.where(np.isfinite(gained) & (gained > 0), gained, scale)
+
+    def iterations(self, batch: int) -> FloatArray:
+        """[epochs] iterations at the end of each epoch with a fixed total batch size, linear between runs."""
+        low, high, weight = self._neighbours(np.array([batch]))
+        iteration = self.measured.stacked("iteration")
+        return np.asarray((1 - weight[0]) * iteration[low[0]] + weight[0] * iteration[high[0]])
+
+    def accuracy(self, batch: int | None) -> FloatArray:
+        """[epochs + 1] accuracy by epoch, never falling: of that batch size, or the mean over all."""
+        metrics = self.measured.stacked("metric")
+        metric = metric_of(self.measured.name, metrics)
+        by_run = to_accuracy(metric, metrics)
+        if batch is None:
+            accuracy = by_run.mean(axis=0)
+        else:
+            low, high, weight = self._neighbours(np.array([batch]))
+            accuracy = (1 - weight[0]) * by_run[low[0]] + weight[0] * by_run[high[0]]
+        return np.asarray(np.maximum.accumulate(np.concatenate([[metric.untrained], accuracy])))
+
+    def _neighbours(self, batch: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+        """Runs with the next smaller and larger batch size, and the weight of the larger; [N] each."""
+        batches = self.measured.batches
+        high = np.clip(np.searchsorted(batches, batch), 0, len(batches) - 1)
+        low = np.where(batches[high] == batch, high, np.maximum(high - 1, 0))
+        span = batches[high] - batches[low]
+        weight = np.where(span > 0, (batch - batches[low]) / np.maximum(span, 1), 0.0)
+        return low, high, weight
+
+
+class MeasuredProfiles:
+    """Interpolated measurements of a folder with one sub-folder an application."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._models: dict[str, MeasuredModel] = {}
+        self._delays: dict[str, float] = {}
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """Names of the applications, sorted."""
+        return tuple(sorted(path.parent.name for path in self.folder.glob("*/placements.csv")))
+
+    def model(self, name: str) -> MeasuredModel:
+        """One application, read when first asked for. Raises ProfileError if it is unknown or broken."""
+        if name not in self.models:
+            raise unknown_model(name, self.models)
+        if name not in self._models:
+            self._models[name] = MeasuredModel(read_measurements(self.folder / name))
+            self._delays[name] = builtin_rescale_delay(name)
+        return self._models[name]
+
+    def facts(self, model: str) -> ModelFacts:
+        """Size and limits of a model; the rescale delay is the built-in profile's, else 30 s."""
+        measured = self.model(model)
+        return ModelFacts(measured.samples, measured.epochs, measured.limits, self._delays[model])
+
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
+        """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.
+
+        With more GPUs than the batch can be spread over, the speed is that of as many as it can,
+        packed on few nodes. Sizes that cannot be (more nodes than GPUs, more GPUs than the nodes hold)
+        share the row of the nearest number of nodes that can.
+        Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
+        """
+        model = self.model(job_type.model)
+        check_batch(job_type, model.limits)
+        batch = job_type.batch_size
+        most = useful_gpus(batch, max_gpus, model.limits)
+        if most == 0:
+            raise ProfileError(f"{job_type.model}: batch_size {batch} cannot be split within its local batch limits")
+        row, nodes, gpus = _size_rows(most, max_gpus, gpus_per_node)
+        sized = _size_rates(model, batch, nodes, gpus)
+        placements, placed = _placement_rates(model, batch, most)
+        return TypeTables(
+            facts=self.facts(job_type.model),
+            rates=np.concatenate([sized, placed]),
+            row=row,
+            exact={placement: len(sized) + i for i, placement in enumerate(placements)},
+            accuracy=model.accuracy(batch),
+            known_remaining=None if batch is None else _known_remaining(model, batch),
+            known_speed=None if batch is None else _known_speed(model, batch, most, max_gpus, gpus_per_node),
+        )
+
+
+def _size_rows(
+    most: int, max_gpus: int, gpus_per_node: int
+) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], IntArray, IntArray]:
+    """Rows by [nodes - 1, GPUs - 1], and the nodes and GPUs of each row."""
+    gpus = np.minimum(np.arange(1, max_gpus + 1), most)
+    spans = np.arange(1, MAX_SPANS + 1)[:, None]
+    fewest = np.minimum(-(-gpus // gpus_per_node), MAX_SPANS)
+    widest = np.where(np.arange(1, max_gpus + 1) > most, fewest, np.minimum(gpus, MAX_SPANS))
+    nodes = np.clip(spans, fewest, widest)
+    cells, row = np.unique(nodes * (max_gpus + 1) + gpus, return_inverse=True)
+    shaped = row.reshape(MAX_SPANS, max_gpus).astype(np.int32)
+    return shaped, (cells // (max_gpus + 1)).astype(np.int64), (cells % (max_gpus + 1)).astype(np.int64)
+
+
+def _splits(model: MeasuredModel, batch: int | None, gpus: IntArray) -> BatchSplit:
+    """[N, C] ways to split the batch over GPUs [N]: one if it is fixed, else the candidates."""
+    batches = candidate_batches(gpus, model.limits) if batch is None else np.array([[batch]])
+    return split_batch(batches, gpus[:, None], model.limits)
+
+
+def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray) -> FloatArray:
+    """[N, epochs] epochs per second of the best of splits [N, C] that take `seconds` [N, C] a step."""
+    best = np.full((split.total.shape[0], model.epochs), -np.inf)
+    usable = feasible(split, model.limits) & np.isfinite(seconds)
+    batches, batch = np.unique(split.total, return_inverse=True)
+    gain = model.gain(batches)
+    batch = batch.reshape(split.total.shape)
+    for candidate in range(split.total.shape[1]):
+        rows = np.flatnonzero(usable[:, candidate])
+        goodput = gain[batch[rows, candidate]] / seconds[rows, candidate, None]
+        best[rows] = np.maximum(best[rows], goodput / model.epoch_progress)
+    return best
+
+
+def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray) -> FloatArray:
+    """[N, epochs] epochs per second by size; a size that no split allows takes the rates of the nearest."""
+    split = _splits(model, batch, gpus)
+    seconds = model.size_steps(nodes[:, None], split.gpus, split.local).with_accumulation(split.accumulation)
+    rates = _best_rates(model, split, seconds)
+    usable = np.isfinite(rates).all(axis=1)
+    for row in np.flatnonzero(~usable):
+        others = np.flatnonzero(usable)
+        distance = np.abs(gpus[others] - gpus[row]) * 2 * MAX_SPANS + np.abs(nodes[others] - nodes[row])
+        rates[row] = rates[others[np.argmin(distance)]]
+    return rates
+
+
+def _placement_rates(model: MeasuredModel, batch: int | None, most: int) -> tuple[list[tuple[int, ...]], FloatArray]:
+    """Measured placements of up to `most` GPUs, and [X, epochs] epochs per second on each.
+
+    A placement where no split of the batch was measured is left out: its size stands for it.
+    """
+    placements = [placement for placement in model.measured.placements if sum(placement) <= most]
+    split = _splits(model, batch, np.array([sum(placement) for placement in placements], dtype=np.int64))
+    seconds = np.stack(
+        [
+            model.exact_steps(placement, split.local[i]).with_accumulation(split.accumulation[i])
+            for i, placement in enumerate(placements)
+        ]
+    )
+    rates = _best_rates(model, split, seconds)
+    usable = np.isfinite(rates).all(axis=1)
+    return [placement for i, placement in enumerate(placements) if usable[i]], rates[usable]
+
+
+def _known_remaining(model: MeasuredModel, batch: int) -> FloatArray:
+    """[epochs + 1] iterations left at the start of each epoch, as Pollux's Optimus is told; 1 at the end."""
+    iterations = model.iterations(batch)
+    remaining = np.ones(model.epochs + 1)
+    remaining[: model.epochs - 1] = iterations[-1] - iterations[:-1]
+    return remaining
+
+
+def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpus_per_node: int) -> FloatArray:
+    """[max_gpus + 1] iterations per second on packed placements, as Pollux's Optimus is told; 0 with none."""
+    gpus = np.arange(1, most + 1)
+    split = split_batch(batch, gpus, model.limits, accumulate_alone=True)
+    by_size = model.size_steps(-(-gpus // gpus_per_node), gpus, split.local)
+    seconds = by_size.with_accumulation(split.accumulation)
+    for k in gpus:
+        placement = packed_placement(int(k), gpus_per_node)
+        if placement in model.measured.placements:
+            measured = model.exact_steps(placement, split.local[k - 1 : k])
+            exact = measured.with_accumulation(split.accumulation[k - 1 : k])[0]
+            seconds[k - 1] = exact if np.isfinite(exact) else seconds[k - 1]
+    speed = np.zeros(max_gpus + 1)
+    speed[1:] = 1 / seconds[np.minimum(np.arange(max_gpus), most - 1)]
+    return speed
+
+
+def packed_placement(gpus: int, gpus_per_node: int) -> tuple[int, ...]:
+    """The smallest rotation of GPUs on full nodes, the remainder on the last."""
+    full, rest = divmod(gpus, gpus_per_node)
+    return smallest_rotation((gpus_per_node,) * full + ((rest,) if rest else ()))

@@ -1,0 +1,201 @@
+"""Reader of measured profiles: a folder an application with step times and validation runs as CSV.
+
+`placements.csv` (placement, local_bsz, step_time, sync_time): a placement is written as one digit of
+GPUs per node. `scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same
+by size only. `validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row an
+epoch, trained with that total batch size. The format is that of the Pollux artifact (OSDI 2021).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.errors import ProfileError
+from rlpto.performance.throughput import StepMeasurements
+
+MAX_LOCAL_BATCH = {"yolov3": 8}
+"""Local batch limits below the largest measured one: beyond these the artifact's jobs never go."""
+_TIMES = ("local_bsz", "step_time", "sync_time")
+
+
+@dataclass(frozen=True)
+class PlacementSteps:
+    """Steps measured on one exact placement, by ascending local batch; float64 of the same length."""
+
+    local_batch: FloatArray
+    step_time: FloatArray
+    sync_time: FloatArray
+
+
+@dataclass(frozen=True)
+class ValidationRun:
+    """One training run with a fixed total batch size; float64 [epochs] each.
+
+    progress: iterations at the base batch size that would have got as far. iteration: real ones.
+    metric: in the application's own unit. grad_sqr, grad_var: squared norm and variance of the gradient.
+    """
+
+    progress: FloatArray
+    iteration: FloatArray
+    metric: FloatArray
+    grad_sqr: FloatArray
+    grad_var: FloatArray
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All that was measured of one application.
+
+    placements: by GPUs per node, the smallest rotation standing for all.
+    steps: means of the placements by (nodes, replicas, local batch), then the scalability rows.
+    runs: by total batch size, ascending.
+    """
+
+    name: str
+    placements: dict[tuple[int, ...], PlacementSteps]
+    steps: StepMeasurements
+    runs: dict[int, ValidationRun]
+    min_local: int
+    max_local: int
+
+    @property
+    def base_batch(self) -> int:
+        """Smallest batch size a run was made with, in samples."""
+        return min(self.runs)
+
+    @property
+    def largest_batch(self) -> int:
+        """Largest batch size a run was made with, in samples."""
+        return max(self.runs)
+
+    @property
+    def batches(self) -> IntArray:
+        """Batch sizes of the runs, ascending."""
+        return np.array(sorted(self.runs), dtype=np.int64)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that every run has."""
+        return min(len(run.progress) for run in self.runs.values())
+
+    def stacked(self, column: str) -> FloatArray:
+        """[batches, epochs] a column of all validation runs, by ascending batch size."""
+        return np.stack([getattr(self.runs[batch], column)[: self.epochs] for batch in sorted(self.runs)])
+
+    @property
+    def progress(self) -> FloatArray:
+        """[epochs + 1] progress at the start of every epoch: the smallest over the runs, from 0."""
+        return np.concatenate([[0.0], self.stacked("progress").min(axis=0)])
+
+
+def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
+    """The rotation of a placement (GPUs per node, in order) that stands for all its rotations."""
+    return min(groups[i:] + groups[:i] for i in range(len(groups)))
+
+
+def read_measurements(folder: Path) -> Measurements:
+    """Read one application's folder, whose name is the application's.
+
+    Raises ProfileError naming the file, line and column where something is missing or not a number.
+    """
+    placement_rows = _read_csv(folder / "placements.csv", ("placement", *_TIMES), text=("placement",))
+    labels = [str(label) for label in placement_rows["placement"]]
+    groups = [_groups(label, folder / "placements.csv") for label in labels]
+    local_batch, step, sync = (np.asarray(placement_rows[name], dtype=np.float64) for name in _TIMES)
+    runs = _read_runs(folder)
+    largest = int(local_batch.max())
+    return Measurements(
+        name=folder.name,
+        placements=_by_placement(groups, local_batch, step, sync),
+        steps=_joined(groups, local_batch, step, sync, folder / "scalability.csv"),
+        runs=runs,
+        min_local=int(local_batch.min()),
+        max_local=min(largest, MAX_LOCAL_BATCH.get(folder.name, largest)),
+    )
+
+
+def _read_runs(folder: Path) -> dict[int, ValidationRun]:
+    columns = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
+    runs: dict[int, ValidationRun] = {}
+    for path in folder.glob("validation-*.csv"):
+        match = re.fullmatch(r"validation-([1-9]\d*)\.csv", path.name)
+        if match is None:
+            raise ProfileError(f"{path}: expected validation-<batch size>.csv")
+        rows = _read_csv(path, columns)
+        runs[int(match.group(1))] = ValidationRun(*(np.asarray(rows[name], dtype=np.float64) for name in columns))
+    if not runs:
+        raise ProfileError(f"{folder}: no validation-<batch size>.csv")
+    return dict(sorted(runs.items()))
+
+
+def _groups(label: str, path: Path) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]+", label):
+        raise ProfileError(f"{path}: placement {label!r}, expected digits 1 to 9, one a node")
+    return tuple(int(digit) for digit in label)
+
+
+def _by_placement(
+    groups: list[tuple[int, ...]], local_batch: FloatArray, step: FloatArray, sync: FloatArray
+) -> dict[tuple[int, ...], PlacementSteps]:
+    members: dict[tuple[int, ...], list[int]] = {}
+    for i, placement in enumerate(groups):
+        members.setdefault(smallest_rotation(placement), []).append(i)
+    placements = {}
+    for placement, rows in members.items():
+        order = np.array(rows)[np.argsort(local_batch[rows], kind="stable")]
+        placements[placement] = PlacementSteps(local_batch[order], step[order], sync[order])
+    return placements
+
+
+def _joined(
+    groups: list[tuple[int, ...]], local_batch: FloatArray, step: FloatArray, sync: FloatArray, scalability: Path
+) -> StepMeasurements:
+    """Means by (nodes, replicas, local batch), ascending, followed by the rows of scalability.csv."""
+    sizes = np.array([(len(group), sum(group)) for group in groups], dtype=np.float64)
+    cells, cell = np.unique(np.column_stack([sizes, local_batch]), axis=0, return_inverse=True)
+    count = np.bincount(cell)
+    placed = [*cells.T, np.bincount(cell, step) / count, np.bincount(cell, sync) / count]
+    names = ("num_nodes", "num_replicas", *_TIMES)
+    rows = _read_csv(scalability, names)
+    return StepMeasurements(
+        *(
+            np.concatenate([column, np.asarray(rows[name], dtype=np.float64)])
+            for column, name in zip(placed, names, strict=True)
+        )
+    )
+
+
+def _read_csv(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) -> dict[str, list[float] | list[str]]:
+    """Columns of a CSV file; numbers except for those in `text`."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ProfileError(f"{path}: cannot be read ({error})") from None
+    if not rows:
+        raise ProfileError(f"{path}: no rows")
+    missing = [name for name in columns if name not in rows[0]]
+    if missing:
+        raise ProfileError(f"{path}: column {missing[0]} is missing")
+    return {
+        name: [row[name] for row in rows]
+        if name in text
+        else [_number(row[name], path, line, name) for line, row in enumerate(rows, start=2)]
+        for name in columns
+    }
+
+
+def _number(field: str | None, path: Path, line: int, column: str) -> float:
+    try:
+        number = float(field) if field is not None else float("nan")
+    except ValueError:
+        number = float("nan")
+    if not np.isfinite(number):
+        raise ProfileError(f"{path}, line {line}: {column} {field!r}, expected a number")
+    return number

@@ -1,0 +1,205 @@
+"""Profiles of models: fitted parameters, their YAML form, and what every source of profiles offers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import ProfileError
+from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.tables import JobType
+from rlpto.performance.throughput import ThroughputParams
+
+DEFAULT_RESCALE_DELAY = 30.0
+"""Seconds a rescale costs a model of which nothing else is known."""
+
+
+@dataclass(frozen=True)
+class FitErrors:
+    """How far a profile is from the measurements it was fitted to.
+
+    throughput_median, throughput_p90: relative error of the step time over all measured sizes.
+    accuracy_rmse: root mean square error of the accuracy over all epochs and validation runs.
+    noise_log_rmse: root mean square error of the natural logarithm of the noise scale, likewise.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    throughput_median: Annotated[float, Field(ge=0)]
+    throughput_p90: Annotated[float, Field(ge=0)]
+    accuracy_rmse: Annotated[float, Field(ge=0)]
+    noise_log_rmse: Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model to train, as fitted parameters.
+
+    name: what jobs call it. description, source: of the model and of the measurements, in words.
+    samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
+    batch: limits of the batch size. noise: gradient noise scale by epoch.
+    rescale_delay: seconds without progress after a change of a job's GPUs. errors: of the fit.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str
+    source: str
+    samples: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    epochs: Annotated[int, Field(ge=1)]
+    batch: BatchLimits
+    throughput: ThroughputParams
+    noise: NoiseCurve
+    accuracy: AccuracyCurve
+    rescale_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    errors: FitErrors
+
+    def __post_init__(self) -> None:
+        batch = self.batch
+        if batch.base > batch.largest:
+            raise ValueError(f"batch: base {batch.base} exceeds largest {batch.largest}")
+        if not batch.min_local <= min(batch.max_local, batch.base):
+            raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
+
+
+class ModelFacts(NamedTuple):
+    """What a workload needs to know of a model: fields as in `Profile`."""
+
+    samples: float
+    epochs: int
+    batch: BatchLimits
+    rescale_delay: float
+
+
+@dataclass(frozen=True)
+class TypeTables:
+    """Speed tables of one job type; see `tables.SpeedTables`. R rows, P epochs, S spans, K GPUs.
+
+    rates: [R, P] epochs per second, none of them 0. row: [S, K] row for k + 1 GPUs on s + 1 nodes.
+    exact: row of each placement (GPUs per node, smallest rotation) measured by itself.
+    accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
+    """
+
+    facts: ModelFacts
+    rates: FloatArray
+    row: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+    exact: dict[tuple[int, ...], int]
+    accuracy: FloatArray
+    known_remaining: FloatArray | None = None
+    known_speed: FloatArray | None = None
+
+
+class ProfileSource(Protocol):
+    """Where models' performance comes from: fitted profiles, or interpolated measurements."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models it knows, sorted."""
+        ...
+
+    def facts(self, model: str) -> ModelFacts:
+        """Size and limits of a model. Raises ProfileError if it is unknown."""
+        ...
+
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
+        """Compile one job type for 1 to max_gpus GPUs. Raises ProfileError if it cannot run."""
+        ...
+
+
+def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
+    """The error for a model that a source does not know."""
+    return ProfileError(f"no profile of model {model!r}; known: {', '.join(known) or 'none'}")
+
+
+def check_batch(job_type: JobType, batch: BatchLimits) -> None:
+    """Raise ProfileError unless a type's fixed batch size lies between its model's base and largest."""
+    size = job_type.batch_size
+    if size is not None and not batch.base <= size <= batch.largest:
+        raise ProfileError(f"{job_type.model}: batch_size {size}, expected {batch.base} to {batch.largest} samples")
+
+
+def builtin_profiles() -> dict[str, Profile]:
+    """The profiles that come with RLPTO, by name."""
+    with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
+        return load_folder(folder)
+
+
+def builtin_rescale_delay(model: str) -> float:
+    """Seconds a rescale costs the built-in model of that name; DEFAULT_RESCALE_DELAY if there is none."""
+    with resources.as_file(resources.files("rlpto.performance") / "profiles" / f"{model}.yaml") as path:
+        return load_profile(path).rescale_delay if path.is_file() else DEFAULT_RESCALE_DELAY
+
+
+def load_folder(folder: Path) -> dict[str, Profile]:
+    """All `*.yaml` of a folder, by name. Raises ProfileError if one is broken or two share a name."""
+    profiles: dict[str, Profile] = {}
+    for path in sorted(folder.glob("*.yaml")):
+        profile = load_profile(path)
+        if profile.name in profiles:
+            raise ProfileError(f"{path}: name {profile.name!r} is taken by another file of {folder}")
+        profiles[profile.name] = profile
+    return profiles
+
+
+def load_profile(path: Path) -> Profile:
+    """Read one profile. Raises ProfileError naming the file, the key and what is wrong with it."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read ({error})") from None
+    except yaml.YAMLError as error:
+        raise ProfileError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise ProfileError(f"{path}: expected the keys of a profile")
+    try:
+        # Through JSON because strict validation there takes a list for a tuple, and nothing else for a number.
+        return _ADAPTER.validate_json(json.dumps(content, default=str))
+    except ValidationError as error:
+        raise ProfileError(f"{path}: {_first(error)}") from None
+
+
+def profile_yaml(profile: Profile) -> str:
+    """A profile as YAML, as `load_profile` reads it."""
+    return yaml.dump(_plain(asdict(profile)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+_ADAPTER = TypeAdapter(Profile)
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem of a validation as `key: what is wrong`."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"key {key} is missing"
+    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown key {key}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return message
+    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists on one line and mappings one key a line."""
+
+
+_Dumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, True))
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML needs no tags."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,237 @@
+"""Throughput of data-parallel training: Pollux's seven-parameter model and its fit to measured steps.
+
+Model and fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
+whose time is linear in the local batch, and synchronises them, whose time is linear in the number of
+GPUs; the two overlap to a degree that the exponent gamma expresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import ConfigDict, Field
+
+from rlpto.arrays import BoolArray, FloatArray
+from rlpto.errors import ProfileError
+
+MAX_GAMMA = 10.0
+"""Largest overlap exponent; there the longer of computing and synchronising is all that counts."""
+NO_COST = 1e-8
+"""Smallest time a fitted coefficient may take, in seconds: small enough to be none."""
+
+
+@dataclass(frozen=True)
+class ThroughputParams:
+    """Pollux's parameters theta; times in seconds.
+
+    alpha_c, beta_c: constant and per-sample time to compute the gradients of a local batch.
+    alpha_n, beta_n: time to synchronise across nodes, and its growth per GPU beyond the second.
+    alpha_r, beta_r: the same within one node.
+    gamma: overlap of computing and synchronising, from 1 (none) to 10 (all).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    alpha_c: Annotated[float, Field(ge=0)]
+    beta_c: Annotated[float, Field(gt=0)]
+    alpha_n: Annotated[float, Field(ge=0)]
+    beta_n: Annotated[float, Field(ge=0)]
+    alpha_r: Annotated[float, Field(ge=0)]
+    beta_r: Annotated[float, Field(ge=0)]
+    gamma: Annotated[float, Field(ge=1, le=MAX_GAMMA)]
+
+
+@dataclass(frozen=True)
+class StepMeasurements:
+    """Measured steps without accumulation, one entry a measurement, all float64 of the same length [N].
+
+    nodes, replicas: nodes spanned and GPUs in total. local_batch: samples per GPU.
+    step_time: seconds of a whole step. sync_time: seconds of it spent waiting for synchronisation.
+    """
+
+    nodes: FloatArray
+    replicas: FloatArray
+    local_batch: FloatArray
+    step_time: FloatArray
+    sync_time: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.step_time)
+
+
+def gradient_time(params: ThroughputParams, local_batch: ArrayLike) -> FloatArray:
+    """Seconds to compute the gradients of `local_batch` samples on one GPU; any shape."""
+    return np.asarray(params.alpha_c + params.beta_c * np.asarray(local_batch, dtype=np.float64))
+
+
+def sync_time(params: ThroughputParams, nodes: ArrayLike, replicas: ArrayLike) -> FloatArray:
+    """Seconds to synchronise gradients: 0 with one replica; shapes broadcast."""
+    nodes, replicas = np.asarray(nodes), np.asarray(replicas)
+    beyond_pair = np.maximum(replicas - 2, 0)
+    one_node = params.alpha_r + params.beta_r * beyond_pair
+    several = params.alpha_n + params.beta_n * beyond_pair
+    return np.where(replicas <= 1, 0.0, np.where(nodes <= 1, one_node, several))
+
+
+def step_time(
+    params: ThroughputParams,
+    nodes: ArrayLike,
+    replicas: ArrayLike,
+    local_batch: ArrayLike,
+    accumulation: ArrayLike = 0,
+) -> FloatArray:
+    """Seconds of one optimiser step; shapes broadcast.
+
+    accumulation: how often gradients of `local_batch` samples are computed and added up before the
+    last, synchronised computation.
+    """
+    compute = gradient_time(params, local_batch)
+    synchronise = sync_time(params, nodes, replicas)
+    return np.asarray(np.asarray(accumulation) * compute + _overlapped(compute, synchronise, params.gamma))
+
+
+def throughput(
+    params: ThroughputParams,
+    nodes: ArrayLike,
+    replicas: ArrayLike,
+    local_batch: ArrayLike,
+    accumulation: ArrayLike = 0,
+) -> FloatArray:
+    """Samples per second; shapes broadcast, arguments as in `step_time`."""
+    samples = np.asarray(replicas) * np.asarray(local_batch) * (np.asarray(accumulation) + 1)
+    return np.asarray(samples / step_time(params, nodes, replicas, local_batch, accumulation))
+
+
+def relative_errors(params: ThroughputParams, rows: StepMeasurements) -> FloatArray:
+    """[N] |predicted - measured| / measured step time."""
+    predicted = step_time(params, rows.nodes, rows.replicas, rows.local_batch)
+    return np.abs(predicted - rows.step_time) / rows.step_time
+
+
+def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
+    """Parameters that explain measured steps, by bounded quasi-Newton from several starts.
+
+    Minimised, over the logarithms of the coefficients, are the robust mean log error of the step
+    time and, with less weight, of the time without synchronisation, plus Pollux's penalties on
+    gamma and on synchronisation that grows steeply. What the rows cannot tell is decided as Pollux
+    does: with one local batch size the constant part is half the computing time; without GPUs on
+    several nodes, or several GPUs on one, that part is tied to the other (10 % dearer across nodes).
+    Deterministic. Raises ProfileError if there are no rows or a time is not positive.
+    """
+    from scipy.optimize import minimize
+
+    _check(rows)
+    problem = _Problem(rows)
+    best = min(
+        (
+            minimize(
+                problem.loss,
+                start,
+                jac="3-point",
+                method="L-BFGS-B",
+                bounds=problem.bounds,
+                options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
+            )
+            for start in problem.starts()
+        ),
+        key=lambda result: float(result.fun),
+    )
+    return problem.params(best.x)
+
+
+_ROBUST = 0.05
+"""Log error from which on errors count linearly, not squared, so that a few odd rows do not bend the fit."""
+_COMPUTE_WEIGHT = 0.3
+"""Weight of the computing part's error beside the whole step's: measured sync times contain waiting for others."""
+_GAMMA_PENALTY = 1e-3
+_GROWTH_PENALTY = 1e-2
+_NODE_PREMIUM = 1.1
+
+
+def _check(rows: StepMeasurements) -> None:
+    if len(rows) == 0:
+        raise ProfileError("no measured steps to fit a throughput model to")
+    if not (np.all(np.isfinite(rows.step_time)) and np.all(rows.step_time > 0)):
+        raise ProfileError("measured step times must be positive seconds")
+
+
+def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> FloatArray:
+    """(compute^gamma + synchronise^gamma)^(1/gamma), without overflow of the powers."""
+    longer, shorter = np.maximum(compute, synchronise), np.minimum(compute, synchronise)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(longer > 0, shorter / longer, 0.0)
+    return np.asarray(longer * (1 + ratio**gamma) ** (1 / gamma))
+
+
+def _robust_mean(log_error: FloatArray) -> float:
+    """Pseudo-Huber mean of log errors, in the unit of a log error."""
+    return float(np.mean(np.sqrt(log_error**2 + _ROBUST**2)) - _ROBUST)
+
+
+class _Problem:
+    """The fit as a function of a vector: six log coefficients and gamma."""
+
+    def __init__(self, rows: StepMeasurements) -> None:
+        self.rows = rows
+        self.log_step = np.log(rows.step_time)
+        compute = rows.step_time - np.clip(rows.sync_time, 0, None)
+        self.computing: BoolArray = compute > 0
+        self.log_compute = np.log(compute[self.computing])
+        one_batch = len(np.unique(rows.local_batch)) == 1
+        self.half_compute = float(np.mean(compute[self.computing])) / 2 if one_batch and self.computing.any() else None
+        self.has_nodes = bool(np.any((rows.nodes > 1) & (rows.replicas > 1)))
+        self.has_local = bool(np.any((rows.nodes <= 1) & (rows.replicas > 1)))
+        self.has_growth = bool(np.any(rows.replicas > 2))
+        low, high = np.log(NO_COST), np.log(10 * float(rows.step_time.max()))
+        self.bounds = [(low, high)] * 6 + [(1.0, MAX_GAMMA)]
+
+    def starts(self) -> Iterator[FloatArray]:
+        """Pollux's start, and ones scaled to the step times at hand with little and much overlap."""
+        yield self._clipped((0.1, 0.01, 0.1, 0.01, 0.1, 0.01), 1.001)
+        shortest = float(self.rows.step_time.min())
+        per_sample = float(np.median(self.rows.step_time / self.rows.local_batch))
+        for gamma in (1.1, 2.0, 4.0):
+            for share in (0.2, 0.8):
+                sync = shortest * share
+                yield self._clipped(
+                    (shortest * (1 - share), per_sample / 2, sync, sync / 50, sync / 2, sync / 100), gamma
+                )
+
+    def _clipped(self, coefficients: tuple[float, ...], gamma: float) -> FloatArray:
+        low, high = self.bounds[0]
+        return np.append(np.clip(np.log(coefficients), low, high), gamma)
+
+    def params(self, x: FloatArray) -> ThroughputParams:
+        """The vector as parameters, with what the rows cannot tell filled in."""
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r = (float(c) for c in np.exp(x[:6]))
+        if self.half_compute is not None:
+            alpha_c = self.half_compute
+        if not self.has_growth:
+            beta_n = beta_r = NO_COST
+        if not self.has_local and not self.has_nodes:
+            alpha_n = alpha_r = beta_n = beta_r = NO_COST
+        elif not self.has_nodes:
+            alpha_n, beta_n = alpha_r * _NODE_PREMIUM, beta_r * _NODE_PREMIUM
+        elif not self.has_local:
+            alpha_r, beta_r = alpha_n / _NODE_PREMIUM, beta_n / _NODE_PREMIUM
+        return ThroughputParams(alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, float(x[6]))
+
+    def loss(self, x: FloatArray) -> float:
+        """What the fit minimises."""
+        params = self.params(x)
+        rows = self.rows
+        compute = gradient_time(params, rows.local_batch)
+        whole = _overlapped(compute, sync_time(params, rows.nodes, rows.replicas), params.gamma)
+        error = _robust_mean(np.log(whole) - self.log_step)
+        error += _COMPUTE_WEIGHT * _robust_mean(np.log(compute[self.computing]) - self.log_compute)
+        growth = (params.beta_n / params.alpha_n) ** 2 + (params.beta_r / params.alpha_r) ** 2
+        return error + _GAMMA_PENALTY * (params.gamma - 1) ** 2 + _GROWTH_PENALTY * growth
+
+
+def as_floats(params: ThroughputParams) -> tuple[float, ...]:
+    """The seven parameters in order."""
+    return tuple(float(value) for value in astuple(params))
