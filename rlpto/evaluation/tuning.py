@@ -97,13 +97,13 @@ def tune(
     known = read_costs(checkpoint, fingerprint, settings.population) if resume and checkpoint.exists() else ()
     search = _Search(parameters, settings)
     state = search.begin()
-    for costs in known:
-        state = search.learn(search.draw(), costs, state)
+    for generation in known:
+        state = search.learn(search.draw(), generation, state)
     if known:
         each_generation(state)
     while len(state.costs) < settings.generations:
         candidates = search.draw()
-        costs = []
+        costs: list[float] = []
         for candidate in candidates:
             cost = objective(search.named(candidate))
             if not math.isfinite(cost):

@@ -1,0 +1,264 @@
+"""The figures by which policies are compared, and the bound that no policy can beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rlpto.arrays import FloatArray
+from rlpto.evaluation.timeline import run_span, step_integral, utilisation
+from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.records import REWARD_PARTS, JobRecords, RunRecord
+from rlpto.rewards import HOUR, RewardWeights
+
+Better = Literal["lower", "higher", "none"]
+
+LOWER_BOUND = "lower bound"
+"""Name of the bound's row where policies are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a run.
+
+    name: key in files. label: heading in tables. unit: of the stored value ("share": 0 to 1; "" for a
+    bare number). better: which direction is good. description: exact definition.
+    """
+
+    name: str
+    label: str
+    unit: str
+    better: Better
+    description: str
+
+
+def _queueing(name: str) -> Metric:
+    return Metric(
+        f"queueing_{name}",
+        f"queue {name}",
+        "s",
+        "lower",
+        f"Mean time from submit to first GPU of the jobs of priority class {name}; jobs that never started are left "
+        "out.",
+    )
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("reward", "reward", "", "higher", "Sum of the four parts of the reward over all decisions."),
+    Metric(
+        "reward_accuracy",
+        "accuracy part",
+        "",
+        "higher",
+        "Accuracy gained, as a share of what each job can gain, weighted by its priority class, summed over jobs.",
+    ),
+    Metric(
+        "reward_time",
+        "time part",
+        "",
+        "higher",
+        "Minus the weighted job-hours between submit and finish: with weight 1 the negative sum of all JCTs in hours.",
+    ),
+    Metric("reward_resources", "resource part", "", "higher", "Minus the weighted GPU-hours held."),
+    Metric("reward_rescale", "rescale part", "", "higher", "Minus the weighted hours of delay that rescales cost."),
+    Metric(
+        "jct_mean", "JCT mean", "s", "lower", "Mean job completion time, submit to finish, over the jobs that finished."
+    ),
+    Metric("jct_median", "JCT median", "s", "lower", "Median JCT of the jobs that finished."),
+    Metric("jct_p95", "JCT p95", "s", "lower", "95th percentile of the JCTs of the jobs that finished."),
+    Metric("jct_p99", "JCT p99", "s", "lower", "99th percentile of the JCTs of the jobs that finished."),
+    Metric("makespan", "makespan", "s", "lower", "First submit to last finish; not defined while a job is unfinished."),
+    Metric(
+        "queueing_mean",
+        "queue mean",
+        "s",
+        "lower",
+        "Mean time from submit to first GPU; jobs that never started are left out.",
+    ),
+    *(_queueing(name) for name in PRIORITY_CLASSES),
+    Metric(
+        "utilisation",
+        "GPUs used",
+        "share",
+        "higher",
+        "GPU-seconds held by jobs / GPU-seconds that were up, from the first submit to the last finish (to the end "
+        "of the run where jobs are unfinished).",
+    ),
+    Metric("gpu_hours", "GPU-hours", "GPU-h", "lower", "GPU-hours held by all jobs."),
+    Metric(
+        "rescales_per_job",
+        "rescales",
+        "per job",
+        "lower",
+        "Changes of a starting or running job's GPUs, per job of the workload.",
+    ),
+    Metric(
+        "fairness_mean",
+        "rho mean",
+        "",
+        "lower",
+        "Finish-time fairness after Themis (Mahajan et al., NSDI 2020): mean of rho = JCT / time on an exclusive 1/N "
+        "share. That time is the job's time alone on its requested GPUs x N, where N = max(1, GPUs requested by all "
+        "unfinished jobs / GPUs of the cluster, averaged over the job's stay): a share is taken to slow a job in "
+        "proportion. Above 1 the job would have done better with its share; finished jobs only.",
+    ),
+    Metric("fairness_max", "rho max", "", "lower", "Largest rho (see rho mean): the worst treated job."),
+    Metric("unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho (see rho mean) above 1."),
+    Metric(
+        "slowdown_mean",
+        "slowdown",
+        "",
+        "lower",
+        "Mean of JCT / time the job needs alone on the cluster at its fastest GPU count, start delay included.",
+    ),
+    Metric(
+        "final_accuracy",
+        "accuracy",
+        "share",
+        "higher",
+        "Mean accuracy of all jobs at the end of the run, the unfinished ones included.",
+    ),
+    Metric("latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."),
+    Metric(
+        "latency_p99",
+        "latency p99",
+        "s",
+        "lower",
+        "99th percentile of the wall-clock time of one decision (queue and policy).",
+    ),
+    Metric("unfinished", "unfinished", "jobs", "lower", "Jobs that had not finished when the run ended."),
+    Metric("jobs", "jobs", "jobs", "none", "Jobs of the workload."),
+    Metric("wall_seconds", "run time", "s", "none", "Wall-clock time of the run itself."),
+)
+
+METRIC: dict[str, Metric] = {metric.name: metric for metric in METRICS}
+"""Metrics by name."""
+
+
+def completion_times(jobs: JobRecords) -> FloatArray:
+    """JCT [M] s of every job; NaN where it did not finish."""
+    return jobs.finish_time - jobs.submit_time
+
+
+def queueing_delays(jobs: JobRecords) -> FloatArray:
+    """Submit to first GPU [M] s; NaN where a job never started."""
+    return jobs.start_time - jobs.submit_time
+
+
+def contention(record: RunRecord) -> FloatArray:
+    """[M] GPUs requested by all unfinished jobs / GPUs of the cluster, averaged over each job's stay; NaN unfinished.
+
+    The job itself counts. This is N of Themis' 1/N share where jobs ask for different numbers of GPUs.
+    """
+    jobs = record.jobs
+    finished = np.isfinite(jobs.finish_time)
+    if not finished.any():
+        return np.full(len(finished), np.nan)
+    time = np.concatenate((jobs.submit_time, jobs.finish_time[finished]))
+    change = np.concatenate((jobs.requested_gpus, -jobs.requested_gpus[finished])).astype(np.float64)
+    order = np.argsort(time, kind="stable")
+    time, demand = time[order], np.cumsum(change[order])
+    until_finish = step_integral(time, demand, jobs.finish_time[finished])
+    until_submit = step_integral(time, demand, jobs.submit_time[finished])
+    stay = completion_times(jobs)[finished]
+    average = np.full(len(finished), np.nan)
+    average[finished] = (until_finish - until_submit) / stay / record.capacity
+    return average
+
+
+def finish_time_fairness(record: RunRecord) -> FloatArray:
+    """Themis' rho [M] as `METRICS` defines it under fairness_mean; NaN where a job did not finish."""
+    share_time = record.jobs.requested_time * np.maximum(contention(record), 1.0)
+    return completion_times(record.jobs) / share_time
+
+
+def measure(record: RunRecord) -> dict[str, float]:
+    """Every metric of a run, in the order of `METRICS`; NaN where it is not defined."""
+    jobs, latency = record.jobs, record.decisions.latency
+    jct, waited, rho = completion_times(jobs), queueing_delays(jobs), finish_time_fairness(record)
+    unfinished = int(np.isnan(jct).sum())
+    start, end = run_span(record)
+    parts = record.decisions.reward.sum(axis=0)
+    values = {
+        "reward": float(parts.sum()),
+        **{f"reward_{name}": float(part) for name, part in zip(REWARD_PARTS, parts, strict=True)},
+        **_jct_metrics(jct),
+        "makespan": end - start if unfinished == 0 else float("nan"),
+        **_queueing_metrics(jobs, waited),
+        "utilisation": float(utilisation(record, np.array([start, end]))[0]) if len(jct) else float("nan"),
+        "gpu_hours": float(jobs.gpu_seconds.sum()) / HOUR,
+        "rescales_per_job": _mean(jobs.rescales.astype(np.float64)),
+        "fairness_mean": _mean(rho),
+        "fairness_max": _percentile(rho, 100),
+        "unfair_share": _mean((rho[np.isfinite(rho)] > 1.0).astype(np.float64)),
+        "slowdown_mean": _mean(jct / jobs.alone_time),
+        "final_accuracy": _mean(jobs.final_accuracy),
+        "latency_p50": _percentile(latency, 50),
+        "latency_p99": _percentile(latency, 99),
+        "unfinished": float(unfinished),
+        "jobs": float(len(jct)),
+        "wall_seconds": record.wall_seconds,
+    }
+    return {metric.name: values[metric.name] for metric in METRICS}
+
+
+def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict[str, float]:
+    """What no policy can beat on the workload of `record`: every job alone at its cap, at once.
+
+    Each job finishes `alone_time` after its submit, so the bound holds for every job's JCT and hence
+    for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
+    its own, for runs that finish all jobs: accuracy by all gains; time by the sum of the alone times;
+    resources by one GPU held for that long (no job runs shorter or with less); rescale by 0. Metrics
+    that cannot be bounded this way are NaN.
+    """
+    jobs = record.jobs
+    alone, count = jobs.alone_time, len(jobs.submit_time)
+    nan = float("nan")
+    values = {metric.name: nan for metric in METRICS}
+    values.update(_jct_metrics(alone))
+    values.update(_queueing_metrics(jobs, np.zeros(count)))
+    values["unfinished"] = 0.0
+    values["jobs"] = float(count)
+    if count:
+        values["makespan"] = float((jobs.submit_time + alone).max() - jobs.submit_time.min())
+        values["slowdown_mean"] = 1.0
+    if np.isfinite(jobs.finish_time).all():
+        values["final_accuracy"] = _mean(jobs.final_accuracy)
+    if weights is not None:
+        hours = float(alone.sum()) / HOUR
+        parts = {
+            "reward_accuracy": weights.accuracy * float(np.array(weights.classes)[jobs.priority].sum()),
+            "reward_time": -weights.time * hours,
+            "reward_resources": -weights.resources * hours,
+            "reward_rescale": 0.0,
+        }
+        values.update(parts, reward=sum(parts.values()))
+    return values
+
+
+def _jct_metrics(jct: FloatArray) -> dict[str, float]:
+    return {
+        "jct_mean": _mean(jct),
+        "jct_median": _percentile(jct, 50),
+        "jct_p95": _percentile(jct, 95),
+        "jct_p99": _percentile(jct, 99),
+    }
+
+
+def _queueing_metrics(jobs: JobRecords, waited: FloatArray) -> dict[str, float]:
+    by_class = {f"queueing_{name}": _mean(waited[jobs.priority == i]) for i, name in enumerate(PRIORITY_CLASSES)}
+    return {"queueing_mean": _mean(waited), **by_class}
+
+
+def _mean(values: FloatArray) -> float:
+    """Mean of what is not NaN; NaN of nothing."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _percentile(values: FloatArray, percent: float) -> float:
+    """Percentile (linear interpolation) of what is not NaN; NaN of nothing."""
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percent)) if len(known) else float("nan")

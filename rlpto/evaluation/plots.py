@@ -1,0 +1,351 @@
+"""Plots of an evaluation: figures without global state, one colour per policy throughout."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
+
+from rlpto.arrays import FloatArray
+from rlpto.evaluation.files import write_atomic
+from rlpto.evaluation.formatting import scale_for
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
+from rlpto.evaluation.statistics import Interval
+from rlpto.evaluation.tables import Results, Summary
+from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
+from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.records import REWARD_PARTS, RunRecord
+from rlpto.rewards import HOUR
+
+COLOURS = (
+    "#2f6db5",
+    "#e07b28",
+    "#3a9a5b",
+    "#c8413b",
+    "#8a63b8",
+    "#8a5a44",
+    "#d76fae",
+    "#5f6b76",
+    "#a9a12c",
+    "#2aa7b8",
+    "#1f3f77",
+    "#f2b705",
+    "#7fb069",
+    "#5c1a4a",
+)
+"""Colours of policies, in order; with more policies they repeat with another line style."""
+
+BOUND_COLOUR = "#9aa3ab"
+PART_COLOURS = {"accuracy": "#3a9a5b", "time": "#c8413b", "resources": "#e0a13a", "rescale": "#8a63b8"}
+INK, FAINT = "#1f2933", "#dde3e8"
+DPI = 150
+SHOWN_JOBS = 60
+"""Jobs with a band of their own in the plot of allocations: those with the most GPU-seconds."""
+
+_TIMES = {
+    "1 s": 1.0, "10 s": 10.0, "1 min": 60.0, "10 min": 600.0, "1 h": 3600.0, "4 h": 14400.0,
+    "1 d": 86400.0, "4 d": 345600.0, "16 d": 1382400.0, "64 d": 5529600.0,
+}  # fmt: skip
+"""Round times on a log axis [s]."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with the file name (no ending), title and caption it goes by."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def palette(policies: Sequence[str]) -> dict[str, str]:
+    """Colour of every policy; grey for the lower bound."""
+    real = [policy for policy in policies if policy != LOWER_BOUND]
+    return {policy: COLOURS[i % len(COLOURS)] for i, policy in enumerate(real)} | {LOWER_BOUND: BOUND_COLOUR}
+
+
+def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> list[Plot]:
+    """Every plot of the report.
+
+    records: of every policy, in the same order of windows and seeds; the first ones serve the plots of a
+    single run. Those show the policy with the best reward.
+    """
+    order = [summary.policy for summary in results.policies]
+    records = {policy: records[policy] for policy in order}
+    firsts = [records[policy][0] for policy in order]
+    run = f"window {firsts[0].window}, seed {firsts[0].seed}"
+    best = order[0]
+    return [
+        Plot(
+            "reward",
+            "Reward and its parts",
+            "Mean over cells. Bars: the four parts; diamond: the total with its "
+            f"{results.level:.0%} interval. Right is better. The lower bound bounds each part on its own.",
+            reward_bars(results.summaries),
+        ),
+        Plot(
+            "jct_cdf",
+            "Job completion times",
+            "Share of jobs finished within a time after their submit, all cells pooled; further left is better. "
+            "Grey: every job alone on the cluster. Curves that end below 100 % have unfinished jobs.",
+            jct_cdf(records),
+        ),
+        Plot(
+            "queueing",
+            "Queueing delay by priority class",
+            f"Mean time from submit to first GPU, with {results.level:.0%} intervals over cells.",
+            queueing_bars(results.policies),
+        ),
+        Plot(
+            "utilisation",
+            "GPUs used over time",
+            f"GPUs held as a share of the GPUs that were up ({run}).",
+            utilisation_over_time(dict(zip(order, firsts, strict=True))),
+        ),
+        Plot(
+            "allocation",
+            f"Allocation over time under {best}",
+            f"GPUs of every job, stacked in order of submission ({run}); the {SHOWN_JOBS} jobs with the most "
+            "GPU-hours have a colour, all others are grey. Dashed: GPUs that were up.",
+            allocation_over_time(records[best][0]),
+        ),
+        Plot(
+            "gpus_by_accuracy",
+            "GPUs against accuracy",
+            "Mean GPUs a job holds while it passes each stage of its accuracy gain, from its start (0 %) to its "
+            "finish (100 %); a falling curve gives converging jobs fewer GPUs.",
+            gpus_against_accuracy(records),
+        ),
+    ]
+
+
+def reward_bars(summaries: Sequence[Summary]) -> Figure:
+    """Parts of the reward side by side from zero, the total as a diamond with its interval, a row per policy."""
+    shown = [summary for summary in summaries if np.isfinite(summary.mean["reward"].estimate)]
+    figure, axes = _figure(height=1.5 + 0.42 * max(len(shown), 2))
+    for row, summary in enumerate(shown):
+        left, right = 0.0, 0.0
+        for part in REWARD_PARTS:
+            value = summary.mean[f"reward_{part}"].estimate
+            axes.barh(row, value, left=right if value > 0 else left, height=0.62, color=PART_COLOURS[part],
+                      alpha=0.45 if summary.is_bound else 0.9, label=part if row == 0 else None)  # fmt: skip
+            left, right = (left, right + value) if value > 0 else (left + value, right)
+        total = summary.mean["reward"]
+        axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=6, capsize=4,
+                      markeredgecolor="white", label="total" if row == 0 else None, zorder=5)  # fmt: skip
+    axes.axvline(0, color=INK, linewidth=0.9)
+    axes.set_yticks(range(len(shown)), [summary.policy for summary in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("reward")
+    axes.grid(axis="y", visible=False)
+    _legend(figure, axes)
+    return figure
+
+
+def jct_cdf(records: Mapping[str, Sequence[RunRecord]]) -> Figure:
+    """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound."""
+    figure, axes = _figure()
+    colours = palette(list(records))
+    lowest, highest = np.inf, 0.0
+    bound = np.concatenate([record.jobs.alone_time for record in next(iter(records.values()))])
+    lines = {LOWER_BOUND: bound} | {
+        policy: np.concatenate([completion_times(record.jobs) for record in runs]) for policy, runs in records.items()
+    }
+    for i, (policy, times) in enumerate(lines.items()):
+        finished = np.sort(times[np.isfinite(times)])
+        if len(finished) == 0:
+            continue
+        share = np.arange(1, len(finished) + 1) / len(times)
+        dashed = "--" if policy == LOWER_BOUND else _line_style(i - 1)
+        axes.step(*_thinned(finished, share), where="post", label=policy, color=colours[policy], linestyle=dashed)
+        lowest, highest = min(lowest, float(finished[0])), max(highest, float(finished[-1]))
+    axes.set_xscale("log")
+    if highest > 0:
+        axes.set_xlim(max(lowest, highest * 1e-5) * 0.9, highest * 1.1)
+    axes.xaxis.set_major_locator(FixedLocator(list(_TIMES.values())))
+    axes.xaxis.set_major_formatter(FixedFormatter(list(_TIMES)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("JCT")
+    axes.set_ylabel("share of jobs")
+    _legend(figure, axes)
+    return figure
+
+
+def queueing_bars(summaries: Sequence[Summary]) -> Figure:
+    """Mean queueing delay with intervals: a group per priority class, a bar per policy."""
+    figure, axes = _figure()
+    colours = palette([summary.policy for summary in summaries])
+    names = [f"queueing_{name}" for name in PRIORITY_CLASSES]
+    means = [summary.mean[name].estimate for summary in summaries for name in names]
+    scale = scale_for(METRIC[names[0]], means)
+    width = 0.82 / max(len(summaries), 1)
+    for i, summary in enumerate(summaries):
+        intervals = [_scaled(summary.mean[name], scale.factor) for name in names]
+        at = np.arange(len(names)) + (i - (len(summaries) - 1) / 2) * width
+        heights = [interval.estimate for interval in intervals]
+        errors = np.hstack([_error(interval) for interval in intervals])
+        axes.bar(at, heights, width * 0.92, yerr=errors, label=summary.policy, color=colours[summary.policy],
+                 error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})  # fmt: skip
+    axes.set_xticks(range(len(names)), [f"{name} priority" for name in PRIORITY_CLASSES])
+    axes.set_ylabel(f"mean queueing delay [{scale.unit}]")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="x", visible=False)
+    _legend(figure, axes)
+    return figure
+
+
+def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> Figure:
+    """Share of the GPUs that were up held by jobs, one line per policy, averaged over short stretches of time."""
+    figure, axes = _figure()
+    colours = palette(list(records))
+    spans = [run_span(record) for record in records.values()]
+    longest = max((end for _, end in spans if np.isfinite(end)), default=0.0)
+    for i, (policy, record) in enumerate(records.items()):
+        start, end = run_span(record)
+        if not end > start:
+            continue
+        # The same stretch for all policies, so that short runs do not look more restless than long ones.
+        edges = np.linspace(start, end, max(2, round(bins * (end - start) / max(longest - start, 1e-9))) + 1)
+        used = np.append(utilisation(record, edges), 0.0)
+        axes.step((edges - start) / HOUR, used, where="post", label=policy, color=colours[policy],
+                  linestyle=_line_style(i), linewidth=1.4, alpha=0.9)  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("hours since the first submit")
+    axes.set_ylabel("GPUs used")
+    _legend(figure, axes)
+    return figure
+
+
+def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
+    """GPUs held over time, stacked by job in order of submission."""
+    figure, axes = _figure(height=4.4)
+    start, end = run_span(record)
+    if end > start:
+        at = np.linspace(start, end, moments)
+        shown = np.sort(np.argsort(-record.jobs.gpu_seconds, kind="stable")[:SHOWN_JOBS])
+        bands = _bands(record, shown, at)
+        others = step_value(*held_gpus(record), at) - bands.sum(axis=0)
+        colours = [_job_colour(i) for i in range(len(shown))]
+        hours = (at - start) / HOUR
+        axes.stackplot(hours, others, *bands, colors=["#c3cad1", *colours], step="post", linewidth=0)
+        up = step_value(*capacity(record), at)
+        up[at < record.decisions.time[0] if len(record.decisions.time) else at < start] = record.capacity
+        axes.step(hours, up, where="post", color=INK, linestyle="--", linewidth=1.1)
+        axes.set_xlim(0, float(hours[-1]))
+        axes.set_ylim(0, max(record.capacity, 1) * 1.05)
+    axes.set_xlabel("hours since the first submit")
+    axes.set_ylabel("GPUs held")
+    return figure
+
+
+def gpus_against_accuracy(records: Mapping[str, Sequence[RunRecord]], bins: int = 20) -> Figure:
+    """Mean GPUs held while passing each stage of the accuracy gain, one line per policy."""
+    figure, axes = _figure()
+    colours = palette(list(records))
+    middles = (np.arange(bins) + 0.5) / bins
+    for i, (policy, runs) in enumerate(records.items()):
+        parts = [gpus_by_accuracy(record, bins) for record in runs]
+        sums, weights = sum(p[0] for p in parts), sum(p[1] for p in parts)
+        held = np.divide(sums, weights, out=np.full(bins, np.nan), where=np.asarray(weights) > 0)
+        axes.plot(middles, held, marker="o", markersize=3.5, label=policy, color=colours[policy],
+                  linestyle=_line_style(i))  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("share of the accuracy gain reached")
+    axes.set_ylabel("mean GPUs per job")
+    _legend(figure, axes)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG; the same figure gives the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
+    """Write every plot as PNG to `folder`. Raises CheckpointError if a file cannot be written."""
+    paths = [folder / f"{plot.name}.png" for plot in plots]
+    for path, plot in zip(paths, plots, strict=True):
+        image = png(plot.figure)
+        write_atomic(path, lambda file, image=image: file.write(image))  # type: ignore[misc]
+    return paths
+
+
+def _figure(height: float = 3.7) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.8, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    axes.grid(color=FAINT, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#8b96a1")
+    axes.tick_params(colors=INK, labelsize=9, color="#8b96a1")
+    axes.xaxis.label.set(color=INK, fontsize=10)
+    axes.yaxis.label.set(color=INK, fontsize=10)
+    return figure, axes
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Legend above the plot, so that it never hides a line."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = math.ceil(len(labels) / math.ceil(len(labels) / 5))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False,
+                      fontsize=9, labelcolor=INK, handlelength=1.8, columnspacing=1.4)  # fmt: skip
+
+
+def _line_style(i: int) -> str:
+    return ("-", "--", ":")[i // len(COLOURS) % 3]
+
+
+def _error(interval: Interval) -> FloatArray:
+    """[2, 1] distances to the bounds; 0 where there is no interval."""
+    distances = np.array([[interval.estimate - interval.low], [interval.high - interval.estimate]])
+    lengths: FloatArray = np.clip(np.nan_to_num(distances), 0.0, None)
+    return lengths
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return Interval(interval.estimate * factor, interval.low * factor, interval.high * factor, interval.samples)
+
+
+def _thinned(x: FloatArray, y: FloatArray, most: int = 4000) -> tuple[FloatArray, FloatArray]:
+    """A line with at most about `most` points, first and last kept."""
+    if len(x) <= most:
+        return x, y
+    kept = np.unique(np.linspace(0, len(x) - 1, most).astype(np.int64))
+    return x[kept], y[kept]
+
+
+def _bands(record: RunRecord, shown: np.ndarray, at: FloatArray) -> FloatArray:
+    """[shown, moments] GPUs of the jobs `shown` at moments `at`."""
+    changes = record.changes
+    order = np.argsort(changes.job, kind="stable")
+    job, time, gpus = changes.job[order], changes.time[order], changes.gpus[order].astype(np.float64)
+    begin, end = np.searchsorted(job, shown, side="left"), np.searchsorted(job, shown, side="right")
+    bands = [step_value(time[a:b], gpus[a:b], at) for a, b in zip(begin, end, strict=True)]
+    return np.array(bands).reshape(len(shown), len(at))
+
+
+def _job_colour(i: int) -> tuple[float, float, float]:
+    """Colours far apart for neighbours: the hue turns by the golden angle, lightness takes turns."""
+    hue = (0.58 + i * 0.381966) % 1.0
+    angles = 2 * np.pi * (hue - np.array([0.0, 1 / 3, 2 / 3]))
+    red, green, blue = (0.62 + 0.08 * (i % 3 - 1)) + 0.24 * np.cos(angles)
+    return float(red), float(green), float(blue)

@@ -1,0 +1,272 @@
+"""Runs policies on windows, cell by cell; what is finished is kept, so that a run can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rlpto import __version__
+from rlpto.errors import CheckpointError, ConfigError
+from rlpto.evaluation.files import write_text
+from rlpto.evaluation.metrics import METRIC, lower_bound, measure
+from rlpto.evaluation.storage import is_record, load_record, save_record
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+
+FORMAT = 1
+"""Version of the cell files."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One run: a policy as the user wrote it, the name of a window, a seed."""
+
+    policy: str
+    window: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Stem of the cell's files: the same for the same cell, whatever the configuration."""
+        return hashlib.sha256(json.dumps([self.policy, self.window, self.seed]).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        return f"{self.policy} · {self.window} · seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class FinishedCell:
+    """A cell with its metrics and the lower bound of its workload; the record stays on disk until asked for."""
+
+    cell: Cell
+    metrics: dict[str, float]
+    bound: dict[str, float]
+    path: Path
+
+    def record(self) -> RunRecord:
+        """Read the whole record. Raises CheckpointError if its file is broken."""
+        return load_record(self.path)
+
+
+def config_fingerprint(config: Mapping[str, Any]) -> str:
+    """Digest of whatever decides the outcome of a cell, RLPTO's version included; `config` must be JSON-able."""
+    text = json.dumps([FORMAT, __version__, config], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def evaluate(
+    cells: Sequence[Cell],
+    run_cell: Callable[[Cell], RunRecord],
+    out: Path,
+    progress: bool = True,
+    jobs: int = 1,
+    *,
+    config: Mapping[str, Any],
+    weights: RewardWeights | None = None,
+    fresh: bool = False,
+) -> list[FinishedCell]:
+    """Run every cell that is not finished yet and return all of them in the given order.
+
+    run_cell: the run itself; with jobs > 1 it is sent to that many worker processes, so it must be
+        picklable (a function of a module, or functools.partial of one).
+    out: run folder; finished cells are kept in its folder `cells`, each as soon as it is finished.
+    progress: show a bar with the time left on stderr.
+    config: what decides the outcome of a cell, but not the lists of policies, windows and seeds, so that
+        these may grow when a run is resumed.
+    weights: of the reward, for the lower bound.
+    fresh: throw away the finished cells first.
+
+    Raises CheckpointError if a cell is there already but unreadable or of another configuration, and
+    ConfigError if a cell is listed twice. After Ctrl-C, KeyboardInterrupt is raised on; finished cells stay.
+    """
+    if len(set(cells)) < len(cells):
+        twice = next(cell for i, cell in enumerate(cells) if cell in cells[:i])
+        raise ConfigError(f"cell {twice} is listed twice: expected every policy, window and seed once")
+    if jobs < 1:
+        raise ConfigError(f"jobs {jobs}: expected 1 or more worker processes")
+    folder = out / "cells"
+    if fresh:
+        _remove_cells(folder)
+    task = _Task(run_cell, folder, config_fingerprint(config), weights)
+    found = {cell: _read_cell(folder, cell.key, task.fingerprint, cell) for cell in cells}
+    done = {cell: finished for cell, finished in found.items() if finished is not None}
+    missing = [cell for cell in cells if cell not in done]
+    console = Console(stderr=True)
+    try:
+        with _progress_bar(console, progress, len(cells), len(done)) as tick:
+            for finished in _run_all(task, missing, jobs, tick):
+                done[finished.cell] = finished
+    except KeyboardInterrupt:
+        kept = sum((folder / f"{cell.key}.json").exists() for cell in cells)
+        console.print(
+            f"interrupted: {kept} of {len(cells)} cells are finished and kept in {folder}; "
+            "run the same command with the same run folder again to go on",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise
+    return [done[cell] for cell in cells]
+
+
+def load_cells(out: Path) -> list[FinishedCell]:
+    """All finished cells of a run folder, ordered by policy, window and seed.
+
+    Raises CheckpointError if there are none, one is unreadable, or they are of different configurations.
+    """
+    folder = out / "cells"
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise CheckpointError(f"{folder}: no finished cells, expected a folder that an evaluation has written")
+    fingerprint = _read_json(paths[0])["fingerprint"]
+    cells = [_read_cell(folder, path.stem, fingerprint) for path in paths]
+    return sorted((cell for cell in cells if cell is not None), key=lambda finished: finished.cell)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a worker needs to run and store one cell."""
+
+    run_cell: Callable[[Cell], RunRecord]
+    folder: Path
+    fingerprint: str
+    weights: RewardWeights | None
+
+    def __call__(self, cell: Cell) -> FinishedCell:
+        record = self.run_cell(cell)
+        finished = FinishedCell(cell, measure(record), lower_bound(record, self.weights), _record_path(self, cell))
+        save_record(record, finished.path)
+        # The JSON file comes last: where it exists, the cell is finished.
+        write_text(self.folder / f"{cell.key}.json", _cell_json(finished, self.fingerprint))
+        return finished
+
+
+def _run_all(
+    task: _Task, cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
+) -> Iterator[FinishedCell]:
+    """Finished cells as they come; `tick` is told a cell that begins, and None for one that has finished."""
+    if jobs == 1 or len(cells) < 2:
+        for cell in cells:
+            tick(cell)
+            yield task(cell)
+            tick(None)
+        return
+    # Spawned, not forked: a fork of a process with threads (numba, the progress bar) may deadlock.
+    pool = ProcessPoolExecutor(min(jobs, len(cells)), get_context("spawn"), initializer=_die_on_interrupt)
+    try:
+        pending: set[Future[FinishedCell]] = {pool.submit(task, cell) for cell in cells}
+        while pending:
+            finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield future.result()
+                tick(None)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _die_on_interrupt() -> None:
+    """Let Ctrl-C end a worker at once and silently; files are written atomically, so nothing is lost."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def _progress_bar(console: Console, shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
+    columns = (
+        TextColumn("evaluating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", style="dim"),
+    )
+    with Progress(*columns, console=console, disable=not shown, speed_estimate_period=3600.0) as bar:
+        task = bar.add_task("", total=total, completed=completed)
+
+        def tick(cell: Cell | None) -> None:
+            if cell is None:
+                bar.advance(task)
+            else:
+                bar.update(task, description=str(cell))
+
+        yield tick
+
+
+def _record_path(task: _Task, cell: Cell) -> Path:
+    return task.folder / f"{cell.key}.npz"
+
+
+def _remove_cells(folder: Path) -> None:
+    for path in [*folder.glob("*.json"), *folder.glob("*.npz")]:
+        try:
+            path.unlink()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be removed: {error.strerror or error}") from error
+
+
+def _cell_json(finished: FinishedCell, fingerprint: str) -> str:
+    content = {
+        "format": FORMAT,
+        "version": __version__,
+        "fingerprint": fingerprint,
+        "cell": asdict(finished.cell),
+        "metrics": {name: _null_if_nan(value) for name, value in finished.metrics.items()},
+        "bound": {name: _null_if_nan(value) for name, value in finished.bound.items()},
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = None) -> FinishedCell | None:
+    """The finished cell stored under `key`, or None; CheckpointError if it is not usable here."""
+    path, archive = folder / f"{key}.json", folder / f"{key}.npz"
+    if not path.exists():
+        return None
+    content = _read_json(path)
+    if content["fingerprint"] != fingerprint:
+        raise CheckpointError(
+            f"{path}: was written with another configuration or version; use another run folder, or --fresh to replace"
+        )
+    if content["metrics"].keys() != METRIC.keys() or content["bound"].keys() != METRIC.keys():
+        raise _unusable(path, "holds other metrics")
+    if not is_record(archive):
+        raise _unusable(archive, "missing or not a readable run record")
+    stored = Cell(**content["cell"])
+    if cell is not None and stored != cell:
+        raise _unusable(path, f"holds cell {stored}, expected {cell}")
+    return FinishedCell(stored, _nan_if_null(content["metrics"]), _nan_if_null(content["bound"]), archive)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unusable(path, f"not readable ({error})") from error
+    kinds = {"fingerprint": str, "cell": dict, "metrics": dict, "bound": dict}
+    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        raise _unusable(path, "not a cell of an evaluation")
+    if content["cell"].keys() != Cell.__dataclass_fields__.keys():
+        raise _unusable(path, "not a cell of an evaluation")
+    return content
+
+
+def _unusable(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {reason}; use another run folder, or --fresh to replace")
+
+
+def _null_if_nan(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _nan_if_null(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float("nan") if value is None else float(value) for name, value in values.items()}

@@ -1,0 +1,229 @@
+"""Intervals and paired comparisons over cells: the same windows and seeds for every policy.
+
+Intervals are bootstrap percentile intervals with two corrections for the small samples of this field:
+a resample draws n - 1 of n values, which makes its variance unbiased (Rao and Wu, "Resampling inference
+with complex survey data", JASA 1988), and the percentile levels are widened from the normal to Student's
+t distribution (Hesterberg, "What teachers should know about the bootstrap", The American Statistician
+2015). Interquartile mean and probability of improvement follow Agarwal et al., "Deep reinforcement
+learning at the edge of the statistical precipice", NeurIPS 2021, the latter over pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+from scipy.stats import t as student_t
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import ConfigError
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
+
+LEVEL = 0.95
+RESAMPLES = 5000
+
+Statistic = Callable[[FloatArray, FloatArray], FloatArray]
+"""From values [n] and how often each resample has drawn each of them [R, n] to one figure a resample [R]."""
+
+Verdict = Literal["better", "worse", "equal", "undecided"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the bounds of its confidence interval (NaN where it has none) and its sample size."""
+
+    estimate: float
+    low: float
+    high: float
+    samples: int
+
+    def excludes(self, value: float) -> bool:
+        """True if `value` lies outside; False for an interval without bounds."""
+        return self.low > value or self.high < value
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How a policy differs from the reference in one metric, cell by cell.
+
+    difference: mean of policy - reference. relative: that over the absolute mean of the reference (NaN
+    if 0). improvement: probability that the policy does better on a cell, ties counted half. wins, ties:
+    cells in which it does better, and no different. verdict: in the metric's good direction; "equal" if
+    no cell differs, "undecided" if the interval of the difference includes 0 or does not exist.
+    """
+
+    policy: str
+    reference: str
+    metric: str
+    difference: Interval
+    relative: float
+    improvement: Interval
+    wins: int
+    ties: int
+    verdict: Verdict
+
+
+def mean(values: FloatArray, counts: FloatArray) -> FloatArray:
+    """Statistic: the mean."""
+    means: FloatArray = counts @ values / counts.sum(axis=1)
+    return means
+
+
+def interquartile_mean(values: FloatArray, counts: FloatArray) -> FloatArray:
+    """Statistic: the mean without the lowest and the highest quarter (rounded down) of the values."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(counts[:, order], axis=1)
+    total = reached[:, -1:]
+    cut = np.floor(total / 4)
+    kept = np.diff(np.clip(reached, cut, total - cut), axis=1, prepend=cut)
+    means: FloatArray = kept @ values[order] / (total - 2 * cut)[:, 0]
+    return means
+
+
+def bootstrap_interval(
+    values: FloatArray,
+    strata: Sequence[object] | None = None,
+    statistic: Statistic = mean,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Confidence interval of a statistic of `values` [n]; NaNs are left out.
+
+    strata: [n] windows the values belong to. Where every window has the same number of values, two or
+    more, values are resampled within their window: the interval is then about chance on these windows.
+    Otherwise, and where the values of each window are all the same (a seed that changes nothing is no
+    new evidence), windows are resampled: the interval is about windows of this kind.
+    A single value has no interval: its bounds are NaN.
+    """
+    known = ~np.isnan(values)
+    values = values[known]
+    if len(values) == 0:
+        return Interval(float("nan"), float("nan"), float("nan"), 0)
+    groups = _groups(values, None if strata is None else np.asarray(strata, dtype=object)[known])
+    pooled = np.concatenate(groups)
+    estimate = float(statistic(pooled, np.ones((1, len(pooled))))[0])
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom == 0:
+        return Interval(estimate, float("nan"), float("nan"), len(pooled))
+    counts = _resample_counts(len(groups), len(groups[0]), resamples, seed)
+    tail = float(norm.cdf(student_t.ppf((1 - level) / 2, freedom)))
+    low, high = np.quantile(statistic(pooled, counts), [tail, 1 - tail])
+    return Interval(estimate, float(low), float(high), len(pooled))
+
+
+def compare(
+    frame: pd.DataFrame,
+    reference: str,
+    metric: str,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[Comparison]:
+    """Every other policy of `frame` against `reference` in one metric, over the same (window, seed) cells.
+
+    frame: columns policy, window, seed and the metric, as `rlpto.evaluation.tables.frame` makes it.
+    Cells where either policy's metric is not defined are left out; the lower bound is no policy.
+    Raises ConfigError if reference or metric are not in the frame, if a cell is there twice, or if a
+    policy was not run on exactly the reference's cells.
+    """
+    policies = [str(name) for name in frame["policy"].unique() if name != LOWER_BOUND]
+    if reference not in policies:
+        raise ConfigError(f"reference policy {reference!r} was not evaluated, expected one of: {', '.join(policies)}")
+    if metric not in METRIC or metric not in frame.columns:
+        raise ConfigError(f"metric {metric!r} is not known, expected one of: {', '.join(METRIC)}")
+    base = _by_cell(frame, reference, metric)
+    return [
+        _compare(base, _by_cell(frame, policy, metric), (policy, reference, metric), level, resamples, seed)
+        for policy in policies
+        if policy != reference
+    ]
+
+
+def _compare(
+    base: pd.Series[float],
+    other: pd.Series[float],
+    names: tuple[str, str, str],
+    level: float,
+    resamples: int,
+    seed: int,
+) -> Comparison:
+    policy, reference, metric = names
+    unpaired = base.index.symmetric_difference(other.index)
+    if len(unpaired):
+        window, cell_seed = unpaired[0]
+        lacking = policy if unpaired[0] in base.index else reference
+        raise ConfigError(
+            f"cannot pair {policy} with {reference}: {lacking} lacks window {window}, seed {cell_seed}; "
+            "expected the same windows and seeds for both"
+        )
+    reference_values = base.to_numpy(dtype=np.float64)
+    difference = other.to_numpy(dtype=np.float64) - reference_values
+    windows = list(base.index.get_level_values("window"))
+    # Where the metric has no good direction, an increase counts as improvement and the verdict stays open.
+    gain = -difference if METRIC[metric].better == "lower" else difference
+    improved = np.where(np.isnan(gain), np.nan, (gain > 0) + 0.5 * (gain == 0))
+    interval = bootstrap_interval(difference, windows, mean, level, resamples, seed)
+    paired = reference_values[~np.isnan(difference)]
+    scale = abs(float(paired.mean())) if len(paired) else 0.0
+    return Comparison(
+        policy=policy,
+        reference=reference,
+        metric=metric,
+        difference=interval,
+        relative=interval.estimate / scale if scale > 0 else float("nan"),
+        improvement=bootstrap_interval(improved, windows, mean, level, resamples, seed),
+        wins=int((gain > 0).sum()),
+        ties=int((gain == 0).sum()),
+        verdict=_verdict(metric, difference, interval),
+    )
+
+
+def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict:
+    known = difference[~np.isnan(difference)]
+    if len(known) and not known.any():
+        return "equal"
+    if METRIC[metric].better == "none" or not interval.excludes(0.0):
+        return "undecided"
+    return "better" if (interval.estimate > 0) == (METRIC[metric].better == "higher") else "worse"
+
+
+def _by_cell(frame: pd.DataFrame, policy: str, metric: str) -> pd.Series[float]:
+    """The metric of one policy, indexed and sorted by (window, seed)."""
+    column: pd.Series[float] = frame[frame["policy"] == policy].set_index(["window", "seed"])[metric].sort_index()
+    if column.index.has_duplicates:
+        window, seed = column.index[column.index.duplicated()][0]
+        raise ConfigError(f"policy {policy} has window {window}, seed {seed} twice: expected every cell once")
+    return column
+
+
+def _groups(values: FloatArray, strata: np.ndarray | None) -> list[FloatArray]:
+    """Values split into the groups within which they are resampled, all of one size."""
+    if strata is None:
+        return [values]
+    members: dict[object, list[float]] = {}
+    for stratum, value in zip(strata.tolist(), values.tolist(), strict=True):
+        members.setdefault(stratum, []).append(value)
+    groups = [np.array(group) for group in members.values()]
+    if all(len(group) == 1 for group in groups):
+        return [values]
+    if all((group == group[0]).all() for group in groups):
+        return [np.array([group[0] for group in groups])]
+    if len({len(group) for group in groups}) == 1:
+        return groups
+    return [values]
+
+
+@lru_cache(maxsize=8)
+def _resample_counts(groups: int, size: int, resamples: int, seed: int) -> FloatArray:
+    """How often each of groups x size values is drawn: [resamples, groups * size], size - 1 draws a group."""
+    rng = np.random.default_rng(seed)
+    draws = rng.multinomial(size - 1, np.full(size, 1 / size), size=(resamples, groups))
+    counts = draws.reshape(resamples, groups * size).astype(np.float64)
+    counts.flags.writeable = False
+    return counts

@@ -1,0 +1,381 @@
+"""Results as tables: every cell, a summary per policy, paired differences; on the terminal, as CSV and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from rlpto.errors import ConfigError
+from rlpto.evaluation.files import write_text
+from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.evaluation.statistics import (
+    LEVEL,
+    RESAMPLES,
+    Comparison,
+    Interval,
+    bootstrap_interval,
+    compare,
+    interquartile_mean,
+    mean,
+)
+
+KEY_METRICS = (
+    "reward",
+    "jct_mean",
+    "jct_p95",
+    "makespan",
+    "queueing_high",
+    "queueing_low",
+    "utilisation",
+    "gpu_hours",
+    "rescales_per_job",
+    "fairness_mean",
+    "latency_p99",
+)
+"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left."""
+
+WITH_INTERVAL = ("reward", "jct_mean")
+"""Metrics whose interval the terminal shows too."""
+
+FEW_CELLS = 8
+"""Below this many samples intervals are called unreliable."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One policy over all its cells, by metric: mean and interquartile mean with intervals."""
+
+    policy: str
+    knowledge: str
+    mean: dict[str, Interval]
+    iqm: dict[str, Interval]
+
+    @property
+    def is_bound(self) -> bool:
+        """True for the row that is no policy."""
+        return self.policy == LOWER_BOUND
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything the tables, plots and the report show.
+
+    cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
+    comparisons: every policy against `reference`, by metric name. level: of all intervals.
+    """
+
+    cells: pd.DataFrame
+    summaries: list[Summary]
+    comparisons: dict[str, list[Comparison]]
+    reference: str
+    knowledge: str
+    level: float
+
+    @property
+    def policies(self) -> list[Summary]:
+        """Summaries without the lower bound."""
+        return [summary for summary in self.summaries if not summary.is_bound]
+
+
+def frame(finished: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
+    """One row per cell: policy, knowledge, window, seed and every metric; the lower bound as a further policy.
+
+    knowledge: what policies were told (exact, noisy, online). The bound itself needs exact knowledge.
+    """
+    rows: list[dict[str, object]] = []
+    bounds: dict[tuple[str, int], dict[str, object]] = {}
+    for done in finished:
+        cell = done.cell
+        place = {"window": cell.window, "seed": cell.seed}
+        rows.append({"policy": cell.policy, "knowledge": knowledge, **place, **done.metrics})
+        bounds.setdefault(
+            (cell.window, cell.seed), {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
+        )
+    columns = ["policy", "knowledge", "window", "seed", *METRIC]
+    return pd.DataFrame([*rows, *bounds.values()], columns=columns)
+
+
+def results(
+    finished: Sequence[FinishedCell],
+    knowledge: str,
+    reference: str | None = None,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Results:
+    """Summaries and paired differences of finished cells.
+
+    reference: policy the others are compared with; None: the first one.
+    Raises ConfigError without cells, for an unknown reference, and if policies ran on different cells.
+    """
+    if not finished:
+        raise ConfigError("no finished cells: expected at least one policy, window and seed")
+    cells = frame(finished, knowledge)
+    reference = finished[0].cell.policy if reference is None else reference
+    compared = [metric.name for metric in METRICS if metric.better != "none"]
+    comparisons = {name: compare(cells, reference, name, level, resamples, seed) for name in compared}
+    summaries = [
+        _summary(str(policy), rows, level, resamples, seed)
+        for policy, rows in cells.sort_values(["window", "seed"]).groupby("policy", sort=False)
+    ]
+    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, level)
+
+
+def warnings(results: Results) -> list[str]:
+    """Plain sentences on what makes these results less than they seem; empty if nothing does."""
+    notes = []
+    for summary in results.policies:
+        left = results.cells.loc[results.cells["policy"] == summary.policy, "unfinished"]
+        if left.sum() > 0:
+            notes.append(
+                f"{summary.policy} left {left.sum():,.0f} jobs unfinished in {(left > 0).sum()} of {len(left)} cells: "
+                "they are missing from its JCT, queueing and fairness figures, which look better than they are."
+            )
+    count = max(summary.mean["reward"].samples for summary in results.policies)
+    windows = results.cells["window"].nunique()
+    if count < FEW_CELLS:
+        notes.append(
+            f"Intervals rest on only {count} {'sample' if count == 1 else 'samples'} per policy and are unreliable: "
+            f"use {FEW_CELLS} or more windows or seeds."
+        )
+    if windows == 1:
+        notes.append("All runs are on one window: the results say nothing about other times of the trace.")
+    if results.knowledge == "exact":
+        notes.append(
+            "Knowledge is exact: policies were told the true remaining work and speed of every job, "
+            "which no real scheduler knows."
+        )
+    return notes
+
+
+def summary_table(results: Results) -> Table:
+    """The key metrics of every policy for the terminal; fits 120 columns."""
+    unfinished = any(summary.mean["unfinished"].estimate > 0 for summary in results.policies)
+    names = [*KEY_METRICS, *(["unfinished"] if unfinished else [])]
+    caption = f"{_setting(results)}; means over cells, [{results.level:.0%} interval]"
+    if unfinished:
+        caption += "; jobs were left unfinished: JCT and queueing cover only those that finished"
+    table = Table(title="Policies, best reward first", caption=caption, **_STYLE)
+    table.add_column("policy", overflow="fold", min_width=8)
+    scales = {name: column_scale(results, name) for name in names}
+    for name in names:
+        table.add_column(_wrapped_heading(name, scales[name]), justify="right")
+    for summary in results.summaries:
+        cells = [_interval_text(summary.mean[name], scales[name], name in WITH_INTERVAL) for name in names]
+        table.add_row(summary.policy, *cells, style="italic dim" if summary.is_bound else None)
+    return table
+
+
+def paired_table(results: Results, names: Sequence[str] = ("reward", "jct_mean")) -> Table:
+    """Differences from the reference policy for the terminal, cell by cell."""
+    caption = f"{_setting(results)}; differences on the same windows and seeds, [{results.level:.0%} interval]"
+    table = Table(title=f"Paired differences from {results.reference}", caption=caption, **_STYLE)
+    table.add_column("policy", overflow="fold", min_width=8)
+    rows: dict[str, list[str]] = {
+        summary.policy: [] for summary in results.policies if summary.policy != results.reference
+    }
+    for name in names:
+        comparisons = results.comparisons[name]
+        scale = scale_for(METRIC[name], [abs(c.difference.estimate) for c in comparisons])
+        relative = METRIC[name].unit == "s"
+        titles = [heading(METRIC[name], scale).replace("[", "\\["), *(["relative"] if relative else []), "P(better)"]
+        for title in titles:
+            table.add_column(title, justify="right")
+        table.add_column("verdict")
+        for c in comparisons:
+            rows[c.policy] += [
+                signed_interval(c.difference, scale).replace("[", "\\["),
+                *([percent_change(c.relative)] if relative else []),
+                f"{c.improvement.estimate:.2f}" if c.difference.samples else NOTHING,
+                _VERDICTS[c.verdict],
+            ]
+    for policy, texts in rows.items():
+        table.add_row(policy, *texts)
+    return table
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Both tables and the warnings."""
+    console.print(summary_table(results))
+    if len(results.policies) > 1:
+        console.print()
+        console.print(paired_table(results))
+    for note in warnings(results):
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+
+
+def write_csv(results: Results, folder: Path) -> list[Path]:
+    """Write cells.csv, summary.csv and paired.csv (one row per policy and metric) to `folder`.
+
+    Raises CheckpointError if a file cannot be written.
+    """
+    tables = {
+        "cells.csv": results.cells,
+        "summary.csv": pd.DataFrame(_summary_rows(results)),
+        "paired.csv": pd.DataFrame(_paired_rows(results), columns=_PAIRED_COLUMNS),
+    }
+    for name, table in tables.items():
+        write_text(folder / name, table.to_csv(index=False, lineterminator="\n"))
+    return [folder / name for name in tables]
+
+
+def write_json(results: Results, path: Path) -> None:
+    """Write cells, summary and paired differences as one JSON file; undefined figures are null.
+
+    Raises CheckpointError if the file cannot be written.
+    """
+    content = {
+        "knowledge": results.knowledge,
+        "reference": results.reference,
+        "level": results.level,
+        "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
+        "warnings": warnings(results),
+        "cells": [_json_row(row) for row in results.cells.to_dict("records")],
+        "summary": [_json_row(row) for row in _summary_rows(results)],
+        "paired": [_json_row(row) for row in _paired_rows(results)],
+    }
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def column_scale(results: Results, name: str) -> Scale:
+    """How the means of one metric are shown, the same for all policies."""
+    return scale_for(METRIC[name], [summary.mean[name].estimate for summary in results.summaries])
+
+
+def signed_interval(interval: Interval, scale: Scale) -> str:
+    """A difference with its sign and, where there is one, its interval."""
+    text = scale.signed(interval.estimate)
+    if math.isnan(interval.low):
+        return text
+    return f"{text} [{scale.signed(interval.low)}, {scale.signed(interval.high)}]"
+
+
+def percent_change(share: float) -> str:
+    """A relative difference in percent, with its sign."""
+    return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"
+
+
+_STYLE: dict[str, Any] = {
+    "title_justify": "left",
+    "caption_justify": "left",
+    "box": box.SIMPLE_HEAD,
+    "show_edge": False,
+    "pad_edge": False,
+    "padding": (0, 1, 0, 0),
+}
+_VERDICTS = {"better": "[green]better", "worse": "[red]worse", "equal": "equal", "undecided": "undecided"}
+_PAIRED_COLUMNS = [
+    "policy",
+    "reference",
+    "knowledge",
+    "metric",
+    "samples",
+    "difference",
+    "low",
+    "high",
+    "relative",
+    "p_better",
+    "p_better_low",
+    "p_better_high",
+    "wins",
+    "ties",
+    "verdict",
+]
+
+
+def _setting(results: Results) -> str:
+    windows, seeds = results.cells["window"].nunique(), results.cells["seed"].nunique()
+    return f"knowledge: {results.knowledge}; windows: {windows}, seeds: {seeds}"
+
+
+def _summary(policy: str, rows: pd.DataFrame, level: float, resamples: int, seed: int) -> Summary:
+    windows = rows["window"].tolist()
+    values = {name: rows[name].to_numpy(dtype=float) for name in METRIC}
+    return Summary(
+        policy=policy,
+        knowledge=str(rows["knowledge"].iloc[0]),
+        mean={
+            name: bootstrap_interval(column, windows, mean, level, resamples, seed) for name, column in values.items()
+        },
+        iqm={
+            name: bootstrap_interval(column, windows, interquartile_mean, level, resamples, seed)
+            for name, column in values.items()
+        },
+    )
+
+
+def _rank(summary: Summary) -> tuple[bool, float]:
+    reward = summary.mean["reward"].estimate
+    return summary.is_bound, math.inf if math.isnan(reward) else -reward
+
+
+def _interval_text(interval: Interval, scale: Scale, with_bounds: bool) -> str:
+    text = scale.number(interval.estimate)
+    if not with_bounds or math.isnan(interval.low):
+        return text
+    return f"{text}\n[dim]\\[{scale.number(interval.low)}, {scale.number(interval.high)}][/dim]"
+
+
+def _wrapped_heading(name: str, scale: Scale) -> str:
+    return heading(METRIC[name], scale).replace(" [", "\n\\[").replace(" ", "\n", 1)
+
+
+def _summary_rows(results: Results) -> list[dict[str, object]]:
+    return [
+        {
+            "policy": summary.policy,
+            "knowledge": summary.knowledge,
+            "metric": name,
+            "samples": summary.mean[name].samples,
+            "mean": summary.mean[name].estimate,
+            "low": summary.mean[name].low,
+            "high": summary.mean[name].high,
+            "iqm": summary.iqm[name].estimate,
+            "iqm_low": summary.iqm[name].low,
+            "iqm_high": summary.iqm[name].high,
+        }
+        for summary in results.summaries
+        for name in METRIC
+    ]
+
+
+def _paired_rows(results: Results) -> list[dict[str, object]]:
+    return [dict(zip(_PAIRED_COLUMNS, values, strict=True)) for values in _paired_values(results)]
+
+
+def _paired_values(results: Results) -> Iterator[tuple[object, ...]]:
+    for comparisons in results.comparisons.values():
+        for c in comparisons:
+            d, p = c.difference, c.improvement
+            who = (c.policy, c.reference, results.knowledge, c.metric)
+            yield (
+                *who,
+                d.samples,
+                d.estimate,
+                d.low,
+                d.high,
+                c.relative,
+                p.estimate,
+                p.low,
+                p.high,
+                c.wins,
+                c.ties,
+                c.verdict,
+            )
+
+
+def _json_row(row: dict[Any, Any]) -> dict[str, object]:
+    return {
+        str(key): None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()
+    }

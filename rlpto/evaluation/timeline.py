@@ -1,0 +1,105 @@
+"""GPUs and capacity as step functions of time, and what plots and metrics read from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.records import AllocationChanges, RunRecord
+
+
+def step_integral(time: FloatArray, value: FloatArray, until: FloatArray) -> FloatArray:
+    """Integral of a step function from time[0] to each of `until` [n].
+
+    time: [S] ascending, at least one; value: [S], in force from time[i] until time[i + 1]. The last
+    value goes on for ever and the first one also holds before time[0], where the integral is negative.
+    """
+    cumulative = np.concatenate(([0.0], np.cumsum(value[:-1] * np.diff(time))))
+    last = np.maximum(np.searchsorted(time, until, side="right") - 1, 0)
+    integral: FloatArray = cumulative[last] + value[last] * (until - time[last])
+    return integral
+
+
+def step_value(time: FloatArray, value: FloatArray, at: FloatArray) -> FloatArray:
+    """Value [n] of a step function (as in `step_integral`) at moments `at` [n]; 0 before time[0]."""
+    last = np.searchsorted(time, at, side="right") - 1
+    return np.where(last >= 0, value[np.maximum(last, 0)] if len(value) else 0.0, 0.0)
+
+
+def run_span(record: RunRecord) -> tuple[float, float]:
+    """First submit and end of the run [s]; NaN, NaN without jobs.
+
+    The end is the last finish, or, where jobs are left unfinished, the last thing on record.
+    """
+    jobs = record.jobs
+    if len(jobs.submit_time) == 0:
+        return float("nan"), float("nan")
+    start = float(jobs.submit_time.min())
+    if np.isfinite(jobs.finish_time).all():
+        return start, float(jobs.finish_time.max())
+    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
+    return start, float(np.concatenate(([start], finished, record.decisions.time, record.changes.time)).max())
+
+
+def held_gpus(record: RunRecord) -> tuple[FloatArray, FloatArray]:
+    """GPUs held by all jobs together as a step function: times [C + 1] and GPUs [C + 1], from 0 at the start."""
+    changes = record.changes
+    start = run_span(record)[0]
+    held = np.cumsum(_differences(changes)).astype(np.float64)
+    return np.concatenate(([start], changes.time)), np.concatenate(([0.0], held))
+
+
+def capacity(record: RunRecord) -> tuple[FloatArray, FloatArray]:
+    """GPUs that were up as a step function: times [D] and GPUs [D]; all of them where no decision is recorded."""
+    if len(record.decisions.time) == 0:
+        return np.array([run_span(record)[0]]), np.array([float(record.capacity)])
+    return record.decisions.time, record.decisions.capacity.astype(np.float64)
+
+
+def utilisation(record: RunRecord, edges: FloatArray) -> FloatArray:
+    """GPU-seconds held / GPU-seconds that were up, between neighbouring `edges` [n + 1] s: [n], NaN where none were."""
+    held = np.diff(step_integral(*held_gpus(record), edges))
+    up = np.diff(step_integral(*capacity(record), edges))
+    used: FloatArray = np.divide(held, up, out=np.full(len(held), np.nan), where=up > 0)
+    return used
+
+
+def gpus_by_accuracy(record: RunRecord, bins: int) -> tuple[FloatArray, FloatArray]:
+    """Mean GPUs a finished job holds while it passes each stage of its accuracy gain.
+
+    A job's gain runs from its accuracy at its first GPU (0) to the one at its finish (1). Every job
+    counts alike in every stage. Returns GPU sums [bins] and weights [bins] (share of a stage passed,
+    summed over jobs): add over runs, then divide. Waiting gains nothing and so has no weight.
+    """
+    changes, jobs = record.changes, record.jobs
+    order = np.argsort(changes.job, kind="stable")
+    job, gpus, accuracy = changes.job[order], changes.gpus[order], changes.accuracy[order]
+    sums, weights = np.zeros(bins), np.zeros(bins)
+    if len(job) < 2:
+        return sums, weights
+    first = np.concatenate(([True], job[1:] != job[:-1]))
+    begin = np.zeros(len(jobs.names))
+    begin[job[first]] = accuracy[first]
+    gain = jobs.final_accuracy - begin
+    usable = (gain > 0) & np.isfinite(jobs.finish_time)
+    share = (accuracy - begin[job]) / np.where(usable, gain, 1.0)[job]
+    kept = ~first[1:] & usable[job[1:]]
+    low, high, held = share[:-1][kept], share[1:][kept], gpus[:-1][kept]
+    # A loop over the few bins: a [changes, bins] matrix would not fit for long runs.
+    for b in range(bins):
+        passed = np.clip(np.minimum(high, (b + 1) / bins) - np.maximum(low, b / bins), 0.0, None) * bins
+        sums[b] = float(passed @ held)
+        weights[b] = float(passed.sum())
+    return sums, weights
+
+
+def _differences(changes: AllocationChanges) -> IntArray:
+    """[C] by how many GPUs each change moved its job."""
+    order = np.argsort(changes.job, kind="stable")
+    job, gpus = changes.job[order], changes.gpus[order]
+    before = np.zeros_like(gpus)
+    same = job[1:] == job[:-1]
+    before[1:][same] = gpus[:-1][same]
+    difference = np.empty_like(gpus)
+    difference[order] = gpus - before
+    return difference
