@@ -1,10 +1,11 @@
-"""What a policy is, and how it is found by name."""
+"""What a policy is."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.settings import Settings
 
 
 class Policy(Protocol):
@@ -21,3 +22,40 @@ class Policy(Protocol):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide. Called at every decision point, with at least one active job."""
+
+
+@runtime_checkable
+class StandingPolicy(Protocol):
+    """A policy that can say for how long its decision stands, so that it need not be asked again.
+
+    Optional: a policy without this method is asked at every decision point.
+    """
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time in seconds (of `state.time`) until which the decision on `state` cannot change.
+
+        state: the one of the last decision; asked right after it. The promise holds as long as no
+        job arrives or finishes, no node changes, and the queue order and the priority classes of the
+        jobs stay the same.
+        """
+
+
+class NoOptions(Settings):
+    """Options of a policy that has none."""
+
+
+class PolicyClass(Protocol):
+    """What the registry, and a plug-in's entry point, expects of a policy's class.
+
+    summary: one line, what it does. source: where it was published. Options: its typed options.
+    """
+
+    summary: str
+    source: str
+
+    @property
+    def Options(self) -> type[Settings]:  # noqa: N802
+        """Class of the options."""
+
+    def __call__(self, options: Any) -> Policy:
+        """A new policy with these options, an instance of `Options`."""

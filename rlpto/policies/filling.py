@@ -1,0 +1,148 @@
+"""Compiled kernels that hand out GPUs in a given order, or evenly, or by shares.
+
+All take integer arrays over the n rows of a table and return GPUs [n] whose sum stays within
+`capacity`. They are compiled on first use and cached on disk.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.policies.greedy import heapify, replace_top, shrink_top
+
+
+@njit(cache=True)
+def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
+    """All or nothing: each row of `order` in turn gets its wish if that still fits, else none."""
+    gpus = np.zeros(len(wish), dtype=np.int64)
+    free = capacity
+    for row in order:
+        if wish[row] <= free:
+            gpus[row] = wish[row]
+            free -= wish[row]
+    return gpus
+
+
+@njit(cache=True)
+def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, backfill: bool) -> IntArray:
+    """Running rows keep what they hold; waiting rows of `order` in turn get their wish if it fits.
+
+    Without `backfill` the first waiting row that does not fit stops all behind it. Should the held
+    GPUs exceed capacity (a node went down), the last running rows in `order` lose theirs.
+    """
+    gpus = np.zeros(len(wish), dtype=np.int64)
+    free = capacity
+    for row in order:
+        if 0 < held[row] <= free:
+            gpus[row] = held[row]
+            free -= held[row]
+    for row in order:
+        if held[row] > 0:
+            continue
+        if wish[row] <= free:
+            gpus[row] = wish[row]
+            free -= wish[row]
+        elif not backfill:
+            break
+    return gpus
+
+
+@njit(cache=True)
+def fill_in_order(order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
+    """Each row of `order` in turn gets as many GPUs as are left, within its limits, else none."""
+    gpus = np.zeros(len(lowest), dtype=np.int64)
+    free = capacity
+    for row in order:
+        if lowest[row] <= free:
+            gpus[row] = min(highest[row], free)
+            free -= gpus[row]
+    return gpus
+
+
+@njit(cache=True)
+def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: int) -> IntArray:
+    """Water-filling: raise one common level, each row within its own limits.
+
+    Rows are first given their lowest number, in row order as long as that fits. Of the rows that
+    can rise above the common level, as many as GPUs are left get one more: first those that already
+    hold more than the level, so that equal jobs do not swap GPUs, then in row order.
+    """
+    count = len(lowest)
+    gpus = np.zeros(count, dtype=np.int64)
+    free = capacity
+    ceiling = 0
+    for row in range(count):
+        if lowest[row] <= free:
+            gpus[row] = lowest[row]
+            free -= lowest[row]
+            ceiling = max(ceiling, highest[row])
+    level, over = 0, ceiling + 1  # the level fits, the level `over` does not or is pointless
+    while over - level > 1:
+        middle = (level + over) // 2
+        extra = 0
+        for row in range(count):
+            if gpus[row] > 0:
+                extra += max(min(middle, highest[row]) - lowest[row], 0)
+        if extra <= free:
+            level = middle
+        else:
+            over = middle
+    for row in range(count):
+        if gpus[row] > 0:
+            raised = max(min(level, highest[row]), lowest[row])
+            free -= raised - gpus[row]
+            gpus[row] = raised
+    for holders in (True, False):
+        for row in range(count):
+            if free > 0 and gpus[row] == level and level < highest[row] and (held[row] > level) == holders:
+                gpus[row] += 1
+                free -= 1
+    return gpus
+
+
+@njit(cache=True)
+def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
+    """Whole GPUs in proportion to `share` [n] >= 0, by Webster's method (divisors 1/2, 3/2, ...).
+
+    Each row of `order` in turn first gets its lowest number, if that fits. Then GPUs go one by one
+    to the row with the largest share / (GPUs it has + 1/2), the first of equals. A row at its
+    highest number drops out, and what it cannot take goes to the others in proportion.
+    """
+    count = len(share)
+    gpus = fit_in_order(order, lowest, capacity)
+    free = capacity - gpus.sum()
+    heap = np.empty(count, dtype=np.int64)
+    key = np.empty(count)
+    size = 0
+    for row in range(count):
+        if 0 < gpus[row] < highest[row]:
+            key[row] = share[row] / (gpus[row] + 0.5)
+            heap[size] = row
+            size += 1
+    heapify(heap, size, key)
+    while free > 0 and size > 0:
+        row = heap[0]
+        gpus[row] += 1
+        free -= 1
+        if gpus[row] < highest[row]:
+            key[row] = share[row] / (gpus[row] + 0.5)
+            replace_top(heap, size, key)
+        else:
+            size = shrink_top(heap, size, key)
+    return gpus
+
+
+EARLY = 1e-6
+"""Seconds by which a limit may be announced early, so that rounding never announces it too late."""
+
+
+@njit(cache=True)
+def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> float:
+    """Seconds until the first row reaches `limit` [n] GPU-seconds of service; infinity if none will."""
+    seconds = np.inf
+    for row in range(len(gpus)):
+        if gpus[row] > 0:
+            seconds = min(seconds, (limit[row] - attained[row]) / gpus[row])
+    return seconds - EARLY
