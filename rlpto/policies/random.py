@@ -1,0 +1,46 @@
+"""Random allocations: the floor every other policy must clear.
+
+Source: none; a control.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.filling import fit_in_order
+from rlpto.settings import Settings
+
+
+class RandomOptions(Settings):
+    """Options of `random`."""
+
+    keep: float = Field(0.9, ge=0, le=1)
+    """Probability that a running job keeps its GPUs at a decision; otherwise it draws anew."""
+
+
+class RandomPolicy:
+    """Jobs in random order draw GPUs uniformly within their limits; those that fit get them."""
+
+    summary = "GPUs drawn uniformly within each job's limits, jobs in random order; a control"
+    source = "control, no source"
+    Options = RandomOptions
+
+    def __init__(self, options: RandomOptions | None = None) -> None:
+        self.name = "random"
+        self.options = options or RandomOptions()
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        """Start the stream of random numbers of `seed`."""
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Let jobs that keep their GPUs go first, then the others in random order."""
+        jobs = state.jobs
+        held = jobs.gpus
+        keeps = (held > 0) & (self._random.random(len(jobs)) < self.options.keep)
+        wish = np.where(keeps, held, self._random.integers(jobs.min_gpus, jobs.max_gpus, endpoint=True))
+        order = np.lexsort((self._random.random(len(jobs)), ~keeps))
+        return Allocation(fit_in_order(order, wish, state.capacity))
