@@ -1,0 +1,80 @@
+"""heSRPT: the optimal shares for mean flow time where speed-ups are a power of the GPUs.
+
+Source: Berg, Vesilo and Harchol-Balter, "heSRPT: Parallel scheduling to minimize mean slowdown",
+Performance Evaluation 144, 2020; the form for mean flow time. With speed-up k**p and m jobs in
+descending order of remaining size, the i-th gets the share
+    theta_i = (i / m)**(1 / (1 - p)) - ((i - 1) / m)**(1 / (1 - p)),
+so that the smallest job (i = m) gets the largest share.
+Adapted: jobs of a lower priority class count as larger than all of a higher one; p is fitted to the
+speed tables of the jobs at hand; shares become whole GPUs within each job's limits by Webster's
+method, after min_gpus for each job (it is the point of heSRPT that every job is served; smallest
+first where that does not fit), and what capped jobs leave goes to the others in proportion.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.jobs import JobTable
+from rlpto.policies.filling import apportion
+from rlpto.policies.speeds import unit_speed
+from rlpto.settings import Settings
+
+
+class HesrptOptions(Settings):
+    """Options of `hesrpt`."""
+
+    p: float | None = Field(None, gt=0, lt=1)
+    """Exponent of the speed-up k**p; null: fitted at every decision to the jobs' speed tables."""
+
+
+class Hesrpt:
+    """Shares by rank in remaining size, rounded to whole GPUs."""
+
+    summary = "optimal shares by rank in remaining size for speed-ups k**p, elastic"
+    source = "Berg, Vesilo, Harchol-Balter, Performance Evaluation 144, 2020"
+    Options = HesrptOptions
+
+    def __init__(self, options: HesrptOptions | None = None) -> None:
+        self.name = "hesrpt"
+        self.options = options or HesrptOptions()
+
+    def reset(self, seed: int) -> None:
+        """Nothing is remembered."""
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Rank by class and remaining time on one GPU, then give each rank its share."""
+        jobs = state.jobs
+        exponent = self.options.p or fit_exponent(jobs)
+        order = jobs.ranked(jobs.remaining / unit_speed(jobs))
+        share = np.empty(len(jobs))
+        share[order] = optimal_shares(len(jobs), exponent)[::-1]
+        return Allocation(apportion(share, order, jobs.min_gpus, jobs.max_gpus, state.capacity))
+
+
+def optimal_shares(count: int, exponent: float) -> FloatArray:
+    """theta [count] for jobs in descending order of remaining size; they sum to 1."""
+    cumulated = (np.arange(count + 1) / count) ** (1.0 / (1.0 - exponent))
+    return np.diff(cumulated)
+
+
+def fit_exponent(jobs: JobTable) -> float:
+    """p of the speed-up k**p by least squares of log speed-up on log k at k = 2, 4, 8, ... GPUs.
+
+    Only numbers of GPUs within a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can
+    hold two GPUs.
+    """
+    speed = jobs.speed
+    gpus = 2 ** np.arange(1, int(speed.shape[1] - 1).bit_length())
+    if len(gpus) == 0:
+        return 0.5
+    x = np.log(gpus)
+    used = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
+    squares = float(np.sum(used @ (x * x)))
+    if squares == 0.0:
+        return 0.5
+    y = np.log(np.where(used, speed[:, gpus] / unit_speed(jobs)[:, None], 1.0))
+    return float(np.clip(np.sum(y @ x) / squares, 0.05, 0.95))

@@ -1,0 +1,118 @@
+"""Greedy on our own reward, looking a fixed time ahead.
+
+Source: this project's reward (`rlpto.rewards`), maximised one step ahead by marginal analysis (Fox,
+Management Science 13(3), 1966).
+
+The value of giving a job k GPUs for the next H seconds is the sum of
+    accuracy:   + accuracy weight x class weight x share of the accuracy the job can gain in all,
+    time:       + time weight x (hours by which it finishes before H + work done, in hours on one GPU),
+    resources:  - resources weight x k x hours held, at most until it finishes,
+    rescale:    - rescale weight x hours of delay, if k differs from what it holds and it ran before.
+Work is done at the job's speed after any rescale delay, until the job finishes. The time part needs
+a word: in the next H seconds every job that does not finish costs the same, whatever it is given;
+what an allocation changes is how long the job will stay afterwards. That is approximated by the work
+left, counted at the pace of one GPU. Accuracy is taken as linear in progress within H. All values
+are relative to giving the job nothing.
+GPUs go to the largest value per GPU, along the concave hull, until nothing more pays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from pydantic import Field
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.jobs import JobTable
+from rlpto.policies.greedy import grow, hull_steps
+from rlpto.policies.speeds import unit_speed
+from rlpto.rewards import HOUR, RewardWeights
+from rlpto.settings import Settings
+
+
+class RewardGreedyOptions(Settings):
+    """Options of `reward_greedy`."""
+
+    weights: RewardWeights = RewardWeights()
+    """Weights of the reward it maximises."""
+    horizon: float = Field(600.0, gt=0)
+    """Seconds ahead that are counted, at least the interval between decisions."""
+
+
+class RewardGreedy:
+    """Steps with the largest expected reward per GPU, as long as that is positive."""
+
+    summary = "one-step greedy on this project's reward, elastic"
+    source = "this project's reward; Fox, Management Science 13(3), 1966"
+    Options = RewardGreedyOptions
+
+    def __init__(self, options: RewardGreedyOptions | None = None) -> None:
+        self.name = "reward_greedy"
+        self.options = options or RewardGreedyOptions()
+
+    def reset(self, seed: int) -> None:
+        """Nothing is remembered."""
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Value every number of GPUs, then climb."""
+        jobs = state.jobs
+        lowest = jobs.min_gpus
+        value = expected_reward(jobs, max(self.options.horizon, state.interval), self.options.weights)
+        steps = hull_steps(value, lowest, jobs.max_gpus)
+        return Allocation(grow(np.zeros_like(lowest), steps.target, steps.gain, lowest, state.capacity, 0.0))
+
+
+def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> FloatArray:
+    """[n, K + 1] value of 0..K GPUs for the next `horizon` seconds, as defined above; 0 GPUs are worth 0."""
+    unit = unit_speed(jobs)
+    left = jobs.epochs - jobs.progress
+    ahead = np.minimum(left, left * unit * jobs.requested_gpus * horizon / jobs.remaining)  # epochs
+    gainable = jobs.final_accuracy - jobs.accuracy_at(np.zeros(len(jobs)))
+    gain = jobs.accuracy_at(jobs.progress + ahead) - jobs.accuracy
+    worth = np.divide(gain, ahead * gainable, out=np.zeros(len(jobs)), where=(gainable > 0) & (ahead > 0))
+    by_class = weights.accuracy * np.array(weights.classes)[jobs.priority]
+    per_work = worth * by_class * left / jobs.remaining + weights.time / HOUR / unit
+    return _value(
+        jobs.speed,
+        jobs.remaining,
+        per_work,
+        jobs.gpus,
+        jobs.max_gpus,
+        jobs.rescale_left,
+        jobs.rescale_delay,
+        np.isfinite(jobs.start_time),
+        horizon,
+        weights.time / HOUR,
+        weights.resources / HOUR,
+        weights.rescale / HOUR,
+    )
+
+
+@njit(cache=True)
+def _value(
+    speed: FloatArray,
+    remaining: FloatArray,
+    per_work: FloatArray,
+    held: IntArray,
+    highest: IntArray,
+    delay_left: FloatArray,
+    delay: FloatArray,
+    ran: BoolArray,
+    horizon: float,
+    time_cost: float,
+    gpu_cost: float,
+    delay_cost: float,
+) -> FloatArray:
+    """Value of every number of GPUs up to `highest`; per_work: reward per unit of work done."""
+    value = np.zeros(speed.shape)
+    for row in range(len(speed)):
+        for gpus in range(1, highest[row] + 1):
+            wait = delay_left[row] if gpus == held[row] else delay[row]
+            rate = speed[row, gpus]
+            work = min(max(horizon - wait, 0.0) * rate, remaining[row])
+            hold = min(horizon, wait + work / rate) if work >= remaining[row] else horizon
+            value[row, gpus] = per_work[row] * work + time_cost * (horizon - hold) - gpu_cost * gpus * hold
+            if gpus != held[row] and ran[row]:
+                value[row, gpus] -= delay_cost * wait
+    return value
