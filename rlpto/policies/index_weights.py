@@ -1,0 +1,117 @@
+"""The constants of the tuned index, and the file they are kept in."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pydantic import Field, ValidationError
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import CheckpointError, ConfigError
+from rlpto.settings import Settings
+from rlpto.yamlfile import read_yaml
+
+FORMAT = "rlpto index weights 1"
+"""First entry of a weights file: what it is, and the version of its form."""
+
+
+class IndexWeights(Settings):
+    """Weights of the index: one for each feature, which multiply it and add up to a step's log score.
+
+    A step gives a job more GPUs. r stands for log(hours the job has left on one GPU), ratios and
+    logs have no unit. The defaults are the two-parameter form: marginal gain over remaining time to
+    the power 1/4, with stickiness; every job is given its min_gpus before others grow, and classes,
+    where they differ, come before size.
+    """
+
+    gain: float = Field(1.0, ge=-10, le=10)
+    """Times log(speed-up gained per GPU of the step), relative to one GPU."""
+    remaining: float = Field(-0.25, ge=-10, le=10)
+    """Times r."""
+    remaining_squared: float = Field(0.0, ge=-10, le=10)
+    """Times r squared."""
+    load_remaining: float = Field(0.0, ge=-10, le=10)
+    """Times r x log(1 + GPUs all jobs could use / capacity)."""
+    priority: float = Field(2.0, ge=-10, le=10)
+    """Times 1, 0 or -1 for class high, normal, low (after aging)."""
+    age: float = Field(0.0, ge=-10, le=10)
+    """Times log(1 + hours since the job was submitted)."""
+    attained: float = Field(0.0, ge=-10, le=10)
+    """Times log(1 + GPU-hours the job has had)."""
+    start: float = Field(3.0, ge=-10, le=10)
+    """Times 1 if the step starts from no GPUs, else 0; the default lets nearly all jobs start before any grows."""
+    held: float = Field(1.0, ge=-10, le=10)
+    """Stickiness: times the part of the step's GPUs that the job holds now, in [0, 1]."""
+    held_remaining: float = Field(0.0, ge=-10, le=10)
+    """Size-dependent stickiness: times that part x r."""
+
+    def vector(self) -> FloatArray:
+        """[features] the weights in the order of INDEX_FEATURES."""
+        return np.array([getattr(self, name) for name in INDEX_FEATURES])
+
+    @classmethod
+    def from_vector(cls, weights: FloatArray) -> IndexWeights:
+        """The inverse of `vector`; pydantic's ValidationError if a weight is out of bounds."""
+        return cls(**dict(zip(INDEX_FEATURES, map(float, weights), strict=True)))
+
+
+INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
+"""Names of the features, in the order of every weight vector. `IndexWeights` says what each is."""
+
+TUNING_RANGES: dict[str, tuple[float, float]] = {
+    "gain": (0.2, 3.0),
+    "remaining": (-1.5, 0.5),
+    "remaining_squared": (-0.2, 0.2),
+    "load_remaining": (-0.5, 0.5),
+    "priority": (0.0, 4.0),
+    "age": (-1.0, 1.0),
+    "attained": (-1.0, 1.0),
+    "start": (-1.0, 6.0),
+    "held": (0.0, 3.0),
+    "held_remaining": (-0.5, 0.5),
+}
+"""Where tuning looks for each weight."""
+
+
+def save_index_weights(weights: IndexWeights, path: Path) -> None:
+    """Write a weights file, whole or not at all. Raises CheckpointError if that is not possible."""
+    text = yaml.safe_dump({"format": FORMAT, "weights": weights.model_dump()}, sort_keys=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            file.write(text)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot write index weights: {error.strerror or error}") from None
+
+
+def load_index_weights(path: Path) -> IndexWeights:
+    """Read a weights file. Raises CheckpointError, naming file, line and key, if it is none."""
+    try:
+        file = read_yaml(path)
+    except ConfigError as error:
+        raise CheckpointError(f"{error}; expected index weights") from None
+    if file.data.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
+    if unknown := sorted(file.data.keys() - {"format", "weights"}):
+        raise CheckpointError(f"{file.place((unknown[0],))}: unknown key {unknown[0]}, expected format and weights")
+    weights = file.data.get("weights")
+    if not isinstance(weights, dict):
+        raise CheckpointError(f"{file.place(('weights',))}: weights: expected a number for each of the features")
+    if missing := [name for name in INDEX_FEATURES if name not in weights]:
+        raise CheckpointError(f"{file.place(('weights',))}: weights.{missing[0]}: missing")
+    try:
+        return IndexWeights.model_validate(weights)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        place = f"{file.place(('weights', key))}: weights.{key}"
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, INDEX_FEATURES, 1, 0.0)[0]
+            raise CheckpointError(f"{place}: unknown feature, did you mean {near}?") from None
+        raise CheckpointError(f"{place}: {first['msg']}, got {first['input']!r}") from None

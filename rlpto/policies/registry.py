@@ -1,0 +1,199 @@
+"""Policies by name: the ones of this project, and plug-ins."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from rlpto.errors import ConfigError, RlptoError
+from rlpto.policies.base import Policy, PolicyClass
+from rlpto.policies.equal_share import EqualShare
+from rlpto.policies.fifo import Fifo
+from rlpto.policies.hesrpt import Hesrpt
+from rlpto.policies.index import Index
+from rlpto.policies.las import Las
+from rlpto.policies.max_throughput import MaxThroughput
+from rlpto.policies.optimus import Optimus
+from rlpto.policies.random import RandomPolicy
+from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.sjf import Sjf
+from rlpto.policies.srtf import Srtf
+from rlpto.policies.tiresias import Tiresias
+from rlpto.settings import Settings
+
+ENTRY_POINTS = "rlpto.policies"
+"""Group of entry points under which an installed package offers policies: name = class."""
+
+BUILT_IN: dict[str, PolicyClass] = {
+    "fifo": Fifo,
+    "sjf": Sjf,
+    "srtf": Srtf,
+    "las": Las,
+    "tiresias": Tiresias,
+    "equal_share": EqualShare,
+    "max_throughput": MaxThroughput,
+    "optimus": Optimus,
+    "hesrpt": Hesrpt,
+    "reward_greedy": RewardGreedy,
+    "index": Index,
+    "random": RandomPolicy,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """An option of a policy: its name, its default as text, and what it means."""
+
+    name: str
+    default: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """A policy one can ask for: name, one line on what it does, where it is from, its options."""
+
+    name: str
+    summary: str
+    source: str
+    options: tuple[OptionInfo, ...]
+
+
+def available() -> list[PolicyInfo]:
+    """All policies: the project's own, then plug-ins by name.
+
+    Raises ConfigError if a plug-in cannot be loaded or is not a policy.
+    """
+    plugins = _plugins()
+    classes = BUILT_IN | {name: _load(plugins[name]) for name in sorted(plugins)}
+    return [PolicyInfo(name, cls.summary, cls.source, _options(cls.Options)) for name, cls in classes.items()]
+
+
+def make_policy(spec: str | Mapping[str, object]) -> Policy:
+    """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
+
+    The policy's `name` is the spec, so that variants can be told apart; a mapping may set another
+    one with `label`. Raises ConfigError for a name or an option that does not exist, a value an
+    option cannot have, or a plug-in that cannot be loaded.
+    """
+    name, options = _parse(spec)
+    label = options.pop("label", None)
+    if label is not None and not (isinstance(label, str) and label):
+        raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
+    policy_class = _find(name)
+    policy = policy_class(_checked(name, policy_class.Options, options))
+    policy.name = label or _label(name, options)
+    return policy
+
+
+def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
+    """Name and options of a spec."""
+    if isinstance(spec, Mapping):
+        given = dict(spec)
+        name = given.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"policy {dict(spec)}: expected a key `name` with the policy's name")
+        return name, given
+    name, _, text = spec.partition(":")
+    options: dict[str, object] = {}
+    for item in re.split(r",(?![^\[]*\])", text) if text.strip() else ():
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {item.strip()!r}")
+        if key in options:
+            raise ConfigError(f"policy {spec}: option {key} is given twice")
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"policy {spec}: option {key}: cannot read the value {value.strip()!r}") from None
+    return name.strip(), options
+
+
+def _find(name: str) -> PolicyClass:
+    """The class of a policy's name."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    plugins = _plugins()
+    if name in plugins:
+        return _load(plugins[name])
+    known = [*BUILT_IN, *sorted(plugins)]
+    raise ConfigError(f"no policy {name!r}; did you mean {_nearest(name, known)}? known: {', '.join(known)}")
+
+
+def _plugins() -> dict[str, metadata.EntryPoint]:
+    """Entry points of the group; built-in names cannot be taken over."""
+    return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in BUILT_IN}
+
+
+def _load(point: metadata.EntryPoint) -> PolicyClass:
+    """Import a plug-in's class."""
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"policy plug-in {point.name} ({point.value}): cannot be loaded: {error}") from None
+    options = getattr(loaded, "Options", None)
+    described = all(isinstance(getattr(loaded, key, None), str) for key in ("summary", "source"))
+    if not (callable(loaded) and described and isinstance(options, type) and issubclass(options, Settings)):
+        raise ConfigError(
+            f"policy plug-in {point.name} ({point.value}): expected a class with `summary`, `source` and `Options`, "
+            "as in rlpto.policies.base.PolicyClass"
+        )
+    return cast(PolicyClass, loaded)
+
+
+def _checked(name: str, settings: type[Settings], options: Mapping[str, object]) -> Settings:
+    """Typed options, or a ConfigError that names the wrong one."""
+    try:
+        return settings.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            known = _known_beside(settings, first["loc"])
+            hint = f"did you mean {_nearest(str(first['loc'][-1]), known)}?" if known else "it has none"
+            raise ConfigError(f"policy {name}: unknown option {key}; {hint}") from None
+        raise ConfigError(f"policy {name}: option {key}: {first['msg']}, got {first['input']!r}") from None
+    except RlptoError as error:
+        raise ConfigError(f"policy {name}: {error}") from None
+
+
+def _known_beside(settings: type[Settings], location: tuple[int | str, ...]) -> list[str]:
+    """Options that exist where `location` does not."""
+    for part in location[:-1]:
+        inner: Any = settings.model_fields[str(part)].annotation
+        settings = inner
+    return list(settings.model_fields)
+
+
+def _options(settings: type[Settings]) -> tuple[OptionInfo, ...]:
+    return tuple(
+        OptionInfo(name, _as_text(field.default), " ".join((field.description or "").split()))
+        for name, field in settings.model_fields.items()
+    )
+
+
+def _as_text(value: object) -> str:
+    """A value as it would be written in a spec."""
+    if isinstance(value, Settings):
+        value = value.model_dump()
+    elif isinstance(value, tuple):
+        value = list(value)
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
+
+
+def _label(name: str, options: Mapping[str, object]) -> str:
+    """`name:option=value,...` with the options as given."""
+    given = ",".join(f"{key}={_as_text(value)}" for key, value in options.items())
+    return f"{name}:{given}" if given else name
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, list(known), 1, 0.0)[0]
