@@ -274,7 +274,7 @@ def _placement_rates(model: MeasuredModel, batch: int | None, most: int) -> tupl
         ]
     )
     rates = _best_rates(model, split, seconds)
-    usable = np.isfinite(rates).all(axis=1)
+    usable = np.isfinite(rates[:, 0])
     return [placement for i, placement in enumerate(placements) if usable[i]], rates[usable]
 
 

@@ -8,7 +8,7 @@ GPUs; the two overlap to a degree that the exponent gamma expresses.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -131,7 +131,7 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
             minimize(
                 problem.loss,
                 start,
-                jac="3-point",
+                jac=True,
                 method="L-BFGS-B",
                 bounds=problem.bounds,
                 options={"maxiter": 500, "ftol": 1e-13, "gtol": 1e-9},
@@ -167,13 +167,17 @@ def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> F
     return np.asarray(longer * (1 + ratio**gamma) ** (1 / gamma))
 
 
-def _robust_mean(log_error: FloatArray) -> float:
-    """Pseudo-Huber mean of log errors, in the unit of a log error."""
-    return float(np.mean(np.sqrt(log_error**2 + _ROBUST**2)) - _ROBUST)
+def _robust_mean(log_error: FloatArray) -> tuple[float, FloatArray]:
+    """Pseudo-Huber mean of log errors [N], in the unit of a log error, and its gradient [N]."""
+    length = np.sqrt(log_error**2 + _ROBUST**2)
+    return float(np.mean(length) - _ROBUST), log_error / length / len(log_error)
 
 
 class _Problem:
-    """The fit as a function of a vector: six log coefficients and gamma."""
+    """The fit as a function of a vector: the logarithms of six coefficients, and gamma.
+
+    The logarithms are `_tie @ vector + _offset`, which is where what the rows cannot tell is decided.
+    """
 
     def __init__(self, rows: StepMeasurements) -> None:
         self.rows = rows
@@ -181,13 +185,34 @@ class _Problem:
         compute = rows.step_time - np.clip(rows.sync_time, 0, None)
         self.computing: BoolArray = compute > 0
         self.log_compute = np.log(compute[self.computing])
-        one_batch = len(np.unique(rows.local_batch)) == 1
-        self.half_compute = float(np.mean(compute[self.computing])) / 2 if one_batch and self.computing.any() else None
-        self.has_nodes = bool(np.any((rows.nodes > 1) & (rows.replicas > 1)))
-        self.has_local = bool(np.any((rows.nodes <= 1) & (rows.replicas > 1)))
-        self.has_growth = bool(np.any(rows.replicas > 2))
         low, high = np.log(NO_COST), np.log(10 * float(rows.step_time.max()))
         self.bounds = [(low, high)] * 6 + [(1.0, MAX_GAMMA)]
+        self._tie, self._offset = np.eye(6), np.zeros(6)
+        self._decide_the_untold(float(compute.mean()))
+        several, many = rows.nodes > 1, np.maximum(rows.replicas - 2, 0)
+        synchronised = rows.replicas > 1
+        self._sync_terms = np.stack(
+            [several * synchronised, several * many, ~several * synchronised, ~several * many]
+        ).astype(np.float64)
+
+    def _decide_the_untold(self, compute: float) -> None:
+        rows = self.rows
+        has_nodes = bool(np.any((rows.nodes > 1) & (rows.replicas > 1)))
+        has_local = bool(np.any((rows.nodes <= 1) & (rows.replicas > 1)))
+        premium = np.log(_NODE_PREMIUM)
+        if len(np.unique(rows.local_batch)) == 1 and compute > 0:
+            self._fix([0], np.log(compute / 2))
+        if not has_nodes and not has_local:
+            self._fix([2, 3, 4, 5], np.log(NO_COST))
+        elif not np.any(rows.replicas > 2):
+            self._fix([3, 5], np.log(NO_COST))
+        if has_local and not has_nodes:
+            self._tie[[2, 3]], self._offset[[2, 3]] = self._tie[[4, 5]], self._offset[[4, 5]] + premium
+        elif has_nodes and not has_local:
+            self._tie[[4, 5]], self._offset[[4, 5]] = self._tie[[2, 3]], self._offset[[2, 3]] - premium
+
+    def _fix(self, coefficients: list[int], log_value: float) -> None:
+        self._tie[coefficients], self._offset[coefficients] = 0.0, log_value
 
     def starts(self) -> Iterator[FloatArray]:
         """Pollux's start, and ones scaled to the step times at hand with little and much overlap."""
@@ -205,33 +230,34 @@ class _Problem:
         low, high = self.bounds[0]
         return np.append(np.clip(np.log(coefficients), low, high), gamma)
 
+    def _coefficients(self, x: FloatArray) -> FloatArray:
+        return np.asarray(np.exp(self._tie @ x[:6] + self._offset))
+
     def params(self, x: FloatArray) -> ThroughputParams:
-        """The vector as parameters, with what the rows cannot tell filled in."""
-        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r = (float(c) for c in np.exp(x[:6]))
-        if self.half_compute is not None:
-            alpha_c = self.half_compute
-        if not self.has_growth:
-            beta_n = beta_r = NO_COST
-        if not self.has_local and not self.has_nodes:
-            alpha_n = alpha_r = beta_n = beta_r = NO_COST
-        elif not self.has_nodes:
-            alpha_n, beta_n = alpha_r * _NODE_PREMIUM, beta_r * _NODE_PREMIUM
-        elif not self.has_local:
-            alpha_r, beta_r = alpha_n / _NODE_PREMIUM, beta_n / _NODE_PREMIUM
-        return ThroughputParams(alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, float(x[6]))
+        """The vector as parameters."""
+        return ThroughputParams(*(float(value) for value in [*self._coefficients(x), x[6]]))
 
-    def loss(self, x: FloatArray) -> float:
-        """What the fit minimises."""
-        params = self.params(x)
-        rows = self.rows
-        compute = gradient_time(params, rows.local_batch)
-        whole = _overlapped(compute, sync_time(params, rows.nodes, rows.replicas), params.gamma)
-        error = _robust_mean(np.log(whole) - self.log_step)
-        error += _COMPUTE_WEIGHT * _robust_mean(np.log(compute[self.computing]) - self.log_compute)
-        growth = (params.beta_n / params.alpha_n) ** 2 + (params.beta_r / params.alpha_r) ** 2
-        return error + _GAMMA_PENALTY * (params.gamma - 1) ** 2 + _GROWTH_PENALTY * growth
-
-
-def as_floats(params: ThroughputParams) -> tuple[float, ...]:
-    """The seven parameters in order."""
-    return tuple(float(value) for value in astuple(params))
+    def loss(self, x: FloatArray) -> tuple[float, FloatArray]:
+        """What the fit minimises, and its gradient."""
+        coefficients, gamma = self._coefficients(x), float(x[6])
+        # Seconds that each coefficient adds to computing or synchronising, [2, N] and [4, N].
+        compute_parts = coefficients[:2, None] * np.stack([np.ones(len(self.rows)), self.rows.local_batch])
+        sync_parts = coefficients[2:, None] * self._sync_terms
+        compute, synchronise = compute_parts.sum(axis=0), sync_parts.sum(axis=0)
+        whole = _overlapped(compute, synchronise, gamma)
+        share = (compute / whole) ** gamma  # of computing in the sum of powers; the rest is synchronising
+        step_error, by_step = _robust_mean(np.log(whole) - self.log_step)
+        compute_error, by_compute = _robust_mean(np.log(compute[self.computing]) - self.log_compute)
+        by_log = np.zeros(6)
+        by_log[:2] = (compute_parts / compute * by_step * share).sum(axis=1)
+        by_log[:2] += _COMPUTE_WEIGHT * ((compute_parts / compute)[:, self.computing] * by_compute).sum(axis=1)
+        synchronised = np.maximum(synchronise, np.finfo(np.float64).tiny)
+        by_log[2:] = (sync_parts / synchronised * by_step * (1 - share)).sum(axis=1)
+        log_compute, log_sync = np.log(compute / whole), np.log(synchronised / whole)
+        by_gamma = float((by_step * (share * log_compute + (1 - share) * log_sync)).sum()) / gamma
+        growth = (coefficients[[3, 5]] / coefficients[[2, 4]]) ** 2
+        by_log[[3, 5]] += 2 * _GROWTH_PENALTY * growth
+        by_log[[2, 4]] -= 2 * _GROWTH_PENALTY * growth
+        error = step_error + _COMPUTE_WEIGHT * compute_error
+        error += _GAMMA_PENALTY * (gamma - 1) ** 2 + _GROWTH_PENALTY * float(growth.sum())
+        return error, np.append(self._tie.T @ by_log, by_gamma + 2 * _GAMMA_PENALTY * (gamma - 1))
