@@ -239,7 +239,7 @@ def _summary_note(results: Results) -> str:
     note = (
         f"Means over cells with {results.level:.0%} intervals; green: best mean of all policies. "
         f"Knowledge: {results.knowledge}. The {LOWER_BOUND} has every job alone on the cluster at its fastest GPU "
-        "count, from its submit on: no policy can reach it under load."
+        "count, from its submit on: no policy can beat it."
     )
     return note + (" JCT, queueing and rho cover only the jobs that finished." if unfinished else "")
 

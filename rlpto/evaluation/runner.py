@@ -8,6 +8,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -171,6 +172,11 @@ def _run_all(
             for future in finished:
                 yield future.result()
                 tick(None)
+    except BrokenProcessPool as error:
+        raise ConfigError(
+            f"a worker process died, perhaps for want of memory; finished cells are kept in {task.folder}: "
+            f"run the same command again with fewer than {jobs} jobs"
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

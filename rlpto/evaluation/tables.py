@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlpto.errors import ConfigError
@@ -173,14 +174,14 @@ def summary_table(results: Results) -> Table:
         table.add_column(_wrapped_heading(name, scales[name]), justify="right")
     for summary in results.summaries:
         cells = [_interval_text(summary.mean[name], scales[name], name in WITH_INTERVAL) for name in names]
-        table.add_row(summary.policy, *cells, style="italic dim" if summary.is_bound else None)
+        table.add_row(escape(summary.policy), *cells, style="italic dim" if summary.is_bound else None)
     return table
 
 
 def paired_table(results: Results, names: Sequence[str] = ("reward", "jct_mean")) -> Table:
     """Differences from the reference policy for the terminal, cell by cell."""
     caption = f"{_setting(results)}; differences on the same windows and seeds, [{results.level:.0%} interval]"
-    table = Table(title=f"Paired differences from {results.reference}", caption=caption, **_STYLE)
+    table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **_STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     rows: dict[str, list[str]] = {
         summary.policy: [] for summary in results.policies if summary.policy != results.reference
@@ -201,7 +202,7 @@ def paired_table(results: Results, names: Sequence[str] = ("reward", "jct_mean")
                 _VERDICTS[c.verdict],
             ]
     for policy, texts in rows.items():
-        table.add_row(policy, *texts)
+        table.add_row(escape(policy), *texts)
     return table
 
 

@@ -1,0 +1,117 @@
+"""Metrics against figures worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.evaluation.metrics import METRIC, METRICS, contention, finish_time_fairness, lower_bound, measure
+from rlpto.evaluation.runner import Cell
+from rlpto.rewards import RewardWeights
+
+from .helpers import empty_record, tiny_record, toy_record
+
+
+def test_every_metric_of_three_jobs() -> None:
+    expected = {
+        "reward": -4.75,
+        "reward_accuracy": 3.0,
+        "reward_time": -5.0,
+        "reward_resources": -2.25,
+        "reward_rescale": -0.5,
+        "jct_mean": 200.0,
+        "jct_median": 200.0,
+        "jct_p95": 290.0,
+        "jct_p99": 298.0,
+        "makespan": 350.0,
+        "queueing_mean": 50.0,
+        "queueing_high": 0.0,
+        "queueing_normal": 0.0,
+        "queueing_low": 150.0,
+        "utilisation": 1200 / 1400,
+        "gpu_hours": 1200 / 3600,
+        "rescales_per_job": 1.0,
+        "fairness_mean": (2 / 3 + 2 / 3 + 1.5) / 3,
+        "fairness_max": 1.5,
+        "unfair_share": 1 / 3,
+        "slowdown_mean": 2.0,
+        "final_accuracy": 0.8,
+        "latency_p50": 0.0025,
+        "latency_p99": 0.00397,
+        "unfinished": 0.0,
+        "jobs": 3.0,
+        "wall_seconds": 0.5,
+    }
+    assert measure(tiny_record()) == pytest.approx(expected)
+    assert list(measure(tiny_record())) == [metric.name for metric in METRICS]
+
+
+def test_contention_averages_requested_gpus_over_the_stay() -> None:
+    # 4 GPUs asked for until 50 s, 8 until 100 s, 6 until 200 s, 4 until 350 s; the cluster has 4.
+    assert contention(tiny_record()) == pytest.approx([1.5, 1.5, 4 / 3])
+
+
+def test_job_alone_on_its_request_has_rho_one() -> None:
+    record = tiny_record()
+    jobs = record.jobs
+    alone = type(jobs)(**{**vars(jobs), "submit_time": np.array([0.0, 1000.0, 2000.0]),
+                          "finish_time": np.array([100.0, 1200.0, 2150.0])})  # fmt: skip
+    assert finish_time_fairness(tiny_record(jobs=alone)) == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_unfinished_jobs_are_counted_and_left_out_of_the_times() -> None:
+    values = measure(tiny_record(finish=(100.0, 200.0, np.nan)))
+    assert values["unfinished"] == 1
+    assert values["jct_mean"] == 150.0
+    assert np.isnan(values["makespan"])
+    # Up to the last event on record at 350 s.
+    assert values["utilisation"] == pytest.approx(1200 / 1400)
+
+
+def test_a_run_without_jobs_has_no_times() -> None:
+    values = measure(empty_record())
+    assert values["reward"] == 0.0
+    assert values["jobs"] == 0.0
+    assert np.isnan([values["jct_mean"], values["makespan"], values["utilisation"], values["latency_p99"]]).all()
+    assert np.isnan(lower_bound(empty_record())["makespan"])
+
+
+def test_capacity_lost_to_failures_raises_utilisation() -> None:
+    record = tiny_record()
+    decisions = type(record.decisions)(**{**vars(record.decisions), "capacity": np.array([4, 4, 2, 4])})
+    # 2 GPUs were down from 100 s to 200 s.
+    assert measure(tiny_record(decisions=decisions))["utilisation"] == pytest.approx(1200 / 1200)
+
+
+def test_lower_bound_runs_every_job_alone_from_its_submit() -> None:
+    bound = lower_bound(tiny_record(), RewardWeights(classes=(3.0, 2.0, 1.0), time=2.0, resources=0.5))
+    assert bound["jct_mean"] == 100.0
+    assert bound["makespan"] == 200.0
+    assert bound["queueing_low"] == 0.0
+    assert bound["slowdown_mean"] == 1.0
+    assert bound["reward_accuracy"] == 6.0
+    assert bound["reward_time"] == pytest.approx(-2 * 300 / 3600)
+    assert bound["reward_resources"] == pytest.approx(-0.5 * 300 / 3600)
+    assert bound["reward"] == pytest.approx(6 - 2.5 * 300 / 3600)
+    assert np.isnan(bound["utilisation"])
+    assert bound.keys() == METRIC.keys()
+
+
+def test_lower_bound_has_no_reward_without_weights() -> None:
+    assert np.isnan(lower_bound(tiny_record())["reward"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(policy=st.sampled_from(["fifo", "a", "b", "c"]), seed=st.integers(0, 10_000), jobs=st.integers(1, 25))
+def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, seed: int, jobs: int) -> None:
+    record = toy_record(Cell(policy, "w", seed), jobs=jobs)
+    values, bound = measure(record), lower_bound(record, RewardWeights())
+    for name in ("jct_mean", "jct_median", "jct_p95", "jct_p99", "makespan", "slowdown_mean", "queueing_mean"):
+        assert values[name] >= bound[name] * (1 - 1e-9)
+    for name in ("reward", "reward_accuracy", "reward_time", "reward_resources", "reward_rescale"):
+        assert values[name] <= bound[name] + 1e-9
+    held = values["utilisation"] * record.capacity * values["makespan"]
+    assert held == pytest.approx(record.jobs.gpu_seconds.sum())
+    assert 0 < values["utilisation"] <= 1 + 1e-9

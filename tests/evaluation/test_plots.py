@@ -1,0 +1,103 @@
+"""Plots show what the records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
+from rlpto.evaluation.plots import (
+    COLOURS,
+    SHOWN_JOBS,
+    all_plots,
+    allocation_over_time,
+    gpus_against_accuracy,
+    jct_cdf,
+    palette,
+    png,
+    queueing_bars,
+    reward_bars,
+    utilisation_over_time,
+    write_plots,
+)
+from rlpto.evaluation.report import records_by_policy
+from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.evaluation.tables import Results
+from rlpto.records import RunRecord
+
+from .helpers import empty_record, tiny_record, toy_record
+
+
+@pytest.fixture(scope="module")
+def records(finished: list[FinishedCell]) -> dict[str, list[RunRecord]]:
+    return records_by_policy(finished)
+
+
+def test_every_policy_has_its_own_colour() -> None:
+    colours = palette([*(f"p{i}" for i in range(len(COLOURS))), LOWER_BOUND])
+    assert len(set(colours.values())) == len(COLOURS) + 1
+
+
+def test_cdf_reaches_the_share_that_finished() -> None:
+    record = tiny_record(finish=(100.0, 200.0, np.nan))
+    lines = {str(line.get_label()): line for line in jct_cdf({"p": [record]}).axes[0].get_lines()}
+    x, y = np.asarray(lines["p"].get_xdata()), np.asarray(lines["p"].get_ydata())
+    assert x.tolist() == np.sort(completion_times(record.jobs))[:2].tolist()
+    assert y == pytest.approx([1 / 3, 2 / 3])
+    assert np.asarray(lines[LOWER_BOUND].get_ydata())[-1] == 1.0
+
+
+def test_reward_bars_add_up_to_the_total(toy_results: Results) -> None:
+    axes = reward_bars(toy_results.summaries).axes[0]
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    assert rows == [summary.policy for summary in toy_results.summaries]
+    for row, summary in enumerate(toy_results.summaries):
+        widths = [bar.get_width() for bar in axes.patches if round(bar.get_y() + bar.get_height() / 2) == row]
+        assert sum(widths) == pytest.approx(summary.mean["reward"].estimate)
+
+
+def test_allocation_stacks_to_the_gpus_held() -> None:
+    record = toy_record(Cell("share", "w", 1), jobs=SHOWN_JOBS + 30)
+    axes = allocation_over_time(record).axes[0]
+    top = max(path.vertices[:, 1].max() for band in axes.collections for path in band.get_paths())
+    assert top == pytest.approx(record.decisions.held.max())
+    assert len(axes.collections) == SHOWN_JOBS + 1
+
+
+def test_utilisation_line_averages_to_the_metric(toy_results: Results, records: dict[str, list[RunRecord]]) -> None:
+    figure = utilisation_over_time({policy: runs[0] for policy, runs in records.items()})
+    cells = toy_results.cells.set_index(["policy", "window", "seed"])["utilisation"]
+    for line in figure.axes[0].get_lines():
+        values = np.asarray(line.get_ydata(), dtype=float)[:-1]
+        assert values.mean() == pytest.approx(cells[str(line.get_label()), "w0", 0])
+
+
+def test_gpus_against_accuracy_of_fixed_allocations() -> None:
+    line = gpus_against_accuracy({"p": [tiny_record(), tiny_record()]}, bins=4).axes[0].get_lines()[0]
+    assert np.asarray(line.get_ydata()) == pytest.approx([8 / 3] * 4)
+
+
+def test_queueing_bars_show_every_policy_in_every_class(toy_results: Results) -> None:
+    axes = queueing_bars(toy_results.policies).axes[0]
+    assert len(axes.patches) == 3 * len(toy_results.policies)
+
+
+def test_plots_survive_runs_in_which_nothing_happens() -> None:
+    runs = {"a": [empty_record()], "b": [empty_record()]}
+    figures = (jct_cdf(runs), gpus_against_accuracy(runs), allocation_over_time(empty_record()),
+               utilisation_over_time({"a": empty_record()}))  # fmt: skip
+    for figure in figures:
+        assert png(figure).startswith(b"\x89PNG")
+
+
+def test_plots_are_written_and_reproducible(
+    toy_results: Results, records: dict[str, list[RunRecord]], tmp_path: Path
+) -> None:
+    paths = write_plots(all_plots(toy_results, records), tmp_path / "a")
+    again = write_plots(all_plots(toy_results, records), tmp_path / "b")
+    assert {path.stem for path in paths} == {
+        "reward", "jct_cdf", "queueing", "utilisation", "allocation", "gpus_by_accuracy"
+    }  # fmt: skip
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]

@@ -1,0 +1,128 @@
+"""The report is one file that says everything and needs nothing."""
+
+from __future__ import annotations
+
+import base64
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from rlpto.evaluation.metrics import LOWER_BOUND, METRICS
+from rlpto.evaluation.report import About, finding, make_plots, report_html, write_report
+from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
+from rlpto.evaluation.statistics import Comparison, Interval, Verdict
+from rlpto.evaluation.tables import Results, results
+
+from .conftest import POLICIES
+from .helpers import toy_record
+
+ABOUT = About(
+    title="Toys <1> & $more",
+    trace="a toy trace",
+    config="queue:\n  inside: fifo\nprice: $5\n",
+    commands=["rlpto evaluate configs/toy.yaml", "--seeds 3"],
+    versions={"rlpto": "1.2.3"},
+    facts={"Cluster": "2 nodes x 8 GPUs"},
+)
+VOID = {"meta", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and checks that every tag is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def html(toy_results: Results, finished: list[FinishedCell]) -> str:
+    return report_html(toy_results, make_plots(toy_results, finished), ABOUT)
+
+
+def test_nothing_is_loaded_from_outside(html: str) -> None:
+    page = Page(html)
+    assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "embed", "base"})
+    for tag, attributes in page.tags:
+        assert "href" not in attributes, tag
+        assert "srcset" not in attributes, tag
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+
+
+def test_every_image_is_embedded_and_described(html: str) -> None:
+    images = [attributes for tag, attributes in Page(html).tags if tag == "img"]
+    assert len(images) == 6
+    for image in images:
+        kind, _, data = (image["src"] or "").partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(b"\x89PNG")
+        assert image["alt"]
+
+
+def test_policies_setting_metrics_and_reproduction_are_all_there(html: str) -> None:
+    text = Page(html).text
+    for word in (*POLICIES, LOWER_BOUND, "Toys <1> & $more", "a toy trace", "2 nodes x 8 GPUs", "rlpto 1.2.3",
+                 "rlpto evaluate configs/toy.yaml", "price: $5", "noisy", "w0, w1", "0, 1, 2",
+                 *(metric.description for metric in METRICS)):  # fmt: skip
+        assert word in text
+    assert "only 6 samples per policy" in text
+
+
+def test_each_policy_but_the_reference_has_its_sentence(html: str, toy_results: Results) -> None:
+    text = Page(html).text
+    for policy in POLICIES[1:]:
+        reward, jct = (
+            next(c for c in toy_results.comparisons[name] if c.policy == policy) for name in ("reward", "jct_mean")
+        )
+        assert finding(policy, reward, jct, 0.95) in text
+
+
+def comparison(metric: str, estimate: float, low: float, high: float, verdict: Verdict) -> Comparison:
+    interval = Interval(estimate, low, high, 9)
+    return Comparison("b", "a", metric, interval, -0.25, Interval(0.9, 0.8, 1.0, 9), 8, 0, verdict)
+
+
+def test_sentence_says_what_the_interval_says() -> None:
+    nan = float("nan")
+    better = comparison("reward", 12.0, 8.0, 16.0, "better")
+    sooner = comparison("jct_mean", -100.0, -150.0, -50.0, "better")
+    assert finding("b", better, sooner, 0.95) == (
+        "b earns more reward (+12.0; the 95% interval +8.0 to +16.0 excludes zero) and finishes jobs sooner "
+        "(-100.0 s, -25.0 %; the 95% interval -150.0 to -50.0 s excludes zero)."
+    )
+    open_question = comparison("reward", 1.0, -2.0, 4.0, "undecided")
+    alone = comparison("jct_mean", -100.0, nan, nan, "undecided")
+    assert finding("b", open_question, alone, 0.95) == (
+        "b shows no certain difference in reward (+1.00; the 95% interval -2.00 to +4.00 includes zero) and shows no "
+        "certain difference in mean JCT (-100.0 s, -25.0 %; too few cells for an interval)."
+    )
+
+
+def test_report_of_one_policy_has_no_paired_part(tmp_path: Path) -> None:
+    done = evaluate([Cell("only", "w0", 0)], toy_record, tmp_path, False, config={})
+    alone = results(done, "exact", resamples=50)
+    path = tmp_path / "report.html"
+    write_report(path, alone, make_plots(alone, done), ABOUT)
+    text = Page(path.read_text()).text
+    assert "Paired differences from" not in text
+    assert "Policy only on 1 window and 1 seed, 40 jobs in all" in text

@@ -1,0 +1,184 @@
+"""Running cells, keeping them, going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+
+from .helpers import toy_record
+
+CELLS = [Cell(policy, "w0", seed) for policy in ("fifo", "share") for seed in range(3)]
+CONFIG = {"interval": 60.0, "queue": {"inside": "fifo"}}
+
+
+class Counting:
+    """Runs toy records and notes which; raises `error` instead of its `at`-th run."""
+
+    def __init__(self, at: int = -1, error: BaseException | None = None) -> None:
+        self.ran: list[Cell] = []
+        self.at, self.error = at, error
+
+    def __call__(self, cell: Cell) -> RunRecord:
+        if len(self.ran) == self.at and self.error is not None:
+            raise self.error
+        self.ran.append(cell)
+        return toy_record(cell, jobs=8)
+
+
+def run(out: Path, run_cell: Callable[[Cell], RunRecord], **options: object) -> list[FinishedCell]:
+    arguments = {"cells": CELLS, "progress": False, "config": CONFIG, **options}
+    return evaluate(run_cell=run_cell, out=out, **arguments)  # type: ignore[arg-type]
+
+
+def test_every_cell_is_run_measured_and_kept_in_order(tmp_path: Path) -> None:
+    done = run(tmp_path, Counting(), weights=RewardWeights())
+    assert [finished.cell for finished in done] == CELLS
+    for finished in done:
+        record = toy_record(finished.cell, jobs=8)
+        assert finished.metrics["jct_mean"] == measure(record)["jct_mean"]
+        assert finished.bound["reward"] > finished.metrics["reward"]
+        np.testing.assert_array_equal(finished.record().jobs.finish_time, record.jobs.finish_time)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_finished_cells_are_not_run_again_and_lists_may_grow(tmp_path: Path) -> None:
+    first = run(tmp_path, Counting())
+    again = Counting()
+    more = [*CELLS, Cell("new", "w0", 0)]
+    second = run(tmp_path, again, cells=more)
+    assert again.ran == [Cell("new", "w0", 0)]
+    # Compared as text, in which undefined figures are equal.
+    assert repr(second[: len(first)]) == repr(first)
+    assert repr(load_cells(tmp_path)) == repr(sorted(second, key=lambda finished: finished.cell))
+
+
+def test_interruption_keeps_what_is_finished_and_says_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Counting(at=4, error=KeyboardInterrupt()))
+    said = capsys.readouterr()
+    assert "interrupted: 4 of 6 cells are finished" in said.err
+    assert "same run folder again to go on" in said.err
+    assert said.out == ""
+    rest = Counting()
+    assert len(run(tmp_path, rest)) == 6
+    assert rest.ran == CELLS[4:]
+
+
+def test_an_error_of_a_run_comes_through_and_keeps_earlier_cells(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="negative"):
+        run(tmp_path, Counting(at=2, error=PolicyError("fifo: negative GPUs")))
+    rest = Counting()
+    run(tmp_path, rest)
+    assert rest.ran == CELLS[2:]
+
+
+def test_another_configuration_is_refused_until_fresh(tmp_path: Path) -> None:
+    run(tmp_path, Counting())
+    with pytest.raises(CheckpointError, match=r"\.json: was written with another configuration.*--fresh"):
+        run(tmp_path, Counting(), config={**CONFIG, "interval": 30.0})
+    again = Counting()
+    run(tmp_path, again, cells=CELLS[:2], config={**CONFIG, "interval": 30.0}, fresh=True)
+    assert again.ran == CELLS[:2]
+    assert [finished.cell for finished in load_cells(tmp_path)] == CELLS[:2]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"fingerprint": 3}', '{"format": 1}'])
+def test_an_unreadable_cell_names_its_file(tmp_path: Path, content: str) -> None:
+    run(tmp_path, Counting())
+    path = tmp_path / "cells" / f"{CELLS[1].key}.json"
+    path.write_text(content)
+    with pytest.raises(CheckpointError, match=rf"{path.name}: .*use another run folder, or --fresh"):
+        run(tmp_path, Counting())
+
+
+def test_a_cell_of_other_metrics_or_another_name_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, Counting())
+    path = tmp_path / "cells" / f"{CELLS[0].key}.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "metrics": {"speed": 1.0}}))
+    with pytest.raises(CheckpointError, match="holds other metrics"):
+        run(tmp_path, Counting())
+    path.write_text(json.dumps({**whole, "cell": {"policy": "x", "window": "w0", "seed": 0}}))
+    with pytest.raises(CheckpointError, match="holds cell x"):
+        run(tmp_path, Counting())
+
+
+def test_a_lost_record_is_noticed(tmp_path: Path) -> None:
+    run(tmp_path, Counting())
+    path = tmp_path / "cells" / f"{CELLS[2].key}.npz"
+    path.unlink()
+    with pytest.raises(CheckpointError, match=f"{path.name}: missing or not a readable run record"):
+        run(tmp_path, Counting())
+
+
+def test_undefined_metrics_survive_the_file(tmp_path: Path) -> None:
+    def cut_short(cell: Cell) -> RunRecord:
+        return toy_record(cell, jobs=8, max_seconds=25_000)
+
+    run(tmp_path, cut_short)
+    finished = run(tmp_path, Counting(at=0, error=AssertionError("must not run")))[0]
+    assert finished.metrics["unfinished"] > 0
+    assert np.isnan(finished.metrics["makespan"])
+    assert np.isnan(finished.bound["reward"])
+
+
+def die(cell: Cell) -> RunRecord:
+    """Ends its process, as a lack of memory would."""
+    del cell
+    os._exit(1)
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes find this package under the name pytest gave it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[__name__.count(".")]))
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_worker_that_dies_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a worker process died.*fewer than 2 jobs"):
+        evaluate(CELLS, die, tmp_path, False, 2, config=CONFIG)
+
+
+@pytest.mark.usefixtures("importable")
+def test_workers_give_the_same_cells(tmp_path: Path) -> None:
+    alone = evaluate(CELLS, toy_record, tmp_path / "one", False, config=CONFIG)
+    together = evaluate(CELLS, toy_record, tmp_path / "two", False, 2, config=CONFIG)
+    assert repr([(f.cell, f.metrics) for f in together]) == repr([(f.cell, f.metrics) for f in alone])
+
+
+def test_progress_goes_to_stderr_and_quiet_is_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "loud", Counting(), progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "6/6" in said.err
+    run(tmp_path / "quiet", Counting())
+    assert capsys.readouterr().err == ""
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fifo · w0 · seed 0 is listed twice"):
+        run(tmp_path, Counting(), cells=[CELLS[0], CELLS[0]])
+    with pytest.raises(ConfigError, match="jobs 0"):
+        run(tmp_path, Counting(), jobs=0)
+    with pytest.raises(CheckpointError, match="no finished cells"):
+        load_cells(tmp_path / "nowhere")
+
+
+def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        run(tmp_path / "file", Counting())

@@ -1,0 +1,146 @@
+"""Intervals and paired comparisons: exact on tiny cases, and covering what they say on simulated data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import trim_mean
+
+from rlpto.errors import ConfigError
+from rlpto.evaluation.statistics import bootstrap_interval, compare, interquartile_mean, mean
+
+
+def frame(**policies: list[float]) -> pd.DataFrame:
+    """Cells of window w0 with seeds 0, 1, ... and mean JCTs as given."""
+    rows = [
+        {"policy": policy, "window": f"w{i}", "seed": 0, "jct_mean": value, "reward": value, "jobs": 3.0}
+        for policy, values in policies.items()
+        for i, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_mean_and_interquartile_mean_of_resamples() -> None:
+    values = np.array([4.0, 1.0, 3.0, 100.0])
+    counts = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 4.0, 0.0, 0.0], [2.0, 0.0, 0.0, 2.0]])
+    assert mean(values, counts) == pytest.approx([27.0, 1.0, 52.0])
+    assert interquartile_mean(values, counts) == pytest.approx([3.5, 1.0, 52.0])
+
+
+@given(arrays(float, st.integers(1, 30), elements=st.floats(-1e6, 1e6)))
+def test_interquartile_mean_is_the_trimmed_mean(values: np.ndarray) -> None:
+    ours = interquartile_mean(values, np.ones((1, len(values))))[0]
+    assert ours == pytest.approx(trim_mean(values, 0.25), abs=1e-6)
+
+
+def test_one_value_has_no_interval() -> None:
+    interval = bootstrap_interval(np.array([3.0]))
+    assert interval.estimate == 3.0
+    assert np.isnan(interval.low)
+    assert np.isnan(interval.high)
+    assert not interval.excludes(0.0)
+
+
+def test_undefined_values_are_left_out() -> None:
+    interval = bootstrap_interval(np.array([1.0, np.nan, 3.0]))
+    assert (interval.estimate, interval.samples) == (2.0, 2)
+    assert np.isnan(bootstrap_interval(np.array([np.nan])).estimate)
+
+
+def test_two_values_span_the_interval() -> None:
+    interval = bootstrap_interval(np.array([1.0, 3.0]))
+    assert (interval.low, interval.high) == (1.0, 3.0)
+
+
+def test_same_seed_same_interval() -> None:
+    values = np.random.default_rng(0).normal(size=12)
+    assert bootstrap_interval(values, seed=4) == bootstrap_interval(values, seed=4)
+    assert bootstrap_interval(values, seed=4) != bootstrap_interval(values, seed=5)
+
+
+def test_strata_leave_differences_between_windows_out() -> None:
+    rng = np.random.default_rng(0)
+    values = np.repeat([0.0, 100.0, 1000.0], 5) + rng.normal(size=15)
+    windows = np.repeat(["a", "b", "c"], 5).tolist()
+    inside, pooled = bootstrap_interval(values, windows), bootstrap_interval(values)
+    assert inside.estimate == pooled.estimate
+    assert inside.high - inside.low < 3
+    assert pooled.high - pooled.low > 300
+
+
+def test_seeds_that_change_nothing_are_no_evidence() -> None:
+    windows = ["a", "a", "b", "b", "c", "c"]
+    repeated = bootstrap_interval(np.array([1.0, 1.0, 2.0, 2.0, 4.0, 4.0]), windows)
+    assert repeated == bootstrap_interval(np.array([1.0, 2.0, 4.0]), ["a", "b", "c"])
+    one_window = bootstrap_interval(np.array([5.0, 5.0, 5.0]), ["a", "a", "a"])
+    assert one_window.samples == 1
+    assert np.isnan(one_window.low)
+
+
+@pytest.mark.parametrize(("size", "windows"), [(6, 1), (12, 1), (12, 4)])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_intervals_cover_the_mean(size: int, windows: int, skewed: bool) -> None:
+    rng = np.random.default_rng(7)
+    offsets = np.repeat(np.arange(windows) * 10.0, size // windows)
+    draws = rng.exponential(size=(400, size)) if skewed else 1 + rng.normal(size=(400, size))
+    strata = None if windows == 1 else offsets.tolist()
+    truth = 1 + offsets.mean()
+    intervals = [bootstrap_interval(row + offsets, strata, resamples=800) for row in draws]
+    covered = np.mean([interval.low <= truth <= interval.high for interval in intervals])
+    # 400 trials leave a standard error of 1.1 %; skewed small samples are known to fall short of 95 %.
+    assert covered > (0.86 if skewed else 0.915)
+    if not skewed:
+        assert covered < 0.99
+
+
+def test_comparison_by_cell() -> None:
+    # Seconds saved: 10, 20, 30, 0; the spread between windows does not blur the difference.
+    found = compare(frame(fifo=[100, 1000, 5000, 9000], srtf=[90, 980, 4970, 9000]), "fifo", "jct_mean")
+    assert len(found) == 1
+    only = found[0]
+    assert (only.policy, only.reference, only.wins, only.ties) == ("srtf", "fifo", 3, 1)
+    assert only.difference.estimate == -15.0
+    assert only.relative == pytest.approx(-15 / 3775)
+    assert only.improvement.estimate == pytest.approx(3.5 / 4)
+
+
+def test_verdicts_follow_the_good_direction() -> None:
+    lower = frame(ref=[10, 20, 30, 40, 50], low=[5, 14, 25, 34, 45], same=[10, 20, 30, 40, 50], odd=[5, 30, 20, 60, 35])
+    jct = {c.policy: c.verdict for c in compare(lower, "ref", "jct_mean")}
+    reward = {c.policy: c.verdict for c in compare(lower, "ref", "reward")}
+    assert jct == {"low": "better", "same": "equal", "odd": "undecided"}
+    assert reward == {"low": "worse", "same": "equal", "odd": "undecided"}
+
+
+def test_verdict_stays_open_on_one_cell() -> None:
+    assert compare(frame(a=[10], b=[5]), "a", "jct_mean")[0].verdict == "undecided"
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    rows = frame(a=[10, 20, 30], b=[11, 19, 34])
+    assert compare(rows, "a", "jct_mean") == compare(rows.iloc[[2, 0, 1, 5, 3, 4]], "a", "jct_mean")
+
+
+def test_cells_that_do_not_pair_are_an_error() -> None:
+    rows = frame(fifo=[1, 2, 3], srtf=[1, 2])
+    with pytest.raises(ConfigError, match="cannot pair srtf with fifo: srtf lacks window w2, seed 0"):
+        compare(rows, "fifo", "jct_mean")
+    with pytest.raises(ConfigError, match="srtf lacks window w2"):
+        compare(rows, "srtf", "jct_mean")
+
+
+def test_a_cell_listed_twice_is_an_error() -> None:
+    rows = pd.concat([frame(a=[1, 2], b=[1, 2]), frame(b=[3])])
+    with pytest.raises(ConfigError, match="policy b has window w0, seed 0 twice"):
+        compare(rows, "a", "jct_mean")
+
+
+def test_unknown_reference_and_metric_name_what_there_is() -> None:
+    with pytest.raises(ConfigError, match="'sjf' was not evaluated, expected one of: a, b"):
+        compare(frame(a=[1], b=[1]), "sjf", "jct_mean")
+    with pytest.raises(ConfigError, match="metric 'speed' is not known"):
+        compare(frame(a=[1], b=[1]), "a", "speed")

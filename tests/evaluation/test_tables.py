@@ -1,0 +1,160 @@
+"""Frames, summaries and how they look on the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from rlpto.errors import ConfigError
+from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
+from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
+from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv, write_json
+from rlpto.records import RunRecord
+
+from .conftest import POLICIES
+from .helpers import toy_record
+
+
+def printed(shown: Results, width: int = 120) -> str:
+    stream = io.StringIO()
+    print_results(shown, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """One window, one seed, jobs left unfinished, exact knowledge."""
+
+    def run(cell: Cell) -> RunRecord:
+        return toy_record(cell, jobs=20, max_seconds=20_000)
+
+    cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
+    return results(evaluate(cells, run, tmp_path_factory.mktemp("cut"), False, config={}), "exact")
+
+
+def test_frame_has_every_cell_and_the_bound_once_per_workload(finished: list[FinishedCell]) -> None:
+    cells = frame(finished, "noisy")
+    assert list(cells.columns) == ["policy", "knowledge", "window", "seed", *METRIC]
+    assert len(cells) == len(finished) + 6
+    bound = cells[cells["policy"] == LOWER_BOUND]
+    assert len(bound) == 6
+    assert set(bound["knowledge"]) == {"exact"}
+    assert set(cells.loc[cells["policy"] != LOWER_BOUND, "knowledge"]) == {"noisy"}
+
+
+def test_summary_is_sorted_by_reward_with_the_bound_last(toy_results: Results) -> None:
+    rewards = [summary.mean["reward"].estimate for summary in toy_results.policies]
+    assert rewards == sorted(rewards, reverse=True)
+    assert toy_results.summaries[-1].policy == LOWER_BOUND
+    assert {summary.policy for summary in toy_results.policies} == set(POLICIES)
+
+
+def test_summary_means_are_means_of_the_cells(toy_results: Results) -> None:
+    for summary in toy_results.summaries:
+        rows = toy_results.cells[toy_results.cells["policy"] == summary.policy]
+        for name in ("reward", "jct_p99", "queueing_low"):
+            interval = summary.mean[name]
+            assert interval.estimate == pytest.approx(rows[name].mean())
+            assert interval.low <= interval.estimate <= interval.high
+
+
+def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell], toy_results: Results) -> None:
+    assert toy_results.reference == "fifo"
+    other = results(finished, "noisy", reference="share", resamples=50)
+    assert {c.policy for c in other.comparisons["reward"]} == set(POLICIES) - {"share"}
+    forth = {c.policy: c for c in toy_results.comparisons["reward"]}["share"]
+    back = {c.policy: c for c in other.comparisons["reward"]}["fifo"]
+    assert back.difference.estimate == pytest.approx(-forth.difference.estimate)
+    assert back.wins == 6 - forth.wins - forth.ties
+
+
+def test_unknown_reference_and_no_cells(finished: list[FinishedCell]) -> None:
+    with pytest.raises(ConfigError, match="reference policy 'sjf' was not evaluated"):
+        results(finished, "noisy", reference="sjf")
+    with pytest.raises(ConfigError, match="no finished cells"):
+        results([], "noisy")
+
+
+def test_policies_on_different_windows_are_refused(finished: list[FinishedCell]) -> None:
+    with pytest.raises(ConfigError, match="cannot pair"):
+        results(finished[:-1], "noisy", resamples=50)
+
+
+def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results: Results) -> None:
+    text = printed(toy_results)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    for policy in ("fifo", "share", LOWER_BOUND):
+        assert any(line.startswith(policy) for line in lines)
+    assert text.count("knowledge: noisy") == 2
+    assert "Paired differences from fifo" in text
+    for word in ("reward", "makespan", "latency", "rescales", "GPU-hours", "95% interval"):
+        assert word in text
+
+
+def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
+    cells = [Cell(policy, "w0", 0) for policy in ("fifo", "index[a=1]")]
+    shown = results(evaluate(cells, toy_record, tmp_path, False, config={}), "noisy", resamples=50)
+    assert "index[a=1]" in printed(shown, width=200)
+
+
+def test_unfinished_jobs_are_said_everywhere(cut_short: Results) -> None:
+    text = " ".join(printed(cut_short).split())
+    assert "unfinished" in text
+    assert "JCT and queueing cover only those that finished" in text
+    assert any("fifo left" in note and "jobs unfinished in 1 of 1 cells" in note for note in warnings(cut_short))
+
+
+def test_warnings_name_few_samples_one_window_and_oracle_knowledge(cut_short: Results, toy_results: Results) -> None:
+    notes = " ".join(warnings(cut_short))
+    assert "only 1 sample per policy" in notes
+    assert "one window" in notes
+    assert "Knowledge is exact" in notes
+    calm = " ".join(warnings(toy_results))
+    assert "only 6 samples" in calm
+    assert "one window" not in calm
+    assert "exact" not in calm
+
+
+def test_csv_files_hold_the_figures(toy_results: Results, tmp_path: Path) -> None:
+    paths = write_csv(toy_results, tmp_path)
+    cells, summary, paired = (pd.read_csv(path) for path in paths)
+    pd.testing.assert_frame_equal(cells, toy_results.cells, check_dtype=False)
+    assert len(summary) == 4 * len(METRICS)
+    assert set(paired["policy"]) == set(POLICIES) - {"fifo"}
+    for table in (cells, summary, paired):
+        assert "knowledge" in table.columns
+    row = paired[(paired["policy"] == "share") & (paired["metric"] == "jct_mean")].iloc[0]
+    values = cells.set_index(["policy", "window", "seed"])["jct_mean"]
+    assert row["difference"] == pytest.approx((values["share"] - values["fifo"]).mean())
+
+
+def test_json_is_strict_and_complete(toy_results: Results, tmp_path: Path) -> None:
+    write_json(toy_results, tmp_path / "results.json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    content = json.loads((tmp_path / "results.json").read_text(), parse_constant=refuse)
+    assert content["knowledge"] == "noisy"
+    assert content["reference"] == "fifo"
+    assert len(content["cells"]) == len(toy_results.cells)
+    bound = next(row for row in content["cells"] if row["policy"] == LOWER_BOUND)
+    assert bound["utilisation"] is None
+    assert len(content["summary"]) == 4 * len(METRICS)
+
+
+def test_one_policy_alone_has_no_paired_table(finished: list[FinishedCell]) -> None:
+    text = printed(results(finished[:6], "noisy", resamples=50))
+    assert "fifo" in text
+    assert "Paired differences" not in text
+
+
+def test_same_cells_same_tables(finished: list[FinishedCell], toy_results: Results) -> None:
+    again = results(finished, "noisy", resamples=500)
+    assert repr(again.summaries) == repr(toy_results.summaries)
