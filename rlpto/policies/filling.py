@@ -96,7 +96,8 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
             gpus[row] = raised
     for holders in (True, False):
         for row in range(count):
-            if free > 0 and gpus[row] == level and level < highest[row] and (held[row] > level) == holders:
+            rises = 0 < gpus[row] == level < highest[row]
+            if free > 0 and rises and (held[row] > level) == holders:
                 gpus[row] += 1
                 free -= 1
     return gpus

@@ -62,19 +62,17 @@ def optimal_shares(count: int, exponent: float) -> FloatArray:
 
 
 def fit_exponent(jobs: JobTable) -> float:
-    """p of the speed-up k**p by least squares of log speed-up on log k at k = 2, 4, 8, ... GPUs.
+    """p of the speed-up k**p by least squares at k = 2, 4, 8, ... GPUs.
 
-    Only numbers of GPUs within a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can
-    hold two GPUs.
+    The logs of speed and GPUs, both relative to min_gpus, are compared; only numbers of GPUs within
+    a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can grow to such a number.
     """
     speed = jobs.speed
+    lowest = jobs.min_gpus[:, None]
     gpus = 2 ** np.arange(1, int(speed.shape[1] - 1).bit_length())
-    if len(gpus) == 0:
+    used = (gpus > lowest) & (gpus <= jobs.max_gpus[:, None])
+    if not used.any():
         return 0.5
-    x = np.log(gpus)
-    used = (gpus >= jobs.min_gpus[:, None]) & (gpus <= jobs.max_gpus[:, None])
-    squares = float(np.sum(used @ (x * x)))
-    if squares == 0.0:
-        return 0.5
-    y = np.log(np.where(used, speed[:, gpus] / unit_speed(jobs)[:, None], 1.0))
-    return float(np.clip(np.sum(y @ x) / squares, 0.05, 0.95))
+    log_gpus = np.log(np.where(used, gpus / lowest, 1.0))
+    log_speed = np.log(np.where(used, speed[:, gpus] / np.take_along_axis(speed, lowest, axis=1), 1.0))
+    return float(np.clip(np.vdot(log_speed, log_gpus) / np.vdot(log_gpus, log_gpus), 0.05, 0.95))

@@ -9,7 +9,7 @@ Adapted: this project's own form. A step from k to k' GPUs scores
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
 Weights may differ by job, and so may depend on the state: that is how a learned policy steers this
-one (`index_gpus` with [n, features] weights); all features are bounded by what a log can be.
+one (`index_gpus` with [n, features] weights).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from rlpto.policies.speeds import unit_speed
 from rlpto.rewards import HOUR
 from rlpto.settings import Settings
 
-_JOB = slice(INDEX_FEATURES.index("remaining"), INDEX_FEATURES.index("start"))
-_GAIN, _START, _HELD = (INDEX_FEATURES.index(name) for name in ("gain", "start", "held"))
+_COLUMN = {name: column for column, name in enumerate(INDEX_FEATURES)}
+_OF_JOB = slice(_COLUMN["remaining"], _COLUMN["attained"] + 1)
+_OF_HELD = slice(_COLUMN["held"], _COLUMN["held_remaining"] + 1)
 SHORTEST = 1.0
 """Remaining times below this many seconds count as this."""
 
@@ -41,7 +42,7 @@ class IndexOptions(Settings):
 
 
 class Index:
-    """Steps with the largest index first; every job enters with its min_gpus or the best start above."""
+    """Steps with the largest index first, until the GPUs are gone or nothing speeds a job up."""
 
     summary = "greedy by marginal gain over remaining time^a, sticky, with tuned constants, elastic"
     source = "this project; after Gittins indices and Berg et al. 2020"
@@ -78,17 +79,16 @@ def index_features(state: ClusterState) -> FloatArray:
     whether it starts the job, and the two of `held` by the part of its GPUs the job holds.
     """
     jobs = state.jobs
-    with np.errstate(divide="ignore"):
-        hours = np.log(np.maximum(jobs.remaining / unit_speed(jobs), SHORTEST) / HOUR)
+    hours = np.log(np.maximum(jobs.remaining / unit_speed(jobs), SHORTEST) / HOUR)
     load = np.log1p(jobs.max_gpus.sum() / max(state.capacity, 1))
     features = np.ones((len(jobs), len(INDEX_FEATURES)))
-    features[:, 1] = hours
-    features[:, 2] = hours * hours
-    features[:, 3] = hours * load
-    features[:, 4] = 1 - jobs.effective_priority
-    features[:, 5] = np.log1p((state.time - jobs.submit_time) / HOUR)
-    features[:, 6] = np.log1p(jobs.attained_service / HOUR)
-    features[:, 9] = hours
+    features[:, _COLUMN["remaining"]] = hours
+    features[:, _COLUMN["remaining_squared"]] = hours * hours
+    features[:, _COLUMN["load_remaining"]] = hours * load
+    features[:, _COLUMN["priority"]] = 1 - jobs.effective_priority
+    features[:, _COLUMN["age"]] = np.log1p((state.time - jobs.submit_time) / HOUR)
+    features[:, _COLUMN["attained"]] = np.log1p(jobs.attained_service / HOUR)
+    features[:, _COLUMN["held_remaining"]] = hours
     return features
 
 
@@ -104,14 +104,14 @@ def index_scores(state: ClusterState, steps: Steps, weights: FloatArray) -> Floa
         steps.gain,
         unit_speed(jobs),
         jobs.gpus,
-        parts[:, _JOB].sum(axis=1),
-        parts[:, _GAIN].copy(),
-        parts[:, _START].copy(),
-        parts[:, _HELD:].sum(axis=1),
+        parts[:, _OF_JOB].sum(axis=1),
+        parts[:, _COLUMN["gain"]].copy(),
+        parts[:, _COLUMN["start"]].copy(),
+        parts[:, _OF_HELD].sum(axis=1),
     )
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _score_steps(
     target: IntArray,
     gain: FloatArray,

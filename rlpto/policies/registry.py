@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -186,6 +187,8 @@ def _as_text(value: object) -> str:
         value = value.model_dump()
     elif isinstance(value, tuple):
         value = list(value)
+    elif isinstance(value, Path):
+        value = str(value)
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 

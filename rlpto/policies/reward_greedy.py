@@ -3,7 +3,8 @@
 Source: this project's reward (`rlpto.rewards`), maximised one step ahead by marginal analysis (Fox,
 Management Science 13(3), 1966).
 
-The value of giving a job k GPUs for the next H seconds is the sum of
+The value of giving a job k GPUs for the next H seconds (the horizon and one rescale delay of that
+job, so that a long delay does not make every start look worthless) is the sum of
     accuracy:   + accuracy weight x class weight x share of the accuracy the job can gain in all,
     time:       + time weight x (hours by which it finishes before H + work done, in hours on one GPU),
     resources:  - resources weight x k x hours held, at most until it finishes,
@@ -30,6 +31,9 @@ from rlpto.policies.speeds import unit_speed
 from rlpto.rewards import HOUR, RewardWeights
 from rlpto.settings import Settings
 
+LEAST_WORK = 1e-9
+"""Remaining work below this counts as this."""
+
 
 class RewardGreedyOptions(Settings):
     """Options of `reward_greedy`."""
@@ -37,7 +41,7 @@ class RewardGreedyOptions(Settings):
     weights: RewardWeights = RewardWeights()
     """Weights of the reward it maximises."""
     horizon: float = Field(600.0, gt=0)
-    """Seconds ahead that are counted, at least the interval between decisions."""
+    """Seconds ahead that are counted after a rescale, at least the interval between decisions."""
 
 
 class RewardGreedy:
@@ -64,18 +68,22 @@ class RewardGreedy:
 
 
 def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> FloatArray:
-    """[n, K + 1] value of 0..K GPUs for the next `horizon` seconds, as defined above; 0 GPUs are worth 0."""
+    """[n, K + 1] value of 0..K GPUs until `horizon` seconds after a rescale, as defined above.
+
+    Relative to no GPUs, which are worth 0; entries beyond max_gpus are 0 and mean nothing.
+    """
     unit = unit_speed(jobs)
+    remaining = np.maximum(jobs.remaining, LEAST_WORK)
     left = jobs.epochs - jobs.progress
-    ahead = np.minimum(left, left * unit * jobs.requested_gpus * horizon / jobs.remaining)  # epochs
+    ahead = np.minimum(left, left * unit * jobs.requested_gpus * horizon / remaining)  # epochs
     gainable = jobs.final_accuracy - jobs.accuracy_at(np.zeros(len(jobs)))
     gain = jobs.accuracy_at(jobs.progress + ahead) - jobs.accuracy
     worth = np.divide(gain, ahead * gainable, out=np.zeros(len(jobs)), where=(gainable > 0) & (ahead > 0))
     by_class = weights.accuracy * np.array(weights.classes)[jobs.priority]
-    per_work = worth * by_class * left / jobs.remaining + weights.time / HOUR / unit
+    per_work = worth * by_class * left / remaining + weights.time / HOUR / unit
     return _value(
         jobs.speed,
-        jobs.remaining,
+        remaining,
         per_work,
         jobs.gpus,
         jobs.max_gpus,
@@ -89,7 +97,7 @@ def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> F
     )
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def _value(
     speed: FloatArray,
     remaining: FloatArray,
@@ -109,10 +117,11 @@ def _value(
     for row in range(len(speed)):
         for gpus in range(1, highest[row] + 1):
             wait = delay_left[row] if gpus == held[row] else delay[row]
+            ahead = horizon + delay[row]
             rate = speed[row, gpus]
-            work = min(max(horizon - wait, 0.0) * rate, remaining[row])
-            hold = min(horizon, wait + work / rate) if work >= remaining[row] else horizon
-            value[row, gpus] = per_work[row] * work + time_cost * (horizon - hold) - gpu_cost * gpus * hold
+            work = min(max(ahead - wait, 0.0) * rate, remaining[row])
+            hold = wait + work / rate if work >= remaining[row] else ahead
+            value[row, gpus] = per_work[row] * work + time_cost * (ahead - hold) - gpu_cost * gpus * hold
             if gpus != held[row] and ran[row]:
                 value[row, gpus] -= delay_cost * wait
     return value

@@ -1,0 +1,78 @@
+"""What holds for every registered policy, whatever the state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.policies.base import StandingPolicy
+from rlpto.policies.registry import BUILT_IN, make_policy
+
+from .builders import J, make_state, power, states
+
+SPECS = (*BUILT_IN, "fifo:backfill=true", "sjf:backfill=true", "srtf:gpus=max", "reward_greedy:horizon=60")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=40, deadline=None)
+@given(case=states(), seed=st.integers(0, 5))
+def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J], int], seed: int) -> None:
+    jobs, capacity = case
+    policy = make_policy(spec)
+    policy.reset(seed)
+    allocation = policy(make_state(jobs, capacity))
+    gpus = allocation.gpus
+    lowest, highest = np.array([job.lowest for job in jobs]), np.array([job.top for job in jobs])
+    assert np.issubdtype(gpus.dtype, np.integer)
+    assert gpus.shape == (len(jobs),)
+    assert np.all((gpus == 0) | ((gpus >= lowest) & (gpus <= highest)))
+    assert gpus.sum() <= capacity
+    if allocation.order is not None:
+        assert sorted(allocation.order) == list(range(len(jobs)))
+
+    policy.reset(seed)
+    renamed = [replace(job, name=f"z{len(jobs) - i}") for i, job in enumerate(jobs)]
+    again = policy(make_state(renamed, capacity))
+    assert np.array_equal(again.gpus, gpus), "the same seed and state, whatever the names, give the same GPUs"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=20, deadline=None)
+@given(case=states())
+def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
+    spec: str, case: tuple[list[J], int]
+) -> None:
+    jobs, _ = case
+    jobs = [replace(job, held=0) for job in jobs]
+    capacity = sum(job.requested for job in jobs)
+    policy = make_policy(spec)
+    policy.reset(0)
+    gpus = policy(make_state(jobs, capacity)).gpus
+    greedy = spec.startswith(("reward_greedy", "random", "srtf:gpus=max", "index", "max_throughput"))
+    assert gpus.any() or spec == "random"
+    if not greedy:
+        assert np.all(gpus > 0), "the cluster has room for every request at once"
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if isinstance(make_policy(spec), StandingPolicy)])
+def test_a_decision_stands_until_it_says(spec: str) -> None:
+    jobs = [
+        J(work=5e4, requested=4, highest=6, speed=power(0.7, 6)),
+        J(work=2e5, requested=2, highest=6, speed=power(0.7, 6), attained=57000.0),
+        J(work=9e4, requested=4, highest=6, speed=power(0.7, 6)),
+    ]
+    policy = make_policy(spec)
+    policy.reset(0)
+    state = make_state(jobs, 8)
+    gpus = policy(state).gpus
+    until = min(policy.stands_until(state), 8000.0)  # type: ignore[attr-defined]
+    speed = state.jobs.speed[np.arange(3), gpus]
+    later = [
+        replace(job, held=int(k), work=job.work - until * rate, attained=job.attained + until * k)
+        for job, k, rate in zip(jobs, gpus, speed, strict=True)
+    ]
+    assert list(policy(make_state(later, 8, time=until)).gpus) == list(gpus)

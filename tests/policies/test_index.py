@@ -1,0 +1,154 @@
+"""The tuned index: its features, its weights file, and how it steers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.errors import CheckpointError
+from rlpto.policies.greedy import hull_steps
+from rlpto.policies.index import Index, index_gpus, index_scores
+from rlpto.policies.index_weights import (
+    INDEX_FEATURES,
+    TUNING_RANGES,
+    IndexWeights,
+    load_index_weights,
+    save_index_weights,
+)
+from rlpto.policies.registry import make_policy
+
+from .builders import J, make_state, power
+
+ZERO = dict.fromkeys(INDEX_FEATURES, 0.0)
+
+
+def gpus(jobs: list[J], capacity: int, **weights: float) -> list[int]:
+    return list(Index(weights=IndexWeights(**(ZERO | weights)))(make_state(jobs, capacity)).gpus)
+
+
+def test_with_stickiness_alone_running_jobs_keep_their_gpus() -> None:
+    jobs = [J(highest=8), J(highest=8, held=3), J(highest=8, held=5)]
+    assert gpus(jobs, 8, held=1.0) == [0, 3, 5]
+
+
+def test_without_stickiness_they_do_not() -> None:
+    jobs = [J(speed=power(0.9, 8)), J(speed=power(0.9, 8), held=8)]
+    assert gpus(jobs, 8, gain=1.0) == [4, 4]
+
+
+def test_size_dependent_stickiness_holds_on_to_long_jobs_only() -> None:
+    short = [J(work=360, speed=power(0.9, 8)), J(work=360, speed=power(0.9, 8), held=8)]
+    long = [J(work=360000, speed=power(0.9, 8)), J(work=360000, speed=power(0.9, 8), held=8)]
+    assert gpus(short, 8, gain=1.0, held_remaining=0.5) == [8, 0]
+    assert gpus(long, 8, gain=1.0, held_remaining=0.5) == [0, 8]
+
+
+def test_negative_weight_of_remaining_time_prefers_short_jobs() -> None:
+    jobs = [J(work=1e6, highest=8), J(work=10, highest=8)]
+    assert gpus(jobs, 8, remaining=-0.25) == [0, 8]
+    assert gpus(jobs, 8, remaining=0.25) == [8, 0]
+
+
+def test_a_large_weight_of_the_start_lets_everyone_in_short_jobs_first() -> None:
+    jobs = [J(work=10.0**i, speed=power(0.5, 8)) for i in range(4)]
+    assert gpus(jobs, 4, gain=1.0, remaining=-1.0, start=10.0) == [1, 1, 1, 1]
+    assert gpus(jobs, 2, gain=1.0, remaining=-1.0, start=10.0) == [1, 1, 0, 0]
+
+
+def test_a_higher_class_goes_first() -> None:
+    jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
+    assert list(make_policy("index")(make_state(jobs, 1)).gpus) == [1, 0]
+
+
+def test_attained_service_and_age_are_features() -> None:
+    assert gpus([J(attained=1e6), J()], 1, attained=-1.0) == [0, 1]
+    state = make_state([J(submitted=0.0), J(submitted=3600.0)], 1, time=7200.0)
+    assert list(index_gpus(state, IndexWeights(**(ZERO | {"age": -1.0})).vector())) == [0, 1]
+
+
+def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
+    job = J(work=7200, speed=(1.0, 1.5, 1.8), held=2, attained=3600.0 * 3, priority=0)
+    state = make_state([job, J(speed=power(1, 3))], 4, time=1800.0)
+    weights = IndexWeights(
+        gain=1.1, remaining=-0.3, remaining_squared=0.05, load_remaining=0.07, priority=1.3, age=0.2,
+        attained=-0.1, start=0.6, held=0.4, held_remaining=0.15,
+    )  # fmt: skip
+    jobs = state.jobs
+    scores = index_scores(state, hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus), weights.vector())[0]
+    r, load = np.log(2.0), np.log(1 + 6 / 4)
+    base = -0.3 * r + 0.05 * r * r + 0.07 * r * load + 1.3 + 0.2 * np.log(1.5) - 0.1 * np.log(4.0)
+    sticky = 0.4 + 0.15 * r
+    expected = [base + 0.6 + sticky, base + 1.1 * np.log(0.5) + sticky, base + 1.1 * np.log(0.3), -np.inf]
+    assert scores == pytest.approx(expected)
+
+
+def test_weights_may_differ_by_job() -> None:
+    state = make_state([J(speed=power(0.5, 4)), J(speed=power(0.5, 4))], 4)
+    weights = np.tile(IndexWeights().vector(), (2, 1))
+    assert list(index_gpus(state, weights)) == list(index_gpus(state, weights[0])) == [2, 2]
+    weights[1, INDEX_FEATURES.index("remaining")] = -1.0
+    assert list(index_gpus(state, weights)) == [1, 3]
+
+
+def test_fixed_jobs_start_whole_or_not_at_all() -> None:
+    fixed = J(lowest=3, requested=3, highest=3)
+    assert gpus([fixed, fixed], 5, gain=1.0) == [3, 0]
+
+
+def test_vector_and_back() -> None:
+    weights = IndexWeights(gain=0.5, held_remaining=-0.2)
+    assert IndexWeights.from_vector(weights.vector()) == weights
+
+
+def test_tuning_ranges_cover_all_features_and_hold_the_defaults() -> None:
+    defaults = IndexWeights().model_dump()
+    assert list(TUNING_RANGES) == list(INDEX_FEATURES)
+    assert all(low <= defaults[name] <= high for name, (low, high) in TUNING_RANGES.items())
+
+
+class TestFile:
+    def test_saved_weights_are_what_the_policy_loads(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "index.yaml"
+        weights = IndexWeights(**(ZERO | {"remaining": 0.25}))
+        save_index_weights(weights, path)
+        assert load_index_weights(path) == weights
+        state = make_state([J(work=1e6, highest=8), J(work=10, highest=8)], 8)
+        assert list(make_policy({"name": "index", "weights": path})(state).gpus) == [8, 0]
+        assert [file.name for file in path.parent.iterdir()] == ["index.yaml"], "no temporary file is left"
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (("gain: 1.0", "gain: high"), r"index.yaml:3: weights.gain: .*'high'"),
+            (("gain: 1.0", "gain: .nan"), r"index.yaml:3: weights.gain: "),
+            (("gain: 1.0", "gian: 1.0"), r"weights.gain: missing"),
+            (("gain: 1.0", "gain: 1.0\n  hold: 1.0"), r"index.yaml:4: weights.hold: .*did you mean held"),
+            (("weights 1", "tuning 1"), r"index.yaml: not a file of index weights"),
+            (("weights:", "wheels:"), r"index.yaml:2: unknown key wheels"),
+        ],
+    )
+    def test_broken_files_name_file_and_key(self, tmp_path: Path, change: tuple[str, str], message: str) -> None:
+        path = tmp_path / "index.yaml"
+        save_index_weights(IndexWeights(), path)
+        path.write_text(path.read_text().replace(*change))
+        with pytest.raises(CheckpointError, match=message):
+            load_index_weights(path)
+
+    def test_missing_and_foreign_files(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"none.yaml.*expected index weights"):
+            load_index_weights(tmp_path / "none.yaml")
+        foreign = tmp_path / "model.zip"
+        foreign.write_bytes(b"PK\x03\x04\xff\xfe")
+        with pytest.raises(CheckpointError, match=r"model.zip"):
+            load_index_weights(foreign)
+        only = tmp_path / "only.yaml"
+        only.write_text("format: rlpto index weights 1\n")
+        with pytest.raises(CheckpointError, match=r"only.yaml: weights: expected"):
+            load_index_weights(only)
+
+    def test_nothing_is_written_where_writing_is_impossible(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(CheckpointError, match="cannot write"):
+            save_index_weights(IndexWeights(), tmp_path / "file" / "index.yaml")

@@ -1,0 +1,131 @@
+"""Finding policies by name, and what wrong names and options are answered with."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import ConfigError
+from rlpto.policies.base import NoOptions
+from rlpto.policies.registry import available, make_policy
+from rlpto.rewards import RewardWeights
+
+from .builders import J, make_state
+
+
+class GreedyPlugin:
+    """A stranger's policy: everything to the first job."""
+
+    summary = "all to the first job"
+    source = "a test"
+    Options = NoOptions
+
+    def __init__(self, _: NoOptions) -> None:
+        self.name = "plugin"
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        gpus = np.zeros(len(state.jobs), dtype=np.int64)
+        gpus[0] = min(state.jobs.max_gpus[0], state.capacity)
+        return Allocation(gpus)
+
+
+NOT_A_POLICY = 3
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Pretend that these entry points are installed."""
+    offered: dict[str, str] = {}
+
+    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
+        return [metadata.EntryPoint(name, value, group) for name, value in offered.items() if group == "rlpto.policies"]
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    return offered
+
+
+def test_lists_every_policy_with_its_source_and_options() -> None:
+    listed = {info.name: info for info in available()}
+    assert list(listed)[:12] == [
+        "fifo", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput", "optimus", "hesrpt",
+        "reward_greedy", "index", "random",
+    ]  # fmt: skip
+    assert all(info.summary and info.source for info in listed.values())
+    (option,) = listed["srtf"].options
+    assert (option.name, option.default) == ("gpus", "requested")
+    assert "max_gpus" in option.description
+
+
+def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
+    assert make_policy("srtf").name == "srtf"
+    assert make_policy("srtf:gpus=max").name == "srtf:gpus=max"
+    assert make_policy({"name": "srtf", "gpus": "max"}).name == "srtf:gpus=max"
+    assert make_policy({"name": "srtf", "gpus": "max", "label": "greedy srtf"}).name == "greedy srtf"
+
+
+def test_options_take_effect_from_text_and_from_a_mapping() -> None:
+    jobs = [J(requested=4, attained=150.0, held=4), J(requested=4)]
+    for spec in ("las:levels=[100,200]", {"name": "las", "levels": [100, 200]}):
+        assert list(make_policy(spec)(make_state(jobs, 4)).gpus) == [0, 4]
+    assert make_policy({"name": "reward_greedy", "weights": RewardWeights(resources=0.5), "label": "x"}).name == "x"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sfrt", r"no policy 'sfrt'; did you mean srtf\?"),
+        ("srtf:gpu=max", r"policy srtf: unknown option gpu; did you mean gpus\?"),
+        ("optimus:p=1", r"policy optimus: unknown option p; it has none"),
+        ("srtf:gpus=most", r"policy srtf: option gpus: .*'most'"),
+        ("hesrpt:p=2", r"policy hesrpt: option p: .*got 2"),
+        ("las:levels=[3,2]", r"policy las: option levels: .*ascending"),
+        ("srtf:max", r"expected name:option=value"),
+        ("srtf:gpus=max,gpus=max", r"option gpus is given twice"),
+        ("las:levels=[1", r"option levels: cannot read"),
+        ({"gpus": "max"}, r"expected a key `name`"),
+        ({"name": "srtf", "label": 3}, r"label: expected a name"),
+        ({"name": "reward_greedy", "weights": {"tme": 1.0}}, r"unknown option weights.tme; did you mean time\?"),
+    ],
+)
+def test_wrong_specs_are_answered_with_one_clear_line(spec: str | dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_policy(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_index_names_a_weights_file_that_is_not_there(tmp_path: Path) -> None:
+    from rlpto.errors import CheckpointError
+
+    with pytest.raises(CheckpointError, match=r"gone.yaml"):
+        make_policy(f"index:weights={tmp_path / 'gone.yaml'}")
+
+
+def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
+    plugins["selfish"] = f"{__name__}:GreedyPlugin"
+    info = available()[-1]
+    assert (info.name, info.summary, info.options) == ("selfish", "all to the first job", ())
+    policy = make_policy("selfish")
+    assert policy.name == "selfish"
+    assert list(policy(make_state([J(highest=3), J()], 4)).gpus) == [3, 0]
+
+
+def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> None:
+    plugins["fifo"] = f"{__name__}:GreedyPlugin"
+    assert not isinstance(make_policy("fifo"), GreedyPlugin)
+    assert len(available()) == 12
+
+
+@pytest.mark.parametrize("target", ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY"])
+def test_broken_plugins_are_named(plugins: dict[str, str], target: str) -> None:
+    plugins["broken"] = target
+    with pytest.raises(ConfigError, match="policy plug-in broken"):
+        make_policy("broken")
+    with pytest.raises(ConfigError, match="policy plug-in broken"):
+        available()
