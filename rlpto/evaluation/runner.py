@@ -214,7 +214,7 @@ def _record_path(task: _Task, cell: Cell) -> Path:
 
 
 def _remove_cells(folder: Path) -> None:
-    for path in [*folder.glob("*.json"), *folder.glob("*.npz")]:
+    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.tmp")]:
         try:
             path.unlink()
         except OSError as error:
