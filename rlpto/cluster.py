@@ -97,6 +97,9 @@ class Cluster(Protocol):
 
     capacity: GPUs with all nodes up. gpus_per_node: GPUs of the largest node.
     jobs, store, tables: the workload, its state, and the speed tables of its types.
+    time: seconds since the start of the workload. up_gpus: GPUs on nodes that are up. held_gpus: GPUs
+    held by jobs. active_jobs: jobs submitted and not finished. changed: True if a job arrived or
+    finished or a node changed in the last `advance`.
     """
 
     capacity: int
@@ -104,26 +107,11 @@ class Cluster(Protocol):
     jobs: tuple[Job, ...]
     store: JobStore
     tables: SpeedTables
-
-    @property
-    def time(self) -> float:
-        """Seconds since the start of the workload."""
-
-    @property
-    def up_gpus(self) -> int:
-        """GPUs on nodes that are up."""
-
-    @property
-    def held_gpus(self) -> int:
-        """GPUs held by jobs."""
-
-    @property
-    def active_jobs(self) -> int:
-        """Number of jobs submitted and not finished."""
-
-    @property
-    def changed(self) -> bool:
-        """True if a job arrived or finished or a node changed in the last `advance`."""
+    time: float
+    up_gpus: int
+    held_gpus: int
+    active_jobs: int
+    changed: bool
 
     @property
     def done(self) -> bool:

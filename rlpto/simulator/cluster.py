@@ -15,7 +15,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.records import AllocationChanges
 from rlpto.simulator.arrays import CHANGE, JOB, build_world
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, apply_allocation, clear_sums
+from rlpto.simulator.kernels import advance, advance_and_look, apply_and_look, outlook
 from rlpto.simulator.settings import SimulatorSettings
 
 
@@ -46,42 +46,25 @@ class SimulatedCluster:
         self.store, records = shared_store(JobStore.from_jobs(jobs, tables))
         node_gpus = np.array([node.gpus for node in nodes], dtype=np.int64)
         self._world = build_world(records[None], node_gpus, tables, settings, seed, keep_log=True)
-        self._cluster = self._world.clusters[0]
         self._logs: list[AnyArray] = []
+        self._limit = float(self._world.rules[0]["limit"])
+        self._order = np.arange(len(jobs))
         schedule_failures(self._world, 0)
         advance(self._world, 0)
+        self._see(outlook(self._world, 0))
 
-    @property
-    def time(self) -> float:
-        """Seconds since the start of the workload."""
-        return float(self._cluster["time"])
-
-    @property
-    def up_gpus(self) -> int:
-        """GPUs on nodes that are up."""
-        return int(self._cluster["capacity"])
-
-    @property
-    def held_gpus(self) -> int:
-        """GPUs held by jobs."""
-        return int(self._cluster["held"])
-
-    @property
-    def active_jobs(self) -> int:
-        """Number of jobs submitted and not finished."""
-        return int(self._cluster["active"])
-
-    @property
-    def changed(self) -> bool:
-        """True if a job arrived or finished or a node changed in the last `advance`."""
-        return bool(self._cluster["changed"])
+    def _see(self, outlook: tuple[float, int, int, int, int, int]) -> None:
+        """Take over where the compiled code stands."""
+        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged = outlook
+        self.changed = bool(changed)
 
     @property
     def done(self) -> bool:
         """True once every job has finished, or the time limit is reached."""
-        cluster = self._cluster
-        finished = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
-        return bool(finished or cluster["time"] >= self._world.rules[0]["limit"])
+        if self.active_jobs and self.time < self._limit:
+            return False
+        cluster = self._world.clusters[0]
+        return bool(cluster["arrived"] == cluster["jobs"] or self.time >= self._limit)
 
     @property
     def peak_gpus(self) -> IntArray:
@@ -111,28 +94,20 @@ class SimulatedCluster:
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
-        order = np.arange(len(allocation.gpus)) if allocation.order is None else allocation.order
-        apply_allocation(self._world, 0, state.jobs.index, allocation.gpus, order)
+        order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
+        self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""
-        cluster, start = self._cluster, self.time
-        advance(self._world, 0)
-        progress = Progress(
-            start=start,
-            end=float(cluster["time"]),
-            accuracy_gain=self._world.accuracy_gain[0].copy(),
-            unfinished=float(cluster["unfinished"]),
-            gpu_seconds=float(cluster["gpu_seconds"]),
-            rescales=int(cluster["rescales"]),
-            rescale_seconds=float(cluster["rescale_seconds"]),
-            arrived=int(cluster["joined"]),
-            finished=int(cluster["finished"]),
-        )
-        clear_sums(self._world, 0)
-        if 2 * cluster["logged"] > self._world.log.shape[1]:
+        start = self.time
+        seen, gains, sums = advance_and_look(self._world, 0)
+        self._see(seen)
+        if 2 * self._logged > self._world.log.shape[1]:
             self._drain_log()
-        return progress
+        unfinished, gpu_seconds, rescale_seconds, rescales, arrived, finished = sums
+        return Progress(
+            start, self.time, np.array(gains), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished
+        )
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""
@@ -144,9 +119,10 @@ class SimulatedCluster:
 
     def _drain_log(self) -> None:
         """Move the compiled code's log into `_logs`, in order of time."""
-        log = self._world.log[0, : self._cluster["logged"]]
+        log = self._world.log[0, : self._logged]
         self._logs.append(log[np.argsort(log["time"], kind="stable")].astype(CHANGE))
-        self._cluster["logged"] = 0
+        self._world.clusters["logged"] = 0
+        self._logged = 0
 
 
 def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:

@@ -322,3 +322,42 @@ def advance(w: World, b: int) -> None:
         if until >= due:
             break
     join_arrivals(w, b)
+
+
+@njit(cache=True)
+def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int]:
+    """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log."""
+    cluster = w.clusters[b]
+    return cluster.time, cluster.capacity, cluster.held, cluster.active, cluster.changed, cluster.logged
+
+
+@njit(cache=True)
+def apply_and_look(
+    w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray
+) -> tuple[float, int, int, int, int, int]:
+    """`apply_allocation`, then `outlook`."""
+    apply_allocation(w, b, index, gpus, order)
+    return outlook(w, b)
+
+
+@njit(cache=True)
+def advance_and_look(
+    w: World, b: int
+) -> tuple[
+    tuple[float, int, int, int, int, int], tuple[float, float, float], tuple[float, float, float, int, int, int]
+]:
+    """`advance`, then `outlook`, accuracy gained by class, and unfinished [job-s], GPU-seconds, rescale
+    seconds, rescales, arrivals, finished jobs since the last call."""
+    advance(w, b)
+    cluster, gain = w.clusters[b], w.accuracy_gain[b]
+    gains = (gain[0], gain[1], gain[2])
+    sums = (
+        cluster.unfinished,
+        cluster.gpu_seconds,
+        cluster.rescale_seconds,
+        cluster.rescales,
+        cluster.joined,
+        cluster.finished,
+    )
+    clear_sums(w, b)
+    return outlook(w, b), gains, sums
