@@ -1,0 +1,218 @@
+"""What all importers share: reading text, broken lines, and turning columns into a trace."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pandas as pd
+
+from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.errors import TraceError
+from rlpto.workloads.trace import Trace, make_trace
+
+NEVER_RAN = "never ran"
+"""Reason under which jobs that never held a GPU are left out: not an error of the file."""
+
+
+class BadLine(NamedTuple):
+    """A line (counted from 1) that was left out, and why."""
+
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImportResult:
+    """What became of a file.
+
+    trace: the GPU jobs that ran.
+    skipped: lines left out in order: broken ones, and jobs that never ran (reason NEVER_RAN).
+    cpu_jobs: jobs without GPUs, which are no concern of this project and are left out as well.
+    """
+
+    trace: Trace
+    skipped: tuple[BadLine, ...]
+    cpu_jobs: int
+
+    def reasons(self) -> dict[str, int]:
+        """How many lines were skipped for each reason (quoted values left out), most frequent first."""
+        return dict(Counter(re.sub(r"'.*?'", "...", bad.reason) for bad in self.skipped).most_common())
+
+
+class Importer(Protocol):
+    """Reads one format."""
+
+    def __call__(self, path: Path, skip_bad_lines: bool) -> ImportResult:
+        """Read a file. Raises TraceError at the first broken line unless they are to be skipped."""
+
+
+class Format(NamedTuple):
+    """An importable format. recognises: whether the first lines of a file look like it."""
+
+    name: str
+    description: str
+    read: Importer
+    recognises: Callable[[str], bool]
+
+
+def read_text(path: Path) -> str:
+    """A text file, also gzip-compressed whatever its name.
+
+    Raises TraceError if it is missing, broken, empty or not UTF-8 text.
+    """
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise TraceError(f"{path}: broken gzip data, expected a complete .gz file") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TraceError(f"{path}:{line}: not a text file, expected UTF-8") from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise TraceError(f"{path}:{line}: not a text file, expected UTF-8")
+    if not text.strip():
+        raise TraceError(f"{path}: the file is empty")
+    return text
+
+
+@dataclass
+class Lines:
+    """The lines of a file while they are checked: which still count, and what was wrong with the others.
+
+    number: [N] line of every row, counted from 1. good: [N] rows that are still in.
+    """
+
+    path: Path
+    number: IntArray
+    skip_bad_lines: bool
+    good: BoolArray = field(init=False)
+    skipped: list[BadLine] = field(default_factory=list)
+    cpu_jobs: int = 0
+    _broken: list[BadLine] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.good = np.ones(len(self.number), dtype=np.bool_)
+
+    def reject(self, rows: BoolArray, reason: Callable[[int], str]) -> None:
+        """Note rows [N] as broken; `reason` says what is wrong with row i and what was expected."""
+        for row in np.flatnonzero(rows & self.good):
+            self._broken.append(BadLine(int(self.number[row]), reason(int(row))))
+        self.good &= ~rows
+
+    def adopt(self, part: Lines, rows: IntArray) -> None:
+        """Take over what was found broken in `part`, whose entry i belongs to row rows[i] here."""
+        broken = np.zeros(len(self.number), dtype=np.bool_)
+        broken[rows[~part.good]] = True
+        self._broken.extend(part._broken)
+        self.good &= ~broken
+
+    def never_ran(self, rows: BoolArray) -> None:
+        """Leave out jobs that never held a GPU."""
+        rows = rows & self.good
+        self.skipped.extend(BadLine(int(line), NEVER_RAN) for line in self.number[rows])
+        self.good &= ~rows
+
+    def without_gpus(self, rows: BoolArray) -> None:
+        """Leave out CPU jobs."""
+        self.cpu_jobs += int(np.count_nonzero(rows & self.good))
+        self.good &= ~rows
+
+    def finish(self, columns: dict[str, AnyArray], origin: pd.Timestamp | None, rebase: bool = True) -> ImportResult:
+        """The trace of the rows that are still in; every column has N rows.
+
+        rebase: make the first submission second 0 (and move the origin along).
+        Raises TraceError at the first broken line unless they are skipped, and if no job is left.
+        """
+        broken = sorted(self._broken)
+        if broken and not self.skip_bad_lines:
+            raise TraceError(f"{self.path}:{broken[0].line}: {broken[0].reason}")
+        if not self.good.any():
+            why = f", {len(broken)} broken lines" if broken else ""
+            raise TraceError(
+                f"{self.path}: no GPU job in the file ({self.cpu_jobs} CPU jobs, "
+                f"{len(self.skipped)} that never ran{why}), expected at least one"
+            )
+        kept = {name: column[self.good] for name, column in columns.items()}
+        if rebase:
+            first = float(kept["submit_time"].min())
+            kept["submit_time"] = kept["submit_time"] - first
+            origin = None if origin is None else origin + pd.Timedelta(seconds=first)
+        trace = make_trace(kept, source=self.path.name, origin=origin)
+        return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
+
+
+BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A"))
+"""Texts that stand for an unknown value in public traces."""
+
+
+_LARGEST = 1e15
+"""Numbers beyond are no seconds and no GPUs of this world."""
+
+
+def is_blank(texts: Sequence[str]) -> BoolArray:
+    """[N] which texts stand for nothing."""
+    return np.fromiter((text.strip() in BLANKS for text in texts), dtype=np.bool_, count=len(texts))
+
+
+def numbers(
+    lines: Lines, name: str, texts: Sequence[str], low: float = 0.0, blank: float | None = None, whole: bool = False
+) -> FloatArray:
+    """[N] a column of numbers, `low` or more; rows that are not are rejected.
+
+    blank: what an empty field means; None: an empty field is broken. whole: only integers.
+    """
+    values = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        good = (values >= low) & (values <= _LARGEST)
+    if whole:
+        good &= values == np.floor(np.where(good, values, 0.0))
+    if blank is not None:
+        empty = is_blank(texts)
+        values, good = np.where(empty, blank, values), good | empty
+    kind = "an integer" if whole else "a number"
+    lines.reject(~good, lambda row: f"{name} {texts[row]!r}, expected {kind}, {low:g} or more")
+    return np.where(good, values, 0.0)
+
+
+EPOCH = pd.Timestamp(0)
+"""Origin of what `times` returns."""
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+
+def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, hours_from_utc: int = 0) -> FloatArray:
+    """[N] a column of dates as seconds since 1970 of the local clock; rows that are not dates are rejected.
+
+    blank: empty fields are allowed and become NaN. hours_from_utc: where times carry their own UTC
+    offset, the local clock they are converted to.
+    """
+    series = pd.Series(texts, dtype=object)
+    with_offset = series.str.contains(r"[+-]\d\d:?\d\d$", regex=True).to_numpy(dtype=np.bool_)
+    local = pd.to_datetime(series.where(~with_offset), format=TIME_FORMAT, errors="coerce")
+    seconds = _seconds(local)
+    if with_offset.any():
+        aware = pd.to_datetime(series[with_offset], format=f"{TIME_FORMAT}%z", errors="coerce", utc=True)
+        seconds[with_offset] = _seconds(aware.dt.tz_localize(None)) + hours_from_utc * 3600.0
+    good = np.isfinite(seconds)
+    if blank:
+        good |= is_blank(texts)
+    lines.reject(~good, lambda row: f"{name} {texts[row]!r}, expected a date as 2017-10-03 00:00:00")
+    return seconds
+
+
+def _seconds(dates: pd.Series[Any]) -> FloatArray:
+    """[N] seconds since 1970; NaN where there is no date."""
+    return np.array((dates - EPOCH) / pd.Timedelta(seconds=1), dtype=np.float64)

@@ -1,0 +1,84 @@
+"""CSV files of known columns: split once, then checked and converted a whole column at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.errors import TraceError
+from rlpto.workloads.importers.base import Lines, read_text
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """Rows of a CSV file as columns of text, with the line each stands on."""
+
+    columns: dict[str, list[str]]
+    lines: Lines
+
+    def __getitem__(self, name: str) -> list[str]:
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+
+def read_csv(
+    path: Path,
+    required: Sequence[str],
+    skip_bad_lines: bool,
+    optional: Sequence[str] = (),
+    headerless: Sequence[str] = (),
+) -> CsvTable:
+    """Read a comma-separated file; blank lines do not count.
+
+    required: columns that must be there, in any order among others. optional: columns taken if there.
+    headerless: names of all columns of a file that may come without a header line.
+
+    Raises TraceError if the header lacks a column. Rows with another number of fields than the
+    header are rejected, each with its line.
+    """
+    rows, numbers = _split(read_text(path))
+    header = [name.strip() for name in rows[0]]
+    if headerless and not set(required) & set(header):
+        header = list(headerless)
+    else:
+        rows, numbers = rows[1:], numbers[1:]
+        missing = [name for name in required if name not in header]
+        if missing:
+            raise TraceError(f"{path}:1: column {missing[0]} missing, expected a header with {','.join(required)}")
+    if not rows:
+        raise TraceError(f"{path}: no lines after the header, expected jobs")
+    lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
+    width = len(header)
+    widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    lines.reject(widths == 0, lambda _: f"quotes that do not close, expected {width} fields")
+    lines.reject(widths != width, lambda row: f"{widths[row]} fields, expected {width}")
+    for row in np.flatnonzero(widths != width):
+        rows[row] = [""] * width
+    wanted = [name for name in (*required, *optional) if name in header]
+    at = {name: header.index(name) for name in wanted}
+    return CsvTable({name: [row[i] for row in rows] for name, i in at.items()}, lines)
+
+
+def _split(text: str) -> tuple[list[list[str]], list[int]]:
+    """Fields of every line that is not blank, and its number; no fields where quotes do not close."""
+    numbered = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip()]
+    fields = _quoted_fields if '"' in text else _plain_fields
+    return [fields(line) for _, line in numbered], [number for number, _ in numbered]
+
+
+def _plain_fields(line: str) -> list[str]:
+    return line.rstrip("\n").split(",")
+
+
+def _quoted_fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error:
+        return []

@@ -1,0 +1,144 @@
+"""Microsoft Philly, the original `cluster_job_log`: one JSON list of jobs with their attempts.
+
+Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads", ATC 2019.
+Times are local. A job is described by status, vc, jobid, user, submitted_time and its attempts, each
+with start_time, end_time and the GPUs it held on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.errors import TraceError
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, read_text, times
+
+_BETWEEN = re.compile(r"\s*(,?)\s*")
+
+
+@dataclass
+class _Attempts:
+    """All attempts of all jobs in a row: number of the job in the file, start, end and GPUs."""
+
+    job: list[int] = field(default_factory=list)
+    start: list[str] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
+    gpus: list[int] = field(default_factory=list)
+
+
+def read(path: Path, skip_bad_lines: bool) -> ImportResult:
+    """Import a `cluster_job_log`.
+
+    A job's GPUs are those of its largest attempt, its duration the summed run time of its attempts.
+    A job without any attempt that started is left out as never having run; one whose last attempt
+    has no end was still running, so its duration is unknown; an earlier attempt without start or end
+    (a known fault of the log) counts as nothing. A broken record is reported with the line on which
+    it begins; a fault in the JSON itself cannot be skipped.
+    """
+    records, numbers = zip(*_records(path, read_text(path)), strict=True)
+    lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
+    attempts, faults = _Attempts(), {}
+    text: dict[str, list[str]] = {"jobid": [], "vc": [], "user": [], "submitted_time": []}
+    for i, record in enumerate(records):
+        fault = _fault(record)
+        if fault:
+            faults[i] = fault
+        for key, column in text.items():
+            column.append("" if fault else str(record.get(key) or ""))
+        for attempt in [] if fault else record["attempts"]:
+            attempts.job.append(i)
+            attempts.start.append(str(attempt.get("start_time") or ""))
+            attempts.end.append(str(attempt.get("end_time") or ""))
+            attempts.gpus.append(sum(len(machine["gpus"]) for machine in attempt.get("detail") or ()))
+    count = len(records)
+    lines.reject(np.isin(np.arange(count), list(faults)), faults.__getitem__)
+    submit = times(lines, "submitted_time", text["submitted_time"])
+    duration, gpus, started = _sum_attempts(lines, attempts, count)
+    lines.never_ran(~started)
+    lines.without_gpus(gpus == 0)
+    columns = {"name": text["jobid"], "user": text["user"], "group": text["vc"]}
+    return lines.finish(
+        {name: np.array(column, dtype=object) for name, column in columns.items()}
+        | {"submit_time": submit, "duration": duration, "gpus": gpus},
+        origin=EPOCH,
+    )
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[object, int]]:
+    """Every element of a JSON list with the line it begins on."""
+    decoder = json.JSONDecoder()
+    at = len(text) - len(text.lstrip())
+    if text[at] != "[":
+        line = text.count("\n", 0, at) + 1
+        raise TraceError(f"{path}:{line}: begins with {text[at : at + 20]!r}, expected a JSON list of jobs")
+    line, counted, first = 1, 0, True
+    at += 1
+    while True:
+        between = _BETWEEN.match(text, at)
+        at = at if between is None else between.end()
+        line, counted = line + text.count("\n", counted, at), at
+        if text[at : at + 1] == "]":
+            break
+        if not first and (between is None or not between[1]):
+            raise TraceError(f"{path}:{line}: {text[at : at + 20]!r}, expected a comma or the end of the list of jobs")
+        try:
+            record, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{path}:{error.lineno}: not valid JSON: {error.msg.lower()}, expected a job") from None
+        except RecursionError:
+            raise TraceError(f"{path}:{line}: not valid JSON: nested too deeply, expected a job") from None
+        first = False
+        yield record, line
+    if first:
+        raise TraceError(f"{path}: an empty list, expected jobs")
+
+
+def _fault(record: object) -> str | None:
+    """What is wrong with the form of a record, or None."""
+    if not isinstance(record, dict):
+        return f"record {str(record)[:40]!r}, expected an object with jobid, submitted_time and attempts"
+    for key in ("jobid", "submitted_time", "attempts"):
+        if key not in record:
+            return f"key {key} missing, expected jobid, vc, user, submitted_time and attempts"
+    attempts = record["attempts"]
+    if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
+        return f"job {record['jobid']}: attempts {str(attempts)[:40]!r}, expected a list of objects"
+    for attempt in attempts:
+        machines = attempt.get("detail") or []
+        if not isinstance(machines, list) or not all(
+            isinstance(machine, dict) and isinstance(machine.get("gpus"), list) for machine in machines
+        ):
+            return f"job {record['jobid']}: detail {str(machines)[:40]!r}, expected a list of machines with gpus"
+    return None
+
+
+def _sum_attempts(lines: Lines, attempts: _Attempts, count: int) -> tuple[FloatArray, IntArray, BoolArray]:
+    """Duration [s], GPUs, and whether it ever started, of every one of `count` jobs."""
+    job = np.array(attempts.job, dtype=np.int64)
+    own = Lines(lines.path, lines.number[job], lines.skip_bad_lines)
+    start = times(own, "start_time", attempts.start, blank=True)
+    end = times(own, "end_time", attempts.end, blank=True)
+    own.reject(end < start, lambda i: f"end_time {attempts.end[i]} before start_time {attempts.start[i]}")
+    lines.adopt(own, job)
+    run = np.where(np.isfinite(start) & np.isfinite(end), end - start, 0.0)
+    duration: FloatArray = np.bincount(job, weights=run, minlength=count).astype(np.float64)
+    started = np.bincount(job, weights=np.isfinite(start), minlength=count) > 0
+    gpus = np.zeros(count, dtype=np.int64)
+    np.maximum.at(gpus, job, np.array(attempts.gpus, dtype=np.int64))
+    last = np.flatnonzero(np.diff(job, append=count))
+    duration[job[last[np.isfinite(start[last]) & np.isnan(end[last])]]] = np.nan
+    return duration, gpus, started
+
+
+FORMAT = Format(
+    name="philly",
+    description="Microsoft Philly cluster_job_log (JSON)",
+    read=read,
+    recognises=lambda head: head.lstrip().startswith("["),
+)

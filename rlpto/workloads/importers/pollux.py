@@ -1,0 +1,39 @@
+"""Workloads of the Pollux (OSDI 2021) and Sia (SOSP 2023) artifacts: name,time,application,num_replicas,batch_size.
+
+Times are seconds from the start of the workload. A file may carry more columns, and may lack batch_size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.workloads.importers.base import Format, ImportResult, numbers
+from rlpto.workloads.importers.csvfile import read_csv
+
+
+def read(path: Path, skip_bad_lines: bool) -> ImportResult:
+    """Import a workload; second 0 stays the file's own, durations are unknown (mapping: given)."""
+    table = read_csv(path, ("name", "time", "application", "num_replicas"), skip_bad_lines, ("batch_size",))
+    lines = table.lines
+    application = np.array([text.strip() for text in table["application"]], dtype=object)
+    lines.reject(application == "", lambda _: "application is empty, expected the name of a model")
+    columns = {
+        "name": np.array(table["name"], dtype=object),
+        "submit_time": numbers(lines, "time", table["time"]),
+        "model": application,
+        "gpus": numbers(lines, "num_replicas", table["num_replicas"], whole=True),
+    }
+    if "batch_size" in table:
+        columns["batch_size"] = numbers(lines, "batch_size", table["batch_size"], blank=0.0, whole=True)
+    lines.without_gpus(columns["gpus"] == 0)
+    return lines.finish(columns, origin=None, rebase=False)
+
+
+FORMAT = Format(
+    name="pollux",
+    description="Pollux and Sia workload csv (name,time,application,num_replicas,batch_size)",
+    read=read,
+    recognises=lambda head: head.startswith("name,time,application"),
+)

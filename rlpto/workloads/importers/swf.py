@@ -1,0 +1,82 @@
+"""Standard Workload Format of the Parallel Workloads Archive: 18 columns, `;` begins a comment.
+
+Columns used (counted from 1): job 1, submit 2 [s], run time 4 [s], processors used 5, processors
+requested 8, user 12, queue 15. -1 stands for unknown. A processor is taken for a GPU.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+import pandas as pd
+
+from rlpto.errors import TraceError
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, numbers, read_text
+
+_WIDTH = 18
+_JOB, _SUBMIT, _RUN, _USED, _REQUESTED, _USER, _QUEUE = 0, 1, 3, 4, 7, 11, 14
+
+
+def read(path: Path, skip_bad_lines: bool) -> ImportResult:
+    """Import a log.
+
+    GPUs are the processors requested, or those used where that is unknown; a job that has neither
+    counts as a CPU job. A job without run time (-1, or 0) never ran. The local time of second 0 is
+    taken from the comments UnixStartTime and TimeZoneString, if there.
+    """
+    text = read_text(path)
+    rows, at = [], []
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+        if line.strip() and not line.lstrip().startswith(";"):
+            rows.append(line.split())
+            at.append(number)
+    if not rows:
+        raise TraceError(f"{path}: only comments, expected lines of {_WIDTH} columns")
+    lines = Lines(path, np.array(at, dtype=np.int64), skip_bad_lines)
+    widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    lines.reject(widths != _WIDTH, lambda row: f"{widths[row]} columns, expected {_WIDTH}")
+    rows = [row if len(row) == _WIDTH else ["-1"] * _WIDTH for row in rows]
+    run = numbers(lines, "run time", [row[_RUN] for row in rows], low=-1.0)
+    used = numbers(lines, "processors", [row[_USED] for row in rows], low=-1.0, whole=True)
+    requested = numbers(lines, "requested processors", [row[_REQUESTED] for row in rows], low=-1.0, whole=True)
+    gpus = np.where(requested > 0, requested, used)
+    columns = {
+        "name": np.array([row[_JOB] for row in rows], dtype=object),
+        "user": np.array([_known(row[_USER]) for row in rows], dtype=object),
+        "group": np.array([_known(row[_QUEUE]) for row in rows], dtype=object),
+        "submit_time": numbers(lines, "submit time", [row[_SUBMIT] for row in rows]),
+        "duration": run,
+        "gpus": gpus,
+    }
+    lines.never_ran(run <= 0)
+    lines.without_gpus(gpus <= 0)
+    return lines.finish(columns, origin=_origin(text))
+
+
+def _known(text: str) -> str:
+    return "" if text == "-1" else text
+
+
+def _origin(text: str) -> pd.Timestamp | None:
+    """Local time of second 0 by the comments, or None."""
+    start = re.search(r"^;\s*UnixStartTime:\s*(\d+)", text, re.MULTILINE)
+    zone = re.search(r"^;\s*TimeZoneString:\s*(\S+)", text, re.MULTILINE)
+    if start is None or int(start[1]) == 0:
+        return None
+    utc = EPOCH + pd.Timedelta(seconds=int(start[1]))
+    try:
+        return utc if zone is None else utc.tz_localize("UTC").tz_convert(ZoneInfo(zone[1])).tz_localize(None)
+    except (ZoneInfoNotFoundError, ValueError):
+        return utc
+
+
+def _recognises(head: str) -> bool:
+    first = next((line for line in head.splitlines() if line.strip() and not line.lstrip().startswith(";")), "")
+    return head.lstrip().startswith(";") or ("," not in first and len(first.split()) == _WIDTH)
+
+
+FORMAT = Format(name="swf", description="Standard Workload Format (.swf)", read=read, recognises=_recognises)

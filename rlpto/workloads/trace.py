@@ -1,0 +1,204 @@
+"""A trace: who submitted which job when, in one form whatever file it came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.errors import TraceError
+from rlpto.jobs import PRIORITY_CLASSES
+
+UNKNOWN_PRIORITY = -1
+
+_TEXT = {"name": "", "user": "", "group": "", "model": ""}
+_FLOATS = {"submit_time": 0.0, "duration": np.nan}
+_INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
+COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size")
+"""Columns of `Trace.jobs`, in this order."""
+
+_METADATA_KEY = b"rlpto.trace"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Recorded (or generated) jobs in order of submission.
+
+    jobs: one row per job with the columns
+        name (text, unique), submit_time [s since the origin, ascending, 0 or more],
+        duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
+        queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown].
+    origin: local time of second 0, which decides the hour of the week; None if the file does not tell.
+    source: where the jobs come from, for messages and captions.
+
+    Raises TraceError, naming the source and the job, if a column is missing or a value is out of range.
+    """
+
+    jobs: pd.DataFrame
+    origin: pd.Timestamp | None
+    source: str
+
+    def __post_init__(self) -> None:
+        missing = [name for name in COLUMNS if name not in self.jobs.columns]
+        if missing:
+            raise TraceError(f"{self.source}: column {missing[0]} missing, expected {', '.join(COLUMNS)}")
+        names = self.jobs["name"]
+        checks = (
+            ("submit_time", np.isfinite(self.submit_time) & (self.submit_time >= 0), "seconds, 0 or more"),
+            ("submit_time", np.diff(self.submit_time, prepend=-np.inf) >= 0, "ascending times"),
+            ("duration", np.isnan(self.duration) | ((self.duration >= 0) & np.isfinite(self.duration)), "0 or more"),
+            ("gpus", self.gpus >= 1, "1 or more"),
+            ("priority", (self.priority >= -1) & (self.priority < len(PRIORITY_CLASSES)), "-1 to 2"),
+            ("batch_size", self.integers("batch_size") >= 0, "0 or more"),
+            ("name", ~names.duplicated().to_numpy(), "a name that no other job has"),
+        )
+        for column, good, expected in checks:
+            if not good.all():
+                at = int(np.argmin(good))
+                value = self.jobs[column].iloc[at]
+                raise TraceError(f"{self.source}: job {names.iloc[at]}: {column} {value}, expected {expected}")
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def floats(self, column: str) -> FloatArray:
+        """[M] a column as float64."""
+        return self.jobs[column].to_numpy(dtype=np.float64)
+
+    def integers(self, column: str) -> IntArray:
+        """[M] a column as int64."""
+        return self.jobs[column].to_numpy(dtype=np.int64)
+
+    def texts(self, column: str) -> list[str]:
+        """M strings."""
+        return [str(text) for text in self.jobs[column]]
+
+    @property
+    def submit_time(self) -> FloatArray:
+        """[M] seconds since the origin, ascending."""
+        return self.floats("submit_time")
+
+    @property
+    def duration(self) -> FloatArray:
+        """[M] seconds on the recorded GPUs; NaN unknown."""
+        return self.floats("duration")
+
+    @property
+    def gpus(self) -> IntArray:
+        """[M] GPUs requested."""
+        return self.integers("gpus")
+
+    @property
+    def priority(self) -> IntArray:
+        """[M] priority class, -1 unknown."""
+        return self.integers("priority")
+
+    def take(self, rows: IntArray | np.ndarray[Any, np.dtype[np.bool_]]) -> Trace:
+        """The jobs in some rows (ascending positions, or a mask)."""
+        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return Trace(self.jobs.iloc[positions].reset_index(drop=True), self.origin, self.source)
+
+    def slice(self, start: float, end: float) -> Trace:
+        """Jobs submitted in [start, end), with `start` [s] as the new second 0."""
+        if not 0 <= start < end:
+            raise TraceError(f"{self.source}: slice from {start} s to {end} s, expected 0 <= start < end")
+        first, last = np.searchsorted(self.submit_time, (start, end))
+        jobs = self.jobs.iloc[first:last].reset_index(drop=True)
+        jobs = jobs.assign(submit_time=jobs["submit_time"] - start)
+        origin = None if self.origin is None else self.origin + pd.Timedelta(seconds=start)
+        return Trace(jobs, origin, self.source)
+
+
+def make_trace(
+    columns: Mapping[str, AnyArray | Sequence[Any]], source: str, origin: pd.Timestamp | None = None
+) -> Trace:
+    """A trace from columns of equal length in any order of time; columns left out are unknown.
+
+    Jobs are sorted by submit_time, equal times stay in order. A name that repeats gets `#2`, `#3`...
+    Raises TraceError as Trace does.
+    """
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise TraceError(f"{source}: column {unknown[0]} is none of {', '.join(COLUMNS)}")
+    count = len(columns["submit_time"])
+    jobs = pd.DataFrame(index=range(count))
+    for name in COLUMNS:
+        if name in _TEXT:
+            jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
+        elif name in _FLOATS:
+            jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
+        else:
+            jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
+    jobs = jobs.sort_values("submit_time", kind="stable", ignore_index=True)
+    jobs["name"] = _unique_names(jobs["name"])
+    return Trace(jobs, origin, source)
+
+
+def _unique_names(names: pd.Series[Any]) -> pd.Series[Any]:
+    """Names with `#2`, `#3`... on repetitions, also where a job is called `x#2` by itself."""
+    while names.duplicated().any():
+        again = names.groupby(names).cumcount()
+        names = names.where(again == 0, names + "#" + (again + 1).astype(str))
+    return names
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a parquet file, whole or not at all."""
+    about = {
+        "schema": _SCHEMA,
+        "origin": None if trace.origin is None else trace.origin.isoformat(),
+        "source": trace.source,
+    }
+    table = pa.Table.from_pandas(trace.jobs[list(COLUMNS)], preserve_index=False)
+    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, unfinished)
+        unfinished.replace(path)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot write a trace there: {(error.strerror or str(error)).lower()}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read_trace(path: Path) -> Trace:
+    """Read what `write_trace` wrote.
+
+    Raises TraceError if the file is missing, is no parquet file, or was not written by `write_trace`.
+    """
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = (
+            "not a parquet file" if path.is_file() else (getattr(error, "strerror", None) or "no such file").lower()
+        )
+        raise TraceError(
+            f"{path}: cannot read the trace: {reason}, expected a file made by `rlpto trace import` or `generate`"
+        ) from None
+    about = (table.schema.metadata or {}).get(_METADATA_KEY)
+    if about is None:
+        raise TraceError(f"{path}: a parquet file, but not a trace: import it with `rlpto trace import`")
+    facts = json.loads(about)
+    if facts.get("schema") != _SCHEMA:
+        raise TraceError(f"{path}: trace of schema {facts.get('schema')}, expected {_SCHEMA}: import it anew")
+    origin = None if facts["origin"] is None else pd.Timestamp(facts["origin"])
+    return Trace(table.to_pandas(), origin, facts["source"])
+
+
+def is_trace_file(path: Path) -> bool:
+    """Whether a file looks like one of ours: a parquet file, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False

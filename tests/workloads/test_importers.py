@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rlpto.errors import TraceError
+from rlpto.workloads.importers.base import NEVER_RAN
+from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+
+from . import importers_data as data
+
+SAMPLES = {
+    "philly": data.PHILLY,
+    "philly_csv": data.PHILLY_CSV,
+    "helios": data.HELIOS,
+    "pai": data.PAI,
+    "pai_tasks": data.PAI_TASKS,
+    "openb": data.OPENB,
+    "acme": data.KALOS,
+    "swf": data.SWF,
+    "pollux": data.POLLUX,
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str, name: str = "trace.txt") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_every_format_has_a_sample() -> None:
+    assert set(SAMPLES) == set(FORMATS)
+
+
+def test_philly_json(file) -> None:
+    result = import_trace("philly", file(data.PHILLY))
+    trace = result.trace
+    assert trace.texts("name") == ["application_1_retried", "application_3_running", "application_5_gap"]
+    assert trace.gpus.tolist() == [16, 1, 2]
+    np.testing.assert_array_equal(trace.duration, [74 + 3600, np.nan, 60])
+    assert trace.submit_time.tolist() == [0.0, 501.0, 561.0]
+    assert trace.origin == pd.Timestamp("2017-10-07 01:11:39")
+    assert (trace.texts("group")[0], trace.texts("user")[0]) == ("ee9e8c", "ce2f4c")
+    assert result.cpu_jobs == 1
+    assert [bad.reason for bad in result.skipped] == [NEVER_RAN]
+    assert '"status"' in data.PHILLY.splitlines()[result.skipped[0].line]
+    assert result.reasons() == {NEVER_RAN: 1}
+
+
+def test_philly_csv(file) -> None:
+    trace = import_trace("philly_csv", file(data.PHILLY_CSV)).trace
+    assert trace.origin == pd.Timestamp("2017-10-03 00:00:00")
+    assert trace.gpus.tolist() == [2, 8, 1]
+    assert trace.duration.tolist() == [10.0, 2951.0, 66.0]
+    assert trace.submit_time[2] == 6 * 86400 + 7 * 3600 + 115
+    assert trace.texts("group") == ["6c71a0", "6214e9", "11cb48"]
+
+
+def test_helios(file) -> None:
+    result = import_trace("helios", file(data.HELIOS))
+    trace = result.trace
+    assert trace.texts("name") == ["1425511", "1425512"]
+    assert (trace.gpus.tolist(), trace.duration.tolist()) == ([1, 4], [36848.0, 249.0])
+    assert trace.origin == pd.Timestamp("2020-06-09 18:41:01")
+    assert (result.cpu_jobs, list(result.skipped)) == (1, [(5, NEVER_RAN)])
+
+
+def test_pai_rounds_shares_of_a_gpu_up(file) -> None:
+    result = import_trace("pai", file(data.PAI))
+    assert result.trace.gpus.tolist() == [1, 2]
+    assert result.trace.submit_time.tolist() == [0.0, 60.0]
+    assert result.trace.texts("group") == ["MISC", "T4"]
+    assert (result.cpu_jobs, result.trace.origin) == (1, None)
+
+
+@pytest.mark.parametrize("header", ["", data.PAI_TASKS_HEADER])
+def test_pai_tasks_make_one_job(file, header) -> None:
+    result = import_trace("pai_tasks", file(header + data.PAI_TASKS))
+    trace = result.trace
+    assert trace.texts("name") == ["77aa0011", "4f057009", "88bb0022"]
+    assert trace.gpus.tolist() == [3, 1, 2]  # 5 x 25 % + 100 % = 2.25 GPUs
+    np.testing.assert_array_equal(trace.duration, [200.0, 38.0, np.nan])
+    assert trace.submit_time.tolist() == [0.0, 52.0, 290.0]
+    assert trace.origin == pd.Timestamp(1739110, unit="s") + pd.Timedelta(hours=8)
+    assert result.cpu_jobs == 1
+    assert list(result.skipped) == [(6 + bool(header), NEVER_RAN)]
+
+
+def test_openb(file) -> None:
+    result = import_trace("openb", file(data.OPENB))
+    assert result.trace.gpus.tolist() == [1, 1, 8]
+    assert result.trace.duration.tolist() == [12537496.0, 12902960.0 - 427070, 62.0]
+    assert result.trace.submit_time.tolist() == [0.0, 427061.0, 10019980.0]
+    assert (result.cpu_jobs, list(result.skipped)) == (1, [(5, NEVER_RAN)])
+
+
+def test_acme_uses_the_clusters_clock_and_the_time_it_ran(file) -> None:
+    result = import_trace("acme", file(data.KALOS))
+    assert result.trace.duration.tolist() == [8.0, 60.0]
+    assert result.trace.gpus.tolist() == [64, 8]
+    assert result.trace.origin == pd.Timestamp("2023-05-17 19:00:58")
+    assert (result.cpu_jobs, list(result.skipped)) == (1, [(4, NEVER_RAN)])
+    seren = import_trace("acme", file(data.SEREN)).trace
+    assert seren.origin == pd.Timestamp("2023-03-01 00:18:22")
+    assert seren.duration.tolist() == [117.0]
+
+
+def test_swf(file) -> None:
+    result = import_trace("swf", file(data.SWF))
+    trace = result.trace
+    assert (trace.texts("name"), trace.gpus.tolist()) == (["1", "3"], [128, 8])
+    assert trace.duration.tolist() == [5732.0, 60.0]
+    assert (trace.texts("user"), trace.texts("group")) == (["3", ""], ["2", ""])
+    assert trace.origin == pd.Timestamp("2006-01-01 00:00:24")  # Paris is an hour ahead of UTC
+    assert (result.cpu_jobs, list(result.skipped)) == (1, [(6, NEVER_RAN)])
+
+
+def test_pollux_keeps_its_own_second_zero(file) -> None:
+    trace = import_trace("pollux", file(data.POLLUX)).trace
+    assert trace.submit_time.tolist() == [107.0, 110.0, 135.0]
+    assert trace.texts("model") == ["cifar10", "deepspeech2", "ncf"]
+    assert trace.integers("batch_size").tolist() == [2048, 320, 32768]
+    assert np.isnan(trace.duration).all()
+    sia = "name,time,application,num_replicas,requested_num_replicas,category\nbert-0,87.66,bert,4,4,medium\n"
+    trace = import_trace("pollux", file(sia)).trace
+    assert trace.integers("batch_size").tolist() == [0]
+    assert trace.submit_time.tolist() == [87.66]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_formats_are_told_apart_also_compressed(name, tmp_path, file) -> None:
+    plain = file(SAMPLES[name])
+    packed = tmp_path / "packed.gz"
+    packed.write_bytes(gzip.compress(SAMPLES[name].encode()))
+    assert detect_format(plain) == detect_format(packed) == name
+    pd.testing.assert_frame_equal(import_trace(name, plain).trace.jobs, import_trace(name, packed).trace.jobs)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_line_endings_and_blank_lines_make_no_difference(name, tmp_path, file) -> None:
+    path = tmp_path / "windows.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + SAMPLES[name].replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    expected = import_trace(name, file(SAMPLES[name])).trace.jobs
+    pd.testing.assert_frame_equal(import_trace(name, path).trace.jobs, expected)
+
+
+BROKEN = [
+    ("philly_csv", "2017-10-09 07:01:55,66.0,1,66.0,11cb48", "2017-10-09 07:01:55,66.0,1", 2, "3 fields, expected 5"),
+    ("philly_csv", "07:01:55,66.0", "07:01:55,-66.0", 2, "duration '-66.0', expected a number, 0 or more"),
+    ("philly_csv", "2951.0,8,", "2951.0,eight,", 3, "num_gpus 'eight', expected an integer"),
+    ("philly_csv", "2951.0,8,", "2951.0,1.5,", 3, "num_gpus '1.5', expected an integer"),
+    ("philly_csv", "2951.0,8,", "nan,8,", 3, "duration 'nan', expected a number"),
+    ("philly_csv", "2951.0,8,", "1e999,8,", 3, "duration '1e999', expected a number"),
+    ("philly_csv", "2017-10-03 00:00:00", "2017-13-03 00:00:00", 4, "timestamp '2017-13-03 00:00:00', expected a date"),
+    ("philly_csv", "6c71a0", '"6c71a0', 4, "quotes that do not close, expected 5 fields"),
+    ("helios", "36848,0", "36848,0,0", 2, "13 fields, expected 12"),
+    ("helios", "vchbv,4,16", "vchbv,-4,16", 3, "gpu_num '-4', expected an integer, 0 or more"),
+    ("helios", "2020-06-09 18:41:27,2020", "yesterday,2020", 3, "submit_time 'yesterday', expected a date"),
+    ("pai", "7592,2,160,", "7592,2,,", 3, "submit_time '', expected a number"),
+    ("pai", "12,2,T4", "12,two,T4", 3, "num_gpu 'two', expected a number"),
+    ("pai_tasks", "1739200.0", "1739100.0", 1, "end_time 1.7391e+06, expected start_time"),
+    ("pai_tasks", "25.0,T4", "-25.0,T4", 3, "plan_gpu '-25.0', expected a number, 0 or more"),
+    ("openb", "0,12537496,0", "5,12537496,x", 2, "scheduled_time 'x', expected a number"),
+    ("openb", "10020052,10019990", "10019980,10019990", 6, "deletion_time 1.002e+07, expected scheduled_time"),
+    ("acme", "2023-05-17 11:01:16+00:00,2023", "2023-05-17 10:01:16+00:00,2023", 2, "end_time '2023-05-17 10:01:16"),
+    ("acme", "uf794,8,64,960,1000,100.0,Other", "uf794,8,many,960,1000,100.0,Other", 2, "gpu_num 'many'"),
+    ("swf", "  700     10     60", "  700     10     sixty", 7, "run time 'sixty', expected a number, -1 or more"),
+    ("swf", "1   3   1   1   2 -1 -1 -1", "1   3   1", 5, "13 columns, expected 18"),
+    ("pollux", "ncf-2,135", "ncf-2,-135", 4, "time '-135', expected a number, 0 or more"),
+    ("pollux", "320", "a few", 3, "batch_size 'a few', expected an integer"),
+    ("pollux", "110,deepspeech2", "110,", 3, "application is empty, expected the name of a model"),
+]
+
+
+@pytest.mark.parametrize(("name", "whole", "broken", "line", "reason"), BROKEN)
+def test_a_broken_line_is_named_and_can_be_skipped(name, whole, broken, line, reason, file) -> None:
+    text = SAMPLES[name].replace(whole, broken, 1)
+    assert text != SAMPLES[name]
+    path = file(text)
+    with pytest.raises(TraceError) as caught:
+        import_trace(name, path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: {reason}")
+    assert "expected" in message
+    assert "\n" not in message
+    result = import_trace(name, path, skip_bad_lines=True)
+    bad = [entry for entry in result.skipped if entry.reason != NEVER_RAN]
+    assert [entry.line for entry in bad] == [line]
+    assert len(result.trace) >= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda jobs: jobs[0].pop("attempts"), "key attempts missing"),
+        (lambda jobs: jobs[0].update(attempts="none"), "attempts 'none', expected a list"),
+        (lambda jobs: jobs[0].update(attempts=[{"detail": 3}]), "detail '3', expected a list of machines"),
+        (lambda jobs: jobs[0].update(submitted_time="soon"), "submitted_time 'soon', expected a date"),
+        (lambda jobs: jobs[0]["attempts"][0].update(end_time="2016-01-01 00:00:00"), "end_time 2016-01-01 00:00:00 "),
+        (lambda jobs: jobs[0]["attempts"][0].update(start_time="x"), "start_time 'x', expected a date"),
+        (lambda jobs: jobs.__setitem__(0, 5), "record '5', expected an object"),
+    ],
+)
+def test_a_broken_philly_record_is_named_by_its_line(change, reason, file) -> None:
+    jobs = json.loads(data.PHILLY)
+    change(jobs)
+    path = file(json.dumps([data.PHILLY_JOBS[1], *jobs], indent=1))
+    line = 2 + len(json.dumps([data.PHILLY_JOBS[1]], indent=1).splitlines()) - 2
+    with pytest.raises(TraceError) as caught:
+        import_trace("philly", path)
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    result = import_trace("philly", path, skip_bad_lines=True)
+    assert result.trace.texts("name") == ["application_3_running", "application_5_gap"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[\n{"jobid": "a",\n"vc" 3}]', ":3: not valid JSON"),
+        ('{"jobid": "a"}', ":1: begins with .*, expected a JSON list of jobs"),
+        ('[\n{"jobid": "a"}\n{"jobid": "b"}]', ":3: .*expected a comma or the end"),
+        ('[{"jobid": "a"},', ":1: not valid JSON"),
+        ("[" * 100_000, ":1: not valid JSON"),
+        ("[]", "an empty list"),
+    ],
+)
+def test_broken_json_is_named_by_its_line(text, reason, file) -> None:
+    with pytest.raises(TraceError, match=reason):
+        import_trace("philly", file(text), skip_bad_lines=True)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name not in ("philly", "pai_tasks", "swf")])
+def test_a_missing_column_is_named(name, file) -> None:
+    header, _, rest = SAMPLES[name].partition("\n")
+    gpus = next(column for column in header.split(",") if column in ("num_gpus", "gpu_num", "num_gpu", "num_replicas"))
+    path = file(header.replace(gpus, "other", 1) + "\n" + rest)
+    with pytest.raises(TraceError, match=f":1: column {gpus} missing, expected a header with"):
+        import_trace(name, path)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_unreadable_files_give_one_clear_line(name, tmp_path) -> None:
+    header = SAMPLES[name].partition("\n")[0] + "\n"
+    cases = {
+        "empty": (b"", "the file is empty"),
+        "blank": (b" \n\n", "the file is empty"),
+        "binary": (bytes(range(256)) * 20, "not a text file"),
+        "nul": (b"a,b\n\0\0", ":2: not a text file"),
+        "torn": (gzip.compress(b"x" * 10_000)[:-9], "broken gzip data"),
+        "noise": (np.random.default_rng(0).integers(32, 127, 5_000).astype(np.uint8).tobytes(), "expected"),
+    }
+    if name not in ("philly", "pai_tasks"):
+        cases["header only"] = (b"; a comment\n" if name == "swf" else header.encode(), "expected")
+    for case, (content, reason) in cases.items():
+        path = tmp_path / case
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=reason) as caught:
+            import_trace(name, path)
+        assert str(path) in str(caught.value), case
+        assert "\n" not in str(caught.value), case
+    with pytest.raises(TraceError, match="no such file"):
+        import_trace(name, tmp_path / "missing")
+    with pytest.raises(TraceError, match="is a directory"):
+        import_trace(name, tmp_path)
+
+
+def test_a_file_without_gpu_jobs_says_what_it_holds(file) -> None:
+    text = data.PHILLY_CSV.replace("66.0,1,", "66.0,0,").replace("2951.0,8,", "2951.0,0,").replace("10.0,2,", "-1,2,")
+    with pytest.raises(TraceError, match=r"no GPU job in the file \(2 CPU jobs, 0 that never ran, 1 broken lines\)"):
+        import_trace("philly_csv", file(text), skip_bad_lines=True)
+
+
+def test_unknown_formats_get_a_suggestion(file) -> None:
+    with pytest.raises(TraceError, match="unknown trace format 'phily', did you mean philly"):
+        import_trace("phily", file(data.PHILLY))
+    with pytest.raises(TraceError, match="no known trace format"):
+        detect_format(file("a,b\n1,2\n"))
+
+
+def test_quoted_fields_are_understood(file) -> None:
+    quoted = "\n".join(",".join(f'"{field}"' for field in line.split(",")) for line in data.HELIOS.splitlines())
+    quoted = quoted.replace('"vchbv"', '"vc,hbv"')
+    trace = import_trace("helios", file(quoted)).trace
+    assert trace.texts("group") == ["vcJkd", "vc,hbv"]
+
+
+def test_the_whole_philly_csv(shared_data) -> None:
+    result = import_trace("philly_csv", shared_data / "traces" / "philly.csv.gz")
+    assert len(result.trace) == 64_483
+    assert result.skipped == ()
+    assert result.trace.origin == pd.Timestamp("2017-09-04 10:30:41")
+
+
+def test_the_pollux_workloads(shared_data) -> None:
+    for number in range(1, 5):
+        trace = import_trace("pollux", shared_data / "traces" / "pollux" / f"workload-{number}.csv").trace
+        assert len(trace) == 160
+        assert set(trace.texts("model")) <= {"bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"}

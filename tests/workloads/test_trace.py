@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.errors import TraceError
+from rlpto.workloads.trace import COLUMNS, Trace, is_trace_file, make_trace, read_trace, write_trace
+
+ORIGIN = pd.Timestamp("2017-10-03 08:30:00")
+
+
+def small_trace() -> Trace:
+    return make_trace(
+        {
+            "name": ["late", "early", "early"],
+            "submit_time": [50.0, 5.0, 5.0],
+            "duration": [100.0, np.nan, 7.5],
+            "gpus": [4, 1, 2],
+            "user": ["ann", "bob", ""],
+            "priority": [0, -1, 2],
+        },
+        source="test",
+        origin=ORIGIN,
+    )
+
+
+def test_make_trace_sorts_fills_and_names_uniquely() -> None:
+    trace = small_trace()
+    assert tuple(trace.jobs.columns) == COLUMNS
+    assert trace.texts("name") == ["early", "early#2", "late"]
+    assert trace.submit_time.tolist() == [5.0, 5.0, 50.0]
+    assert trace.gpus.tolist() == [1, 2, 4]
+    assert trace.texts("model") == ["", "", ""]
+    assert trace.integers("batch_size").tolist() == [0, 0, 0]
+
+
+def test_names_stay_unique_when_a_job_has_the_name_of_a_repetition() -> None:
+    trace = make_trace({"name": ["a", "a", "a#2", "a"], "submit_time": [0, 1, 2, 3]}, source="test")
+    assert len(set(trace.texts("name"))) == 4
+
+
+def test_parquet_round_trip(tmp_path) -> None:
+    trace = small_trace()
+    path = tmp_path / "sub" / "trace.parquet"
+    write_trace(trace, path)
+    again = read_trace(path)
+    pd.testing.assert_frame_equal(again.jobs, trace.jobs, check_dtype=False)
+    assert (again.origin, again.source) == (trace.origin, trace.source)
+    assert is_trace_file(path)
+    assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
+def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
+    submit, duration, gpus = zip(*rows, strict=True) if rows else ((), (), ())
+    names = [f"job {i}" for i in range(len(rows))]
+    trace = make_trace({"name": names, "submit_time": submit, "duration": duration, "gpus": gpus}, source="drawn")
+    path = tmp_path_factory.mktemp("traces") / "t.parquet"
+    write_trace(trace, path)
+    again = read_trace(path)
+    np.testing.assert_array_equal(again.duration, trace.duration)
+    np.testing.assert_array_equal(again.submit_time, trace.submit_time)
+    assert again.texts("name") == trace.texts("name")
+    assert again.origin is None
+
+
+def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
+    part = small_trace().slice(5.0, 50.0)
+    assert part.texts("name") == ["early", "early#2"]
+    assert part.submit_time.tolist() == [0.0, 0.0]
+    assert part.origin == ORIGIN + pd.Timedelta(seconds=5)
+    assert len(small_trace().slice(5.0, 50.1)) == 3
+    with pytest.raises(TraceError, match="expected 0 <= start < end"):
+        small_trace().slice(5.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("submit_time", [0.0, -1.0], "submit_time -1"),
+        ("submit_time", [0.0, np.inf], "submit_time inf"),
+        ("duration", [1.0, -2.0], "job b: duration -2.0, expected 0 or more"),
+        ("gpus", [1, 0], "job b: gpus 0, expected 1 or more"),
+        ("priority", [3, 0], "job a: priority 3, expected -1 to 2"),
+    ],
+)
+def test_values_out_of_range_name_the_job(column, values, reason) -> None:
+    columns = {"name": ["a", "b"], "submit_time": [0.0, 1.0], column: values}
+    with pytest.raises(TraceError, match=reason):
+        make_trace(columns, source="test")
+
+
+def test_unsorted_or_incomplete_frames_are_refused() -> None:
+    jobs = small_trace().jobs
+    with pytest.raises(TraceError, match="ascending"):
+        Trace(jobs.iloc[::-1], None, "test")
+    with pytest.raises(TraceError, match="column duration missing, expected name, submit_time"):
+        Trace(jobs.drop(columns="duration"), None, "test")
+
+
+def test_foreign_files_are_refused_in_one_line(tmp_path) -> None:
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"x": [1]}), foreign)
+    text = tmp_path / "text.parquet"
+    text.write_text("name,submit\n")
+    newer = tmp_path / "newer.parquet"
+    table = pa.table({"x": [1]}).replace_schema_metadata({b"rlpto.trace": b'{"schema": 99}'})
+    pq.write_table(table, newer)
+    for path, reason in (
+        (foreign, "not a trace"),
+        (text, "not a parquet file"),
+        (newer, "schema 99, expected 1"),
+        (tmp_path / "none.parquet", "no such file"),
+    ):
+        with pytest.raises(TraceError, match=reason) as caught:
+            read_trace(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path) -> None:
+    target = tmp_path / "taken"
+    target.mkdir()
+    with pytest.raises(TraceError, match="cannot write"):
+        write_trace(small_trace(), target)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
