@@ -1,0 +1,357 @@
+"""From a recorded job (GPUs, duration) to a training job: a model, its work, its limits, its priority."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.errors import ConfigError, JobError
+from rlpto.jobs import Job
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.settings import Settings
+
+if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
+    from rlpto.workloads.trace import Trace
+
+HOUR = 3600.0
+MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+"""Models a recorded job may be given unless the settings or the caller name others: the measured six."""
+
+MaxGpus = Callable[[JobType], int | None]
+"""Most GPUs a job of a type can use (batch size over smallest batch per GPU), or None if unbounded."""
+
+
+class Categories(Settings):
+    """Models by GPU-time of the recorded job, as in the workloads of Pollux (OSDI 2021) and Sia (SOSP 2023)."""
+
+    small: tuple[str, ...] = Field(("cifar10", "ncf"), min_length=1)
+    """Below 1 GPU-hour."""
+    medium: tuple[str, ...] = Field(("bert", "deepspeech2"), min_length=1)
+    """From 1 to below 10 GPU-hours."""
+    large: tuple[str, ...] = Field(("yolov3",), min_length=1)
+    """From 10 to below 100 GPU-hours."""
+    extra_large: tuple[str, ...] = Field(("imagenet",), min_length=1)
+    """100 GPU-hours and more."""
+
+
+CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
+"""GPU-hours that separate small, medium, large and extra large."""
+
+
+class MappingSettings(Settings):
+    """How a recorded job is given a model and its work."""
+
+    mode: Literal["duration", "category", "given"] = "duration"
+    """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn
+    by its GPU-time class; given: the trace names model and batch size."""
+    models: dict[str, float] | None = None
+    """duration: models to draw from and their weights; null: every model there is, equally likely."""
+    min_efficiency: float = Field(0.25, ge=0, le=1)
+    """duration: draw only models whose requested GPUs give at least this share of linear speed-up, if any does."""
+    categories: Categories = Categories()
+    """category: models of every GPU-time class, equally likely inside it."""
+    adaptive_batch: bool = False
+    """given: let jobs adapt their batch size instead of keeping the recorded one; other modes always adapt it."""
+    min_duration: float = Field(60.0, gt=0)
+    """duration, category: shorter recorded durations are raised to so many seconds."""
+    max_duration: float = Field(86_400.0, gt=0)
+    """duration, category: longer recorded durations are cut to so many seconds."""
+    unknown_duration: Literal["skip", "error"] = "skip"
+    """duration, category: what to do with a job whose duration is not recorded."""
+    oversized: Literal["error", "skip", "clip"] = "error"
+    """What to do with a job that asks for more GPUs than the cluster has; clip: it asks for all of them and
+    takes longer in proportion."""
+    rigid: bool = False
+    """Fix every job at its requested GPUs."""
+    max_gpus_factor: float = Field(4.0, ge=1)
+    """An elastic job may hold so many times its requested GPUs."""
+    max_gpus: int = Field(64, ge=1)
+    """An elastic job may hold so many GPUs, or as many as it requests if that is more."""
+    priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
+    """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
+    priority_by: Literal["job", "group"] = "job"
+    """job: a class drawn for each job; group: one drawn for each virtual cluster, which all its jobs get."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MappingSettings:
+        if self.min_duration > self.max_duration:
+            raise ValueError(f"min_duration {self.min_duration:g} is above max_duration {self.max_duration:g}")
+        if self.models is not None and (min(self.models.values(), default=0) < 0 or sum(self.models.values()) <= 0):
+            raise ValueError("models: expected weights of 0 or more, one of them above 0")
+        if min(self.priority_shares) < 0 or abs(sum(self.priority_shares) - 1) > 1e-6:
+            raise ValueError("priority_shares: expected three shares of 0 or more that sum to 1")
+        return self
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Jobs, and what had to be done to some of them.
+
+    raised, cut: jobs whose duration was below min_duration or above max_duration.
+    oversized: jobs that wanted more GPUs than there are, left out or clipped.
+    unknown: jobs left out because their duration is not recorded.
+    """
+
+    jobs: list[Job]
+    raised: int
+    cut: int
+    oversized: int
+    unknown: int
+
+
+def job_types(trace: Trace, settings: MappingSettings, available: Sequence[str] = MODELS) -> tuple[JobType, ...]:
+    """Types that speed tables must hold before `map_jobs`; available: models that have a profile."""
+    if settings.mode == "given":
+        batches = trace.integers("batch_size")
+        pairs = {
+            JobType(model, None if settings.adaptive_batch or batch == 0 else int(batch))
+            for model, batch in zip(trace.texts("model"), batches, strict=True)
+        }
+        return tuple(sorted(pairs, key=lambda pair: (pair.model, pair.batch_size or 0)))
+    if settings.mode == "category":
+        return tuple(JobType(model) for model in sorted({m for models in _by_category(settings) for m in models}))
+    return tuple(JobType(model) for model in sorted(available if settings.models is None else settings.models))
+
+
+def map_jobs(
+    trace: Trace,
+    tables: SpeedTables,
+    settings: MappingSettings,
+    seed: int,
+    capacity: int,
+    gpus_per_node: int,
+    max_gpus_of: MaxGpus | None = None,
+) -> list[Job]:
+    """Jobs of `map_trace`, without the account of what was clipped."""
+    return map_trace(trace, tables, settings, seed, capacity, gpus_per_node, max_gpus_of).jobs
+
+
+def map_trace(
+    trace: Trace,
+    tables: SpeedTables,
+    settings: MappingSettings,
+    seed: int,
+    capacity: int,
+    gpus_per_node: int,
+    max_gpus_of: MaxGpus | None = None,
+) -> Mapped:
+    """Give every job of a trace a model and its work; the same seed gives the same jobs.
+
+    capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements).
+    max_gpus_of: bound on a type's GPUs, on top of those of the settings.
+
+    *duration* draws a model by the weights among those that use the requested GPUs well enough
+    (`min_efficiency`; where none does, among the best), gives it the profile's epochs, and chooses
+    data_size such that those epochs take the recorded duration on the requested GPUs, packed on as
+    few nodes as possible and without rescale delay: data_size = samples x duration / elapsed.
+    *category* takes epochs and data size of the drawn model as they are. *given* does so as well,
+    for the model and the batch size that the trace names.
+
+    Raises JobError for a job that fits neither cluster nor tables, one without a model where the
+    mode needs it, or one without a duration if the settings say so; ConfigError for a model that
+    the tables do not hold.
+    """
+    if settings.mode != "given":
+        known = np.isfinite(trace.duration)
+        if settings.unknown_duration == "error" and not known.all():
+            name = trace.texts("name")[int(np.argmin(known))]
+            raise JobError(f"job {name}: no recorded duration, expected one (mapping.unknown_duration: skip drops it)")
+        if not known.all():
+            return _with_unknown(
+                map_trace(trace.take(known), tables, settings, seed, capacity, gpus_per_node, max_gpus_of),
+                int(np.count_nonzero(~known)),
+            )
+    bound = min(capacity, tables.max_gpus)
+    oversized = trace.gpus > bound
+    if oversized.any() and settings.oversized == "error":
+        at = int(np.argmax(oversized))
+        what = "the cluster has" if capacity <= tables.max_gpus else "the speed tables cover"
+        raise JobError(
+            f"job {trace.texts('name')[at]}: wants {trace.gpus[at]} GPUs, expected at most the {bound} {what} "
+            "(mapping.oversized: skip or clip)"
+        )
+    if oversized.any() and settings.oversized == "skip":
+        trace = trace.take(~oversized)
+    gpus = np.minimum(trace.gpus, bound)
+    recorded = trace.duration * trace.gpus / gpus
+    duration = np.clip(recorded, settings.min_duration, settings.max_duration)
+    seconds = _seconds_packed(tables, gpus_per_node)
+    limits = np.array([(max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus for kind in tables.types])
+    rng = np.random.default_rng([seed, 0])
+    if settings.mode == "given":
+        kind = _given_types(trace, tables, settings)
+    elif settings.mode == "category":
+        kind = _draw_by_category(trace.gpus * duration / HOUR, gpus, tables, settings, limits, rng)
+    else:
+        kind = _draw_by_weight(gpus, tables, settings, seconds, limits, rng)
+    data_size = tables.samples[kind]
+    if settings.mode == "duration":
+        data_size = data_size * duration / seconds[kind, gpus]
+    most = _max_gpus(gpus, kind, settings, bound, limits, max_gpus_of is not None)
+    jobs = [
+        Job(
+            name=name,
+            submit_time=submit,
+            model=tables.types[k].model,
+            epochs=float(tables.epochs[k]),
+            data_size=size,
+            requested_gpus=requested,
+            min_gpus=requested if settings.rigid else 1,
+            max_gpus=highest,
+            priority=priority,
+            batch_size=tables.types[k].batch_size,
+        )
+        for name, submit, k, size, requested, highest, priority in zip(
+            trace.texts("name"),
+            trace.submit_time.tolist(),
+            kind.tolist(),
+            data_size.tolist(),
+            gpus.tolist(),
+            most.tolist(),
+            _priorities(trace, settings, seed).tolist(),
+            strict=True,
+        )
+    ]
+    timed = settings.mode != "given"
+    return Mapped(
+        jobs=jobs,
+        raised=int(np.count_nonzero(recorded < settings.min_duration)) if timed else 0,
+        cut=int(np.count_nonzero(recorded > settings.max_duration)) if timed else 0,
+        oversized=int(np.count_nonzero(oversized)),
+        unknown=0,
+    )
+
+
+def _with_unknown(mapped: Mapped, unknown: int) -> Mapped:
+    return Mapped(mapped.jobs, mapped.raised, mapped.cut, mapped.oversized, unknown)
+
+
+def _by_category(settings: MappingSettings) -> tuple[tuple[str, ...], ...]:
+    """Models of the classes, smallest first."""
+    chosen = settings.categories
+    return chosen.small, chosen.medium, chosen.large, chosen.extra_large
+
+
+def _seconds_packed(tables: SpeedTables, gpus_per_node: int) -> FloatArray:
+    """[T, K + 1] seconds that a type's own epochs over its own data take on k packed GPUs; infinity for none."""
+    gpus = np.arange(tables.max_gpus + 1)
+    nodes = np.clip(-(-gpus // gpus_per_node), 1, tables.row.shape[1])
+    rows = tables.row[:, nodes - 1, gpus]
+    return tables.elapsed[rows, tables.epochs[:, None]]
+
+
+def _type_index(tables: SpeedTables, model: str, batch_size: int | None) -> int:
+    """Position of a type; ConfigError, with the nearest model, if the tables do not hold it."""
+    try:
+        return tables.type_index(JobType(model, batch_size))
+    except KeyError:
+        pass
+    models = sorted({known.model for known in tables.types})
+    if model in models:
+        batch = "an adaptive batch size" if batch_size is None else f"batch size {batch_size}"
+        raise ConfigError(f"model {model}: no speed table for {batch}, expected one of every type of job_types()")
+    near = difflib.get_close_matches(model, models, n=1, cutoff=0.0)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"model {model!r} has no profile, expected one of {', '.join(models)}{hint}")
+
+
+def _draw_by_weight(
+    gpus: IntArray,
+    tables: SpeedTables,
+    settings: MappingSettings,
+    seconds: FloatArray,
+    limits: IntArray,
+    rng: np.random.Generator,
+) -> IntArray:
+    """[M] type of every job, drawn by weight among those that make sense on its GPUs."""
+    adaptive = [kind.model for kind in tables.types if kind.batch_size is None]
+    weights = dict.fromkeys(adaptive, 1.0) if settings.models is None else settings.models
+    types = np.array([_type_index(tables, model, None) for model in weights], dtype=np.int64)
+    if len(types) == 0:
+        raise ConfigError("mapping duration: no speed table for an adaptive batch size, expected one of each model")
+    weight = np.array(list(weights.values()))
+    chance = rng.random(len(gpus))
+    kind = np.zeros(len(gpus), dtype=np.int64)
+    for count in np.unique(gpus):
+        mine = gpus == count
+        efficiency = seconds[types, 1] / (seconds[types, count] * count)
+        efficiency = np.where((limits[types] >= count) & (weight > 0), efficiency, 0.0)
+        sensible = efficiency >= min(settings.min_efficiency, float(efficiency.max()))
+        sensible &= np.isfinite(seconds[types, count]) & (weight > 0)
+        if not sensible.any():
+            raise ConfigError(f"mapping duration: no model of {', '.join(weights)} can run on {count} GPUs")
+        share = np.cumsum(np.where(sensible, weight, 0.0))
+        kind[mine] = types[np.searchsorted(share, chance[mine] * share[-1], side="right")]
+    return kind
+
+
+def _draw_by_category(
+    gpu_hours: FloatArray,
+    gpus: IntArray,
+    tables: SpeedTables,
+    settings: MappingSettings,
+    limits: IntArray,
+    rng: np.random.Generator,
+) -> IntArray:
+    """[M] type of every job, drawn evenly in its GPU-time class among models that can use its GPUs, if any can."""
+    chance = rng.random(len(gpus))
+    category = np.searchsorted(CATEGORY_BOUNDS, gpu_hours, side="right")
+    kind = np.zeros(len(gpus), dtype=np.int64)
+    for number, models in enumerate(_by_category(settings)):
+        types = np.array([_type_index(tables, model, None) for model in models], dtype=np.int64)
+        for count in np.unique(gpus[category == number]):
+            mine = (category == number) & (gpus == count)
+            able = types[limits[types] >= count]
+            able = types if len(able) == 0 else able
+            kind[mine] = able[(chance[mine] * len(able)).astype(np.int64)]
+    return kind
+
+
+def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -> IntArray:
+    """[M] type of every job by the model and batch size it names."""
+    pairs = list(zip(trace.texts("name"), trace.texts("model"), trace.integers("batch_size").tolist(), strict=True))
+    nameless = next((name for name, model, _ in pairs if not model), None)
+    if nameless is not None:
+        raise JobError(f"job {nameless}: the trace names no model, expected one (mapping.mode: duration or category)")
+    index: dict[tuple[str, int], int] = {}
+    for _, model, batch in pairs:
+        if (model, batch) not in index:
+            fixed = None if settings.adaptive_batch or batch == 0 else batch
+            index[model, batch] = _type_index(tables, model, fixed)
+    return np.array([index[model, batch] for _, model, batch in pairs], dtype=np.int64)
+
+
+def _max_gpus(
+    gpus: IntArray, kind: IntArray, settings: MappingSettings, bound: int, limits: IntArray, bounded: bool
+) -> IntArray:
+    """[M] most GPUs of every job, never fewer than it requests.
+
+    In mode given, a type's own bound replaces the multiple of the request, if there is one.
+    """
+    if settings.rigid:
+        return gpus
+    most = np.minimum(settings.max_gpus, bound)
+    most = np.minimum(most, limits[kind])
+    if settings.mode != "given" or not bounded:
+        most = np.minimum(most, (settings.max_gpus_factor * gpus).astype(np.int64))
+    return np.maximum(most, gpus)
+
+
+def _priorities(trace: Trace, settings: MappingSettings, seed: int) -> IntArray:
+    """[M] class of every job: recorded, or drawn for the job or for its group."""
+    rng = np.random.default_rng([seed, 1])
+    bounds = np.cumsum(settings.priority_shares)[:-1]
+    recorded = trace.priority
+    if settings.priority_by == "group":
+        groups, group = np.unique(np.array(trace.texts("group"), dtype=str), return_inverse=True)
+        drawn = np.searchsorted(bounds, rng.random(len(groups)), side="right")[group]
+    else:
+        drawn = np.searchsorted(bounds, rng.random(len(trace)), side="right")
+    known: BoolArray = recorded >= 0
+    return np.where(known, recorded, drawn)
