@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> YamlFile:
         if root is None:
             raise ConfigError(f"{path}: the file is empty, expected keys and values")
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}: expected keys and values at the top of the file, got a {root.id}")
+            raise ConfigError(f"{path}: expected keys and values at the top of the file, got {_kind(root)}")
         lines: dict[Location, int] = {}
         _collect_lines(path, root, (), lines, set())
         data = yaml.safe_load(text)
@@ -76,7 +76,7 @@ def _collect_lines(path: Path, node: yaml.Node, location: Location, lines: dict[
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{path}:{line}: expected a plain key, got a {key.id}")
+                raise ConfigError(f"{path}:{line}: expected a plain key, got {_kind(key)}")
             if key.value in first:
                 dotted = dotted_key((*location, key.value))
                 raise ConfigError(f"{path}:{line}: {dotted}: key given twice, first on line {first[key.value]}")
@@ -92,6 +92,12 @@ def _collect_lines(path: Path, node: yaml.Node, location: Location, lines: dict[
 def dotted_key(location: Location) -> str:
     """`a.b.0.c`, the form in which messages and `--set` name a value."""
     return ".".join(str(part) for part in location)
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return "keys and values" if isinstance(node, yaml.MappingNode) else "a single value"
 
 
 def _one_line(text: str) -> str:

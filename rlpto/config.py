@@ -1,0 +1,372 @@
+"""Experiment files: one typed model of everything an experiment can set, read from YAML."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails
+
+from rlpto.errors import ConfigError
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.settings import Settings
+from rlpto.simulator.settings import SimulatorSettings
+from rlpto.workloads.mapping import MappingSettings
+from rlpto.workloads.windows import WindowSettings
+from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
+
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+
+
+_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.ya?ml(?=,|$)")
+"""A YAML file as an option of a policy, as in `index:weights=mine.yaml`."""
+
+
+class _TypedOnCommandLine(str):
+    """Text given with --set: a path in it is relative to the working directory, not to the file."""
+
+    __slots__ = ()
+
+
+def _expand_path(value: object, info: ValidationInfo) -> object:
+    """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file."""
+    if not isinstance(value, str | Path):
+        return value
+    text = _VARIABLE.sub(_variable_value, str(value))
+    folder = (info.context or {}).get("folder", Path())
+    base = Path() if isinstance(value, _TypedOnCommandLine | Path) else folder
+    return os.path.normpath(base / Path(text).expanduser())
+
+
+def _variable_value(match: re.Match[str]) -> str:
+    name, default = match["name"], match["default"]
+    value = os.environ.get(name) or default
+    if value is None:
+        raise ValueError(f"environment variable {name} is not set (${{{name}:-default}} would give it a default)")
+    return value
+
+
+def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
+    """Leave plain names alone; treat what has a folder or an ending as a path."""
+    if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
+        return str(_expand_path(value, info))
+    return value
+
+
+def _expand_spec(value: object, info: ValidationInfo) -> object:
+    """Make the YAML files among a policy's options paths as `_expand_path` does."""
+    if not isinstance(value, str):
+        return value
+    typed = isinstance(value, _TypedOnCommandLine)
+
+    def expanded(match: re.Match[str]) -> str:
+        path = _TypedOnCommandLine(match[0]) if typed else match[0]
+        return str(_expand_path(path, info))
+
+    return _SPEC_FILE.sub(expanded, str(value))
+
+
+def _one_or_more(value: object) -> object:
+    return (value,) if isinstance(value, str | Path) else value
+
+
+ConfigPath = Annotated[Path, BeforeValidator(_expand_path)]
+NameOrPath = Annotated[str, BeforeValidator(_expand_name_or_path)]
+PolicySpec = Annotated[str, BeforeValidator(_expand_spec)]
+
+
+class NodeGroup(Settings):
+    """Nodes that are alike."""
+
+    count: int = Field(1, ge=1)
+    """How many nodes there are of this kind."""
+    gpus: int = Field(4, ge=1)
+    """GPUs of each."""
+    cpus: int = Field(0, ge=0)
+    """CPU slots of each; only parameter servers use them."""
+
+
+class ClusterSettings(Settings):
+    """The machines."""
+
+    nodes: tuple[NodeGroup, ...] = Field((NodeGroup(count=16, gpus=4),), min_length=1)
+    """Groups of nodes that are alike."""
+
+
+class WorkloadSettings(Settings):
+    """Where jobs come from, how they are cut into windows, and what they train."""
+
+    source: Literal["synthetic", "trace", "files"] = "synthetic"
+    """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one test window."""
+    calibration: NameOrPath = "philly"
+    """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
+    days: float = Field(14.0, gt=0)
+    """synthetic: days to generate, before they are cut into windows."""
+    path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in."""
+    format: str | None = None
+    """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
+    windows: WindowSettings = WindowSettings()
+    """How a trace is cut into disjoint windows for training, validation and testing."""
+    mapping: MappingSettings = MappingSettings()
+    """How a recorded job is given a model and its work."""
+    load: float | None = Field(None, gt=0)
+    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them."""
+
+    @model_validator(mode="after")
+    def _needs_path(self) -> WorkloadSettings:
+        if self.source != "synthetic" and not self.path:
+            raise ValueError(f"source {self.source} needs a path")
+        if self.source == "files" and self.load is not None:
+            raise ValueError("load: files are taken as they are, expected null")
+        return self
+
+
+class ProfileSettings(Settings):
+    """How fast models train."""
+
+    folder: ConfigPath | None = None
+    """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); null: built in."""
+
+
+class KnowledgeSettings(Settings):
+    """What policies are told about jobs."""
+
+    mode: Literal["exact", "noisy"] = "exact"
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job."""
+    remaining_sigma: float = Field(0.3, ge=0)
+    """noisy: standard deviation of the logarithm of the error of the remaining work."""
+    speed_sigma: float = Field(0.2, ge=0)
+    """noisy: standard deviation of the logarithm of the error of the speed."""
+    scaling_sigma: float = Field(0.1, ge=0)
+    """noisy: standard deviation of the exponent e in the error k**e of the speed with k GPUs."""
+
+
+class EvaluationSettings(Settings):
+    """Which windows and seeds policies are compared on."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Windows to evaluate on."""
+    seeds: int = Field(1, ge=1)
+    """Repetitions of every window: with other models and work of the jobs, and other failures."""
+    reference: PolicySpec = "fifo"
+    """Policy that the others are compared with, pair by pair."""
+
+
+class Config(Settings):
+    """One experiment."""
+
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the experiment, and of its folder under runs/."""
+    description: str = ""
+    """What the experiment is for."""
+    seed: int = Field(0, ge=0)
+    """Seed of all randomness."""
+    cluster: ClusterSettings = ClusterSettings()
+    """The machines."""
+    workload: WorkloadSettings = WorkloadSettings()
+    """Where jobs come from."""
+    profiles: ProfileSettings = ProfileSettings()
+    """How fast models train."""
+    knowledge: KnowledgeSettings = KnowledgeSettings()
+    """What policies are told about jobs."""
+    queue: QueueSettings = QueueSettings()
+    """Order in which jobs are served."""
+    reward: RewardWeights = RewardWeights()
+    """Weights of the reward's parts."""
+    simulator: SimulatorSettings = SimulatorSettings()
+    """How time passes, when decisions are due, and what a rescale costs."""
+    policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
+    """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Which windows and seeds policies are compared on."""
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read an experiment file and apply `key=value` overrides to it.
+
+    Raises ConfigError, in one line, for everything that is wrong with either.
+    """
+    file = read_yaml(Path(path))
+    data: object = file.data
+    changed: list[Location] = []
+    for override in overrides:
+        location, value = _parse_override(override)
+        data = _with_value(data, location, value, override)
+        changed.append(location)
+    try:
+        return Config.model_validate(data, context={"folder": file.path.parent})
+    except ValidationError as error:
+        raise ConfigError(_explain(error, file, changed)) from None
+
+
+def _parse_override(override: str) -> tuple[Location, object]:
+    """Where an override `a.b.0=value` points, and its value, parsed as YAML."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: expected key=value, such as simulator.interval=30")
+    try:
+        value = _mark_typed(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    return tuple(int(part) if part.isdecimal() else part for part in parts), value
+
+
+def _mark_typed(value: object) -> object:
+    if isinstance(value, str):
+        return _TypedOnCommandLine(value)
+    if isinstance(value, list):
+        return [_mark_typed(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _mark_typed(entry) for key, entry in value.items()}
+    return value
+
+
+def _with_value(tree: object, location: Location, value: object, override: str) -> object:
+    """A copy of `tree` in which `location` holds `value`."""
+    if not location:
+        return value
+    at, *rest = location
+    if isinstance(at, int):
+        if not isinstance(tree, list):
+            raise ConfigError(
+                f"--set {override}: the file has no list there that has a number {at}; set the whole list"
+            )
+        if at >= len(tree):
+            raise ConfigError(f"--set {override}: the list there has {len(tree)} entries, counted from 0; got {at}")
+        return [_with_value(entry, tuple(rest), value, override) if i == at else entry for i, entry in enumerate(tree)]
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        kind = "a list" if isinstance(tree, list) else "a single value"
+        raise ConfigError(f"--set {override}: there is {kind} in the file where {at} was to be set")
+    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, override)}
+
+
+def _explain(error: ValidationError, file: YamlFile, changed: Sequence[Location]) -> str:
+    """One line about the first thing that is wrong; unknown keys come first, since they cause the rest."""
+    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+    detail = details[0]
+    location: Location = detail["loc"]
+    typed = any(location[: len(start)] == start for start in changed)
+    place = "--set" if typed else file.place(location)
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{place}: {dotted_key(location) or 'the file'}: {_reason(detail)}{more}"
+
+
+def _reason(detail: ErrorDetails) -> str:
+    """What is wrong with one value, and what was expected there."""
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown key{_suggestion(detail['loc'])}"
+        case "value_error":
+            return detail["msg"].removeprefix("Value error, ")
+        case "missing":
+            expected = "one more entry" if isinstance(detail["loc"][-1], int) else "a value"
+            return f"missing, expected {expected}"
+        case "invalid_key":
+            return "expected a word as key"
+        case "too_short":
+            expected = f"at least {context['min_length']} entry"
+        case "too_long":
+            expected = f"at most {context['max_length']} entries"
+        case "string_pattern_mismatch":
+            expected = f"text that matches {context['pattern']}"
+        case "tuple_type":
+            expected = "a list"
+        case "model_type" | "model_attributes_type":
+            expected = "keys and values"
+        case _:
+            expected = detail["msg"].removeprefix("Input should be ").split(", ")[0]
+    got = "null" if detail["input"] is None else repr(detail["input"])
+    return f"expected {expected}, got {got if len(got) <= 60 else got[:57] + '...'}"
+
+
+def _suggestion(location: Location) -> str:
+    """What an unknown key was probably meant to be: a neighbour's name, or the same name elsewhere."""
+    *around, wrong = location
+    valid = {dotted_key(key): key for key in _all_keys(Config)}
+    inside = _without_positions(around)
+    neighbours = {str(key[-1]): name for name, key in valid.items() if key[:-1] == inside}
+    near = difflib.get_close_matches(str(wrong), neighbours, n=1)
+    if near:
+        return f", did you mean {dotted_key((*around, near[0]))}?"
+    elsewhere = [name for name, key in valid.items() if key[-1] == wrong]
+    if elsewhere:
+        return f", did you mean {elsewhere[0]}?"
+    nearest = difflib.get_close_matches(str(wrong), neighbours, n=1, cutoff=0.0)
+    return f", the nearest valid key is {dotted_key((*around, nearest[0]))}" if nearest else ""
+
+
+def _without_positions(location: Sequence[str | int]) -> Location:
+    return tuple(part for part in location if isinstance(part, str))
+
+
+def _all_keys(model: type[Settings], around: Location = ()) -> Iterator[Location]:
+    """Every key of a settings model; list positions are left out."""
+    for name, field in model.model_fields.items():
+        yield (*around, name)
+        for inner in _models_in(field.annotation):
+            yield from _all_keys(inner, (*around, name))
+
+
+def _models_in(annotation: Any) -> Iterator[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def resolved_yaml(config: Config) -> str:
+    """The whole configuration as YAML: every key with its value, and its description as a comment.
+
+    Reading it back gives the same configuration.
+    """
+    return "\n".join(_described(config)) + "\n"
+
+
+def _described(settings: Settings) -> Iterator[str]:
+    """Lines of YAML for one settings object, not indented."""
+    for name, field in type(settings).model_fields.items():
+        for line in (field.description or "").splitlines():
+            yield f"# {line.strip()}"
+        value = getattr(settings, name)
+        if isinstance(value, Settings):
+            yield f"{name}:"
+            yield from (f"  {line}" for line in _described(value))
+        elif isinstance(value, tuple) and any(isinstance(entry, Settings) for entry in value):
+            yield f"{name}:"
+            for position, entry in enumerate(value):
+                lines = [line for line in _described(entry) if position == 0 or not line.lstrip().startswith("#")]
+                first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
+                yield from (f"  {line}" for line in lines[:first])
+                yield f"  - {lines[first]}"
+                yield from (f"    {line}" for line in lines[first + 1 :])
+        else:
+            yield f"{name}: {_inline(value)}"
+
+
+def _inline(value: object) -> str:
+    """A plain value or a list of them on one line of YAML."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, default_style=style, width=10**6, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    return str(value) if isinstance(value, str) else value
