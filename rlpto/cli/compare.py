@@ -1,0 +1,170 @@
+"""`rlpto compare`: two or more runs of the same windows, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlpto.cli.common import make_console
+from rlpto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rlpto.config import Config
+    from rlpto.evaluation.runner import FinishedCell
+
+SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
+"""Metrics of the table; the first two with their paired difference from the first run."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: its short name, its configuration, its finished cells."""
+
+    name: str
+    folder: Path
+    config: Config
+    cells: list[FinishedCell]
+
+    @property
+    def places(self) -> set[tuple[str, int]]:
+        """Windows and seeds that policies ran on."""
+        return {(done.cell.window, done.cell.seed) for done in self.cells}
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` has written.")
+    ],
+) -> None:
+    """Put runs of the same windows side by side, policy by policy, with paired differences."""
+    if len(runs) < 2:
+        raise ConfigError(f"{runs[0]}: one run has nothing to be compared with, expected two or more run folders")
+    read = read_runs(runs)
+    check_comparable(read)
+    console = make_console()
+    console.print(differences_table(read))
+    console.print()
+    console.print(comparison_table(read))
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Raises ConfigError or CheckpointError if a folder is not a finished evaluation."""
+    from rlpto.cli.runfolder import read_run_config
+    from rlpto.evaluation.runner import load_cells
+
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
+    return [
+        Run(name, folder, read_run_config(folder), load_cells(folder))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+
+
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Raises ConfigError unless all runs scheduled the same jobs, windows and seeds."""
+    from rlpto.cli.runfolder import differing_keys
+
+    first = runs[0]
+    for other in runs[1:]:
+        for key, mine, its in differing_keys(first.config, other.config):
+            if key == "seed" or key.startswith("workload."):
+                raise ConfigError(
+                    f"{other.folder}: other windows than {first.folder}: {key} is {its}, not {mine}; "
+                    "expected runs on the same windows"
+                )
+        lacking = sorted(first.places ^ other.places)
+        if lacking:
+            window, seed = lacking[0]
+            where = first.folder if lacking[0] in other.places else other.folder
+            raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
+
+
+def differences_table(runs: Sequence[Run]) -> Table:
+    """The keys in which the configurations differ."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rlpto.cli.runfolder import differing_keys
+
+    keys = dict.fromkeys(key for other in runs[1:] for key, _, _ in differing_keys(runs[0].config, other.config))
+    table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("key", style="dim")
+    for run in runs:
+        table.add_column(run.name, overflow="fold")
+    for key in keys:
+        table.add_row(key, *(escape(_value_at(run.config, key)) for run in runs))
+    if not keys:
+        table.add_row("nothing", *[""] * len(runs))
+    return table
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """For every policy that two or more runs share: its figures in each, and how they differ from the first."""
+    import pandas as pd
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rlpto.evaluation.formatting import heading, scale_for
+    from rlpto.evaluation.metrics import METRIC
+    from rlpto.evaluation.statistics import compare as compare_cells
+    from rlpto.evaluation.tables import frame, percent_change, signed_interval
+
+    frames = {run.name: frame(run.cells, run.config.knowledge.mode) for run in runs}
+    means = {name: cells.groupby("policy", sort=False)[list(SHOWN)].mean() for name, cells in frames.items()}
+    everything = pd.concat(list(means.values()))
+    scales = {name: scale_for(METRIC[name], everything[name]) for name in SHOWN}
+    table = Table(
+        title="Policies by run",
+        title_justify="left",
+        title_style="bold",
+        caption=f"means over {len(runs[0].places)} cells; differences from {runs[0].name}, cell by cell [95%]",
+        caption_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("policy", overflow="fold")
+    table.add_column("run", overflow="fold")
+    for name in SHOWN:
+        title = heading(METRIC[name], scales[name]).replace(" [", "\n\\[")
+        table.add_column(title, justify="right")
+        if name in SHOWN[:2]:
+            table.add_column("difference\n ", justify="right")
+    for policy in everything.index.unique():
+        sharing = [run for run in runs if policy in means[run.name].index]
+        if len(sharing) < 2:
+            continue
+        base = sharing[0].name
+        for run in sharing:
+            row = [escape(str(policy)) if run.name == base else "", escape(run.name)]
+            for name in SHOWN:
+                row.append(scales[name].number(float(means[run.name][name].loc[policy])))
+                if name not in SHOWN[:2]:
+                    continue
+                if run.name == base or policy == "lower bound":
+                    row.append("")
+                    continue
+                pair = pd.concat(
+                    [frames[run].query("policy == @policy").assign(policy=run) for run in (base, run.name)]
+                )
+                found = compare_cells(pair, base, name)[0]
+                colour = {"better": "green", "worse": "red"}.get(found.verdict, "default")
+                interval = escape(signed_interval(found.difference, scales[name]))
+                row.append(f"[{colour}]{percent_change(found.relative)}\n[dim]{interval}[/][/]")
+            table.add_row(*row, end_section=run is sharing[-1])
+    return table
+
+
+def _value_at(config: Config, key: str) -> str:
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return str(value)

@@ -1,0 +1,60 @@
+"""The `rlpto` command. Verbs import what they need when they run, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rlpto import __version__
+from rlpto.cli import compare, configs, evaluate, policies, profiles, trace, tune
+from rlpto.errors import RlptoError
+
+BAD_INPUT = 2
+"""Exit code when the user's input is at fault."""
+
+app = typer.Typer(
+    name="rlpto",
+    help="Schedule distributed deep-learning training: policies, workloads, and how well they go together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(compare.compare)
+app.add_typer(trace.app, name="trace")
+app.add_typer(profiles.app, name="profiles")
+app.add_typer(tune.app, name="tune")
+app.command("policies")(policies.policies)
+app.add_typer(configs.app, name="configs")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rlpto {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Schedule distributed deep-learning training: policies, workloads, and how well they go together."""
+
+
+def run() -> None:
+    """Entry point: bad input ends with exit code 2 and one line on stderr."""
+    try:
+        app()
+    except RlptoError as error:
+        print(f"rlpto: error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+if __name__ == "__main__":
+    run()

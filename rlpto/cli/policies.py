@@ -1,0 +1,38 @@
+"""`rlpto policies`: what one can evaluate, and where it comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rlpto.cli.common import make_console
+
+
+def policies(
+    options: Annotated[bool, typer.Option("--options", help="Also explain the options of each policy.")] = False,
+) -> None:
+    """List policies with their sources; an option is set as in `las:levels=[3600,36000]`."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rlpto.policies.registry import available
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    table.add_column("what it does", ratio=5)
+    table.add_column("source", ratio=3)
+    table.add_column("options", ratio=2)
+    console = make_console()
+    found = available()
+    for policy in found:
+        names = ", ".join(option.name for option in policy.options)
+        table.add_row(escape(policy.name), escape(policy.summary), escape(policy.source), escape(names))
+    console.print(table)
+    console.print("\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.")
+    if not options:
+        return
+    for policy in found:
+        for option in policy.options:
+            console.print(f"\n[bold]{escape(policy.name)}:{escape(option.name)}[/]={escape(option.default)}")
+            console.print(f"  {escape(option.description)}")

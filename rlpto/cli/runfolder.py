@@ -1,0 +1,107 @@
+"""A run's folder: what it was made with, and whether it may be added to."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from rlpto import __version__
+from rlpto.config import Config, load_config, resolved_yaml
+from rlpto.errors import CheckpointError, ConfigError
+from rlpto.evaluation.files import write_text
+from rlpto.settings import Settings
+
+CONFIG_FILE = "config.resolved.yaml"
+"""The whole configuration of the run."""
+VERSIONS_FILE = "versions.json"
+"""Versions of what made the run, and the command line."""
+FREE_KEYS = ("name", "description", "policies", "evaluation", "workload.windows.limit", "workload.windows.seed")
+"""Keys that may change from one command to the next in the same folder: they decide which cells there are,
+not how a cell comes out."""
+
+
+def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
+    """Write the configuration and the versions. Raises CheckpointError if that is not possible."""
+    write_text(folder / CONFIG_FILE, resolved_yaml(config))
+    content = {**versions(), "commit": git_commit(), "command": command_line(arguments)}
+    write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def read_run_config(folder: Path) -> Config:
+    """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a run folder that `rlpto evaluate` has written")
+    return load_config(path)
+
+
+def refuse_foreign(folder: Path, config: Config) -> None:
+    """Raises CheckpointError if the folder has finished cells of another configuration."""
+    if not any((folder / "cells").glob("*.json")):
+        return
+    advice = "use another --run-dir, or --fresh to replace it"
+    try:
+        there = read_run_config(folder)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
+    for key, old, new in differing_keys(there, config):
+        raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
+
+
+def differing_keys(mine: Settings, its: Settings, around: str = "") -> Iterator[tuple[str, object, object]]:
+    """Dotted keys in which two configurations differ, with both values; FREE_KEYS are left out."""
+    for name in type(mine).model_fields:
+        key = f"{around}{name}"
+        left, right = getattr(mine, name), getattr(its, name)
+        if key in FREE_KEYS or _absolute(left) == _absolute(right):
+            continue
+        if isinstance(left, Settings) and isinstance(right, Settings):
+            yield from differing_keys(left, right, f"{key}.")
+        else:
+            yield key, left, right
+
+
+def _absolute(value: object) -> object:
+    """Paths are the same if they lead to the same place."""
+    if isinstance(value, Path):
+        return value.absolute()
+    return tuple(_absolute(entry) for entry in value) if isinstance(value, tuple) else value
+
+
+def versions() -> dict[str, str]:
+    """Versions of RLPTO, Python and the libraries that results depend on."""
+    libraries = {name: version(name) for name in ("numpy", "numba", "scipy")}
+    return {"rlpto": __version__, "python": platform.python_version(), **libraries, "platform": platform.platform()}
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree this package runs from; None where it is installed without one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """What to type to do the same again."""
+    return shlex.join(["rlpto", *arguments])
+
+
+def run_facts(config: Config) -> Mapping[str, str]:
+    """What of a configuration deserves a line in the report."""
+    gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
+    nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)
+    simulator = config.simulator
+    decisions = f"every {simulator.interval:g} s"
+    if simulator.decide_on == "events":
+        decisions += ", and when a job arrives or finishes or a node changes"
+    return {"Cluster": f"{nodes}, {gpus:,} GPUs in all", "Decisions": decisions, "Seed": str(config.seed)}

@@ -1,0 +1,102 @@
+"""`rlpto trace`: bring a trace in, look at it, make one up."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlpto.cli.common import QuietOption, make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlpto.workloads.importers.base import ImportResult
+
+app = typer.Typer(help="Import, describe, generate and calibrate traces.", no_args_is_help=True)
+
+OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write (parquet).")]
+
+
+@app.command(
+    "import",
+    epilog="Example: rlpto trace import philly cluster_job_log -o traces/philly.parquet",
+    help="Read a public trace and write it in RLPTO's form. Formats: philly, philly_csv, helios, pai, pai_tasks, "
+    "openb, acme, swf, pollux.",
+)
+def import_(
+    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: tell it from its lines.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The file as published; may be gzip-compressed.")],
+    out: OutOption,
+    skip_bad_lines: Annotated[
+        bool, typer.Option("--skip-bad-lines", help="Count and leave out broken lines instead of stopping.")
+    ] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Read a public trace; nothing is written if it has broken lines."""
+    from rlpto.workloads.importers.registry import detect_format, import_trace
+    from rlpto.workloads.trace import write_trace
+
+    name = detect_format(path) if format_ == "auto" else format_
+    # A derived csv goes by the name of its trace as well.
+    if name == "philly" and detect_format(path) == "philly_csv":
+        name = "philly_csv"
+    result = import_trace(name, path, skip_bad_lines)
+    write_trace(result.trace, out)
+    if not quiet:
+        _print_import(result, out, make_console())
+
+
+def _print_import(result: ImportResult, out: Path, console: Console) -> None:
+    console.print(f"{out}: {len(result.trace):,} jobs")
+    if result.cpu_jobs:
+        console.print(f"  left out: {result.cpu_jobs:,} jobs without GPUs")
+    for reason, count in result.reasons().items():
+        console.print(f"  left out: {count:,} x {reason}", markup=False)
+
+
+@app.command(epilog="Example: rlpto trace generate --like philly --days 7 -o traces/synthetic.parquet")
+def generate(
+    out: OutOption,
+    like: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Calibration: philly, or a YAML made by `rlpto trace calibrate`.")
+    ] = "philly",
+    days: Annotated[float, typer.Option(help="Days to generate, from a Monday at 0:00.")] = 7.0,
+    rate: Annotated[float, typer.Option(help="Factor on the number of submissions.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all randomness.")] = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """Draw a synthetic trace with the statistics of a recorded one."""
+    from rlpto.workloads.calibration import load_calibration
+    from rlpto.workloads.synthetic import generate as draw
+    from rlpto.workloads.trace import write_trace
+
+    trace = draw(load_calibration(like), days, seed, rate)
+    write_trace(trace, out)
+    make_console(quiet).print(f"{out}: {len(trace):,} jobs in {days:g} days like {like}")
+
+
+@app.command(epilog="Example: rlpto trace calibrate traces/philly.parquet --start 2017-10-03 -o philly.yaml")
+def calibrate(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet) to take the statistics from.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write (YAML).")],
+    start: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], metavar="DATE", help="Day from which to count.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="Where the trace is from, with its licence.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure the statistics of a trace that `generate --like FILE` imitates."""
+    import pandas as pd
+
+    from rlpto.evaluation.files import write_text
+    from rlpto.workloads.calibration import calibration_yaml
+    from rlpto.workloads.synthetic import calibrate as measure
+    from rlpto.workloads.trace import read_trace
+
+    first = None if start is None else pd.Timestamp(start)
+    calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
+    write_text(out, calibration_yaml(calibration))
+    make_console(quiet).print(f"{out}: statistics of {calibration.days} days")

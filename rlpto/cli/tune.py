@@ -1,0 +1,157 @@
+"""`rlpto tune`: fit the constants of a policy on training windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlpto.cli.common import (
+    ConfigArgument,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    interrupted,
+    make_console,
+    make_progress,
+    read_config,
+)
+
+if TYPE_CHECKING:
+    from rlpto.config import Config
+    from rlpto.evaluation.tuning import TuningState
+    from rlpto.policies.index_weights import IndexWeights
+
+app = typer.Typer(help="Tune the constants of a policy on training windows.", no_args_is_help=True)
+
+Place = tuple[str, int]
+"""A window and a seed."""
+
+
+class Goal(StrEnum):
+    """What a better index has more, or less, of."""
+
+    reward = "reward"
+    jct = "jct"
+
+
+@app.callback()
+def tune() -> None:
+    """Tune the constants of a policy on training windows."""
+
+
+@app.command(epilog="Example: rlpto tune index configs/philly.yaml --limit 6 -o index-philly.yaml")
+def index(
+    config: ConfigArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],
+    goal: Annotated[Goal, typer.Option(help="Raise the total reward, or lower the mean JCT.")] = Goal.reward,
+    start: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights to start from. [default: the two-parameter form]")
+    ] = None,
+    generations: Annotated[int, typer.Option(min=1, help="Generations in all.")] = 20,
+    population: Annotated[int, typer.Option(min=4, help="Candidates in each generation.")] = 10,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows of each split.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
+    seed: SeedOption = None,
+    set_: SetOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run windows side by side.")] = 1,
+    quiet: QuietOption = False,
+) -> None:
+    """Tune the weights of the index policy with an evolution strategy, on training windows only.
+
+    A candidate's cost is its mean relative difference from the start, window by window. Every
+    generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
+    """
+    from rlpto.evaluation.tuning import TuningSettings, index_parameters, tuning_fingerprint
+    from rlpto.evaluation.tuning import tune as search
+    from rlpto.experiment import prepare
+    from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
+
+    overrides = [
+        *(set_ or ()),
+        *([] if limit is None else [f"workload.windows.limit={limit}"]),
+        *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
+    ]
+    settled = read_config(config, overrides, seed)
+    first = IndexWeights() if start is None else load_index_weights(start)
+    experiment = prepare(settled)
+    places = [(window, s) for window in experiment.windows("train") for s in experiment.seeds()]
+    parameters = index_parameters(first)
+    settings = TuningSettings(generations=generations, population=population, seed=settled.seed)
+    searched = {"goal": goal.value, "gain": first.gain, "places": places, **experiment.outcome()}
+    checkpoint = out.with_suffix(".checkpoint.json")
+    console = make_console(quiet)
+
+    def complete(point: Mapping[str, float]) -> IndexWeights:
+        return first.model_copy(update=dict(point))
+
+    with _costs(settled, goal, jobs) as costs, make_progress(quiet) as bar:
+        started = complete({p.name: p.start for p in parameters})
+        task = bar.add_task("start", total=generations * population)
+        base = costs(started, places)
+
+        def told(state: TuningState) -> None:
+            bar.update(task, description=f"best {-state.best_cost:+.2%}", completed=len(state.costs) * population)
+
+        try:
+            found = search(
+                lambda point: _relative(costs(complete(point), places), base),
+                parameters,
+                settings,
+                checkpoint,
+                tuning_fingerprint(parameters, settings, searched),
+                resume=resume,
+                each_candidate=lambda: bar.advance(task),
+                each_generation=told,
+            )
+        except KeyboardInterrupt:
+            bar.stop()
+            if not checkpoint.exists():
+                interrupted("no generation was finished")
+            interrupted(f"the generations so far are in {checkpoint}; add --resume to the same command to go on")
+        best = complete(found.best)
+        save_index_weights(best, out)
+        console.print(f"{out}: better by {-found.best_cost:.2%} in {goal.value} on {len(places)} training runs")
+        windows = experiment.windows("validation", required=False)
+        unseen = [(window, s) for window in windows for s in experiment.seeds()]
+        if unseen:
+            bar.update(task, description="validation")
+            change = -_relative(costs(best, unseen), costs(started, unseen))
+            console.print(f"on {len(unseen)} validation runs, which were not used: {change:+.2%}")
+
+
+Costs = Callable[["IndexWeights", Sequence[Place]], list[float]]
+
+
+@contextmanager
+def _costs(config: Config, goal: Goal, jobs: int) -> Iterator[Costs]:
+    """A function from weights and places to the cost of each place, computed in `jobs` processes."""
+    task = partial(_cost, config, goal.value)
+    if jobs == 1:
+        yield lambda weights, places: [task(weights, place) for place in places]
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield lambda weights, places: list(pool.map(partial(task, weights), places))
+
+
+def _cost(config: Config, goal: str, weights: IndexWeights, place: Place) -> float:
+    """Minus the total reward, or the mean JCT in seconds, of the index with these weights on one window."""
+    from rlpto.evaluation.metrics import measure
+    from rlpto.experiment import prepare
+    from rlpto.policies.index import Index
+
+    metrics = measure(prepare(config).run_policy(Index(weights=weights), *place))
+    return metrics["jct_mean"] if goal == "jct" else -metrics["reward"]
+
+
+def _relative(costs: Sequence[float], base: Sequence[float]) -> float:
+    """Mean over places of (cost - base) / |base|."""
+    return sum((cost - start) / max(abs(start), 1e-9) for cost, start in zip(costs, base, strict=True)) / len(base)

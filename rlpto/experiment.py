@@ -1,0 +1,327 @@
+"""From a configuration to everything it describes: windows, jobs, clusters, and the runs of an evaluation.
+
+The only place, with the command line, that knows all rooms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlpto.cluster import Node, total_gpus
+from rlpto.config import Config, KnowledgeSettings
+from rlpto.errors import ConfigError, JobError, TraceError
+from rlpto.evaluation.runner import Cell
+from rlpto.jobs import EstimateNoise, Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.efficiency import useful_gpus
+from rlpto.performance.profiles import ProfileSource
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.policies.base import Policy
+from rlpto.policies.registry import make_policy
+from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.records import RunRecord
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.workloads.calibration import load_calibration
+from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+from rlpto.workloads.load import offered_load, scale_load
+from rlpto.workloads.mapping import job_types, map_jobs
+from rlpto.workloads.synthetic import generate
+from rlpto.workloads.trace import Trace, is_trace_file, read_trace
+from rlpto.workloads.windows import Window, select, split_windows
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+class WindowTrace(NamedTuple):
+    """A window and the jobs recorded in it, times counted from its start."""
+
+    window: Window
+    trace: Trace
+
+
+class Experiment:
+    """What a configuration describes. Traces and speed tables are read when first needed.
+
+    Policies are compared fairly by construction: `jobs` and `cluster` depend on the window and the
+    seed alone, so every policy gets the same jobs, the same failures and the same estimates.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.nodes = tuple(Node(group.gpus, group.cpus) for group in config.cluster.nodes for _ in range(group.count))
+        self.capacity = total_gpus(self.nodes)
+        self.gpus_per_node = max(node.gpus for node in self.nodes)
+
+    @cached_property
+    def profiles(self) -> ProfileSource:
+        """Where models' performance comes from."""
+        return load_profiles(self.config.profiles.folder)
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """Trace files, wildcards expanded. Raises TraceError where there are none, ConfigError if two share a name."""
+        files = tuple(path for pattern in self.config.workload.path for path in _expand(pattern))
+        twice = next((path for i, path in enumerate(files) if _stem(path) in map(_stem, files[:i])), None)
+        if twice is not None:
+            raise ConfigError(
+                f"workload.path: {twice}: a second file called {_stem(twice)}, expected one for each window"
+            )
+        return files
+
+    @cached_property
+    def window_traces(self) -> dict[str, WindowTrace]:
+        """All windows in which jobs were submitted, by name, in order of time.
+
+        Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
+        """
+        if self.config.workload.source == "files":
+            found = [self._whole_file(path) for path in self.files]
+        else:
+            trace, span = self._whole_trace()
+            settings = self.config.workload.windows.model_copy(update={"limit": None})
+            found = [
+                WindowTrace(window, trace.slice(window.start, window.end))
+                for windows in split_windows(span, settings).values()
+                for window in windows
+            ]
+        windows = {cut.window.name: cut for cut in found if len(cut.trace)}
+        if not windows:
+            raise TraceError(f"{self._workload}: no jobs in any window")
+        return windows
+
+    def windows(self, split: str | None = None, required: bool = True) -> list[str]:
+        """Names of the windows of a split (None: that of the evaluation), at most as many as wanted.
+
+        Raises ConfigError if there are none and `required` says so.
+        """
+        split = self.config.evaluation.split if split is None else split
+        windows = [cut.window for cut in self.window_traces.values() if cut.window.split == split]
+        if required and not windows:
+            have = sorted({cut.window.split for cut in self.window_traces.values()})
+            raise ConfigError(
+                f"{self._workload}: no {split} windows with jobs, only {' and '.join(have)}; "
+                "expected another evaluation.split, or other workload.windows"
+            )
+        wanted = self.config.workload.windows
+        chosen = windows if wanted.limit is None else select(windows, wanted.limit, wanted.seed)
+        return [window.name for window in chosen]
+
+    @cached_property
+    def tables(self) -> SpeedTables:
+        """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
+        mapping = self.config.workload.mapping
+        traces = [cut.trace for cut in self.window_traces.values()]
+        types = {kind for trace in traces for kind in job_types(trace, mapping, self.profiles.models)}
+        requested = max(int(trace.gpus.max()) for trace in traces)
+        most = min(self.capacity, max(requested, mapping.max_gpus))
+        ordered = sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0))
+        return compile_tables(self.profiles, ordered, most, self.gpus_per_node)
+
+    def jobs(self, window: str, seed: int) -> list[Job]:
+        """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
+        return map_jobs(
+            self.window_traces[window].trace,
+            self.tables,
+            self.config.workload.mapping,
+            self._seed(window, seed),
+            self.capacity,
+            self.gpus_per_node,
+            self._useful_gpus,
+        )
+
+    def cluster(self, window: str, seed: int) -> SimulatedCluster:
+        """A simulated cluster with the jobs of a window."""
+        jobs = self.jobs(window, seed)
+        own_seed = self._seed(window, seed)
+        noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
+        return SimulatedCluster(self.nodes, jobs, self.tables, self.config.simulator, own_seed, noise)
+
+    def policy(self, spec: str) -> Policy:
+        """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
+        policy = make_policy(spec)
+        if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
+            policy = RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
+            policy.name = spec
+        return policy
+
+    def run_policy(self, policy: Policy, window: str, seed: int) -> RunRecord:
+        """Let a policy schedule the jobs of a window."""
+        cluster = self.cluster(window, seed)
+        return run(cluster, policy, self.config.queue, self.config.reward, window=window, seed=seed)
+
+    def run_cell(self, cell: Cell) -> RunRecord:
+        """Run one cell of an evaluation."""
+        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed)
+
+    def seeds(self) -> range:
+        """Seeds of the evaluation's repetitions: the config's and those that follow."""
+        return range(self.config.seed, self.config.seed + self.config.evaluation.seeds)
+
+    def cells(self) -> list[Cell]:
+        """All runs of the evaluation: every policy on every window with every seed."""
+        return [
+            Cell(policy, window, seed)
+            for window in self.windows()
+            for seed in self.seeds()
+            for policy in self.config.policies
+        ]
+
+    def check(self) -> None:
+        """Find out before anything is written that all policies exist and all jobs can run.
+
+        Raises what is wrong: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+        """
+        for spec in self.config.policies:
+            self.policy(spec)
+        for window in self.windows():
+            if not self.jobs(window, self.config.seed):
+                raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
+
+    def outcome(self) -> dict[str, Any]:
+        """What decides how a cell comes out, as plain data: settings, and digests of the files they name."""
+        free = {"name": True, "description": True, "policies": True, "evaluation": True}
+        settings = self.config.model_dump(mode="json", exclude={**free, "workload": {"windows": {"limit", "seed"}}})
+        settings["workload"]["path"] = [digest(path) for path in self.files]
+        if self.config.profiles.folder is not None:
+            files = sorted(path for path in self.config.profiles.folder.rglob("*") if path.is_file())
+            settings["profiles"]["folder"] = [digest(path) for path in files]
+        if self.config.workload.source == "synthetic" and "/" in self.config.workload.calibration:
+            settings["workload"]["calibration"] = digest(Path(self.config.workload.calibration))
+        return settings
+
+    def _whole_file(self, path: Path) -> WindowTrace:
+        """A file that is one test window."""
+        trace = self._fitted(read_any(path, self.config.workload.format))
+        end = float(trace.submit_time[-1]) if len(trace) else 0.0
+        return WindowTrace(Window(_stem(path), "test", 0.0, end), trace)
+
+    def _whole_trace(self) -> tuple[Trace, float]:
+        """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
+        workload = self.config.workload
+        if workload.source == "synthetic":
+            trace, span = self._synthetic(), workload.days * DAY
+        else:
+            if len(self.files) != 1:
+                raise ConfigError(f"workload.path: source trace expects one file, got {len(self.files)}")
+            trace = read_any(self.files[0], workload.format)
+            # The last job still belongs to the last window.
+            span = float(np.nextafter(trace.submit_time[-1], np.inf))
+        trace = self._fitted(trace)
+        if workload.load is not None:
+            cap = workload.mapping.max_duration
+            trace = scale_load(trace, workload.load, self.capacity, span, self.config.seed, cap)
+        return trace, span
+
+    def _synthetic(self) -> Trace:
+        """A generated trace with about the wanted load; whole submissions come about more or less often."""
+        workload, seed = self.config.workload, self.config.seed
+        calibration = load_calibration(workload.calibration)
+        trace = generate(calibration, workload.days, seed)
+        if workload.load is None:
+            return trace
+        fitted = self._fitted(trace)
+        cap = workload.mapping.max_duration
+        load = offered_load(fitted.gpus, fitted.duration, self.capacity, workload.days * DAY, cap)
+        return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
+
+    def _fitted(self, trace: Trace) -> Trace:
+        """The trace without jobs that are too large for the cluster, if those are to be skipped."""
+        if self.config.workload.mapping.oversized != "skip":
+            return trace
+        return trace.take(trace.gpus <= self.capacity)
+
+    def _seed(self, window: str, seed: int) -> int:
+        """Seed of all that is random in a window, another one for each."""
+        return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
+
+    def _useful_gpus(self, kind: JobType) -> int:
+        """Most GPUs that a job's batch can be spread over."""
+        return useful_gpus(kind.batch_size, self.tables.max_gpus, self.profiles.facts(kind.model).batch)
+
+    @property
+    def _workload(self) -> str:
+        """The workload in messages."""
+        workload = self.config.workload
+        if workload.source == "synthetic":
+            return f"synthetic workload {workload.calibration}"
+        return ", ".join(str(path) for path in workload.path)
+
+
+def prepare(config: Config) -> Experiment:
+    """The experiment of a configuration; the last one asked for is kept, so that a process prepares once."""
+    return _prepare(config.model_dump_json())
+
+
+@lru_cache(maxsize=1)
+def _prepare(config: str) -> Experiment:
+    return Experiment(Config.model_validate_json(config))
+
+
+def run_cell(config: Config, cell: Cell) -> RunRecord:
+    """Run one cell; with the config bound by functools.partial this can be sent to other processes."""
+    return prepare(config).run_cell(cell)
+
+
+def read_any(path: Path, format: str | None = None) -> Trace:
+    """A trace in RLPTO's own form, or in any format that can be imported (None: told from the file).
+
+    Raises TraceError if there is none, or it is broken.
+    """
+    if not path.is_file():
+        name = path.stem if path.stem in FORMATS else "FORMAT"
+        raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
+    if is_trace_file(path):
+        return read_trace(path)
+    return import_trace(format or detect_format(path), path).trace
+
+
+def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
+    """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth."""
+    if knowledge.mode == "exact":
+        return None
+    rng = np.random.default_rng([seed, 2])
+    return EstimateNoise(
+        remaining=np.exp(rng.normal(0.0, knowledge.remaining_sigma, jobs)),
+        speed=np.exp(rng.normal(0.0, knowledge.speed_sigma, jobs)),
+        scaling=rng.normal(0.0, knowledge.scaling_sigma, jobs),
+    )
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file. Raises ConfigError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None
+
+
+def _expand(pattern: Path) -> Iterable[Path]:
+    """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
+    parts = pattern.parts
+    first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
+    if first is None or pattern.exists():
+        return [pattern]
+    found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
+    if not found:
+        raise TraceError(f"{pattern}: no such files, expected at least one trace")
+    return found
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts numbers in a name by their value."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0]
