@@ -37,11 +37,13 @@ class Optimus:
         jobs = state.jobs
         lowest = jobs.min_gpus
         first = fit_in_order(np.arange(len(jobs)), lowest, state.capacity)
+        gain = np.zeros_like(jobs.speed)
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = 1.0 / jobs.speed
-            gain = seconds[:, :-1] - seconds[:, 1:]
+            np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
         gpus = np.arange(gain.shape[1])
-        target = np.where(gpus < jobs.max_gpus[:, None], gpus + 1, gpus)
+        grows = (gpus > 0) & (gpus < jobs.max_gpus[:, None])  # who got no GPUs above has no room to start
+        target = np.where(grows, gpus + 1, gpus)
         grown = grow(first, target, gain, lowest, state.capacity, 0.0)
         return Allocation(grown, np.argsort(grown, kind="stable"))

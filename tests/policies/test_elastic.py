@@ -72,6 +72,10 @@ class TestOptimus:
         # First job 1 -> 2 saves 45 s, 2 -> 3 saves 15 s; second job 1 -> 2 saves 20 s, 2 -> 3 saves 0.3 s.
         assert [gpus("optimus", jobs, capacity) for capacity in (3, 4, 5, 6)] == [[2, 1], [2, 2], [3, 2], [3, 3]]
 
+    def test_a_job_without_room_for_its_least_gets_nothing_and_leaves_the_rest_to_others(self) -> None:
+        jobs = [J(speed=power(0.5, 2)), J(lowest=3, requested=3, speed=power(0.5, 6))]
+        assert gpus("optimus", jobs, 3) == [2, 0]
+
     def test_ties_go_to_the_first_in_the_queue(self) -> None:
         assert gpus("optimus", [J(speed=power(0.5, 4))] * 3, 4) == [2, 1, 1]
 
