@@ -92,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
         "rescales",
         "per job",
         "lower",
-        "Changes of a starting or running job's GPUs, per job of the workload.",
+        "Changes that gave a job other GPUs after its first start, per job of the workload; a first start is none.",
     ),
     Metric(
         "fairness_mean",

@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
 
 from rlpto.arrays import FloatArray
@@ -143,6 +145,7 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
         axes.errorbar(total.estimate, row, xerr=_error(total), fmt="D", color=INK, markersize=6, capsize=4,
                       markeredgecolor="white", label="total" if row == 0 else None, zorder=5)  # fmt: skip
     axes.axvline(0, color=INK, linewidth=0.9)
+    _fit_bars(axes, "x")
     axes.set_yticks(range(len(shown)), [summary.policy for summary in shown])
     axes.invert_yaxis()
     axes.set_xlabel("reward")
@@ -199,6 +202,7 @@ def queueing_bars(summaries: Sequence[Summary]) -> Figure:
                  error_kw={"ecolor": INK, "elinewidth": 1, "capsize": 2})  # fmt: skip
     axes.set_xticks(range(len(names)), [f"{name} priority" for name in PRIORITY_CLASSES])
     axes.set_ylabel(f"mean queueing delay [{scale.unit}]")
+    _fit_bars(axes, "y")
     axes.set_ylim(bottom=0)
     axes.grid(axis="x", visible=False)
     _legend(figure, axes)
@@ -299,6 +303,18 @@ def _figure(height: float = 3.7) -> tuple[Figure, Axes]:
     axes.xaxis.label.set(color=INK, fontsize=10)
     axes.yaxis.label.set(color=INK, fontsize=10)
     return figure, axes
+
+
+def _fit_bars(axes: Axes, direction: Literal["x", "y"]) -> None:
+    """Limit an axis so that the huge intervals of very few cells do not squeeze the bars."""
+    bars = [bar.get_bbox() for bar in axes.patches if isinstance(bar, Rectangle)]
+    ends = [end for bar in bars for end in (bar.intervalx if direction == "x" else bar.intervaly) if np.isfinite(end)]
+    low, high = min(ends, default=0.0), max(ends, default=0.0)
+    if high > low:
+        margin = 0.5 * (high - low)
+        limits = axes.get_xlim() if direction == "x" else axes.get_ylim()
+        fitted = (max(limits[0], low - margin), min(limits[1], high + margin))
+        axes.set_xlim(fitted) if direction == "x" else axes.set_ylim(fitted)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

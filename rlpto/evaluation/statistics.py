@@ -4,8 +4,10 @@ Intervals are bootstrap percentile intervals with two corrections for the small 
 a resample draws n - 1 of n values, which makes its variance unbiased (Rao and Wu, "Resampling inference
 with complex survey data", JASA 1988), and the percentile levels are widened from the normal to Student's
 t distribution (Hesterberg, "What teachers should know about the bootstrap", The American Statistician
-2015). Interquartile mean and probability of improvement follow Agarwal et al., "Deep reinforcement
-learning at the edge of the statistical precipice", NeurIPS 2021, the latter over pairs.
+2015). Below six values resamples cannot reach as far as such levels ask: there the interval is Student's,
+with the standard deviation of the resamples. Interquartile mean and probability of improvement follow
+Agarwal et al., "Deep reinforcement learning at the edge of the statistical precipice", NeurIPS 2021,
+the latter over pairs.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from rlpto.errors import ConfigError
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
 
 LEVEL = 0.95
+FEWEST_FREEDOM = 5
+"""Degrees of freedom (values less groups) from which percentiles of resamples serve as bounds."""
 RESAMPLES = 5000
 
 Statistic = Callable[[FloatArray, FloatArray], FloatArray]
@@ -112,8 +116,13 @@ def bootstrap_interval(
     if freedom == 0:
         return Interval(estimate, float("nan"), float("nan"), len(pooled))
     counts = _resample_counts(len(groups), len(groups[0]), resamples, seed)
-    tail = float(norm.cdf(student_t.ppf((1 - level) / 2, freedom)))
-    low, high = np.quantile(statistic(pooled, counts), [tail, 1 - tail])
+    resampled = statistic(pooled, counts)
+    reach = float(student_t.ppf((1 + level) / 2, freedom))
+    if freedom < FEWEST_FREEDOM:
+        spread = reach * float(resampled.std())
+        return Interval(estimate, estimate - spread, estimate + spread, len(pooled))
+    tail = float(norm.cdf(-reach))
+    low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(estimate, float(low), float(high), len(pooled))
 
 
@@ -177,11 +186,17 @@ def _compare(
         metric=metric,
         difference=interval,
         relative=interval.estimate / scale if scale > 0 else float("nan"),
-        improvement=bootstrap_interval(improved, windows, mean, level, resamples, seed),
+        improvement=_within_unit(bootstrap_interval(improved, windows, mean, level, resamples, seed)),
         wins=int((gain > 0).sum()),
         ties=int((gain == 0).sum()),
         verdict=_verdict(metric, difference, interval),
     )
+
+
+def _within_unit(interval: Interval) -> Interval:
+    """The interval of a probability, which ends at 0 and 1."""
+    low, high = np.clip([interval.low, interval.high], 0.0, 1.0)
+    return Interval(interval.estimate, float(low), float(high), interval.samples)
 
 
 def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict:

@@ -51,9 +51,16 @@ def test_undefined_values_are_left_out() -> None:
     assert np.isnan(bootstrap_interval(np.array([np.nan])).estimate)
 
 
-def test_two_values_span_the_interval() -> None:
+def test_few_values_have_the_interval_of_student() -> None:
+    # Two values: mean 2, standard error 1, t = 12.7 with one degree of freedom.
     interval = bootstrap_interval(np.array([1.0, 3.0]))
-    assert (interval.low, interval.high) == (1.0, 3.0)
+    assert (interval.low, interval.high) == pytest.approx((2 - 12.706, 2 + 12.706), rel=0.01)
+
+
+def test_two_cells_decide_nothing_and_probabilities_end_at_one() -> None:
+    only = compare(frame(a=[10, 20], b=[5, 16]), "a", "jct_mean")[0]
+    assert only.verdict == "undecided"
+    assert 0 <= only.improvement.low <= only.improvement.high <= 1
 
 
 def test_same_seed_same_interval() -> None:
@@ -81,7 +88,7 @@ def test_seeds_that_change_nothing_are_no_evidence() -> None:
     assert np.isnan(one_window.low)
 
 
-@pytest.mark.parametrize(("size", "windows"), [(6, 1), (12, 1), (12, 4)])
+@pytest.mark.parametrize(("size", "windows"), [(3, 1), (4, 1), (6, 1), (12, 1), (6, 3), (12, 4)])
 @pytest.mark.parametrize("skewed", [False, True])
 def test_intervals_cover_the_mean(size: int, windows: int, skewed: bool) -> None:
     rng = np.random.default_rng(7)
