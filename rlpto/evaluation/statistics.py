@@ -50,6 +50,11 @@ class Interval:
         """True if `value` lies outside; False for an interval without bounds."""
         return self.low > value or self.high < value
 
+    def within(self, least: float, most: float) -> Interval:
+        """The interval without what the figure cannot be, such as a probability above 1."""
+        low, high = np.clip([self.low, self.high], least, most)
+        return Interval(self.estimate, float(low), float(high), self.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -186,17 +191,11 @@ def _compare(
         metric=metric,
         difference=interval,
         relative=interval.estimate / scale if scale > 0 else float("nan"),
-        improvement=_within_unit(bootstrap_interval(improved, windows, mean, level, resamples, seed)),
+        improvement=bootstrap_interval(improved, windows, mean, level, resamples, seed).within(0.0, 1.0),
         wins=int((gain > 0).sum()),
         ties=int((gain == 0).sum()),
         verdict=_verdict(metric, difference, interval),
     )
-
-
-def _within_unit(interval: Interval) -> Interval:
-    """The interval of a probability, which ends at 0 and 1."""
-    low, high = np.clip([interval.low, interval.high], 0.0, 1.0)
-    return Interval(interval.estimate, float(low), float(high), interval.samples)
 
 
 def _verdict(metric: str, difference: FloatArray, interval: Interval) -> Verdict:

@@ -25,6 +25,7 @@ from rlpto.evaluation.statistics import (
     RESAMPLES,
     Comparison,
     Interval,
+    Statistic,
     bootstrap_interval,
     compare,
     interquartile_mean,
@@ -302,17 +303,18 @@ def _setting(results: Results) -> str:
 
 def _summary(policy: str, rows: pd.DataFrame, level: float, resamples: int, seed: int) -> Summary:
     windows = rows["window"].tolist()
-    values = {name: rows[name].to_numpy(dtype=float) for name in METRIC}
+
+    def interval(name: str, statistic: Statistic) -> Interval:
+        found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, statistic, level, resamples, seed)
+        if name.startswith("reward"):
+            return found
+        return found.within(0.0, 1.0 if METRIC[name].unit == "share" else math.inf)
+
     return Summary(
         policy=policy,
         knowledge=str(rows["knowledge"].iloc[0]),
-        mean={
-            name: bootstrap_interval(column, windows, mean, level, resamples, seed) for name, column in values.items()
-        },
-        iqm={
-            name: bootstrap_interval(column, windows, interquartile_mean, level, resamples, seed)
-            for name, column in values.items()
-        },
+        mean={name: interval(name, mean) for name in METRIC},
+        iqm={name: interval(name, interquartile_mean) for name in METRIC},
     )
 
 

@@ -158,3 +158,14 @@ def test_one_policy_alone_has_no_paired_table(finished: list[FinishedCell]) -> N
 def test_same_cells_same_tables(finished: list[FinishedCell], toy_results: Results) -> None:
     again = results(finished, "noisy", resamples=500)
     assert repr(again.summaries) == repr(toy_results.summaries)
+
+
+def test_intervals_of_few_cells_stay_possible(finished: list[FinishedCell]) -> None:
+    few = results([done for done in finished if done.cell.seed == 0], "noisy")
+    summary = few.policies[0]
+    assert summary.mean["jct_mean"].samples == 2
+    for interval in [*summary.mean.values(), *summary.iqm.values()]:
+        assert not interval.high < interval.estimate
+        assert not interval.low > interval.estimate
+    assert summary.mean["jct_mean"].low >= 0
+    assert summary.mean["utilisation"].high <= 1
