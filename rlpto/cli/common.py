@@ -28,9 +28,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated."),
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of all randomness, instead of the config's.")]
-RunDirOption = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Where results go. [default: runs/ and the config's name]")
-]
+RunDirOption = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where results go; runs/NAME if not given.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 

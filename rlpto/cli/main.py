@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from rlpto import __version__
-from rlpto.cli import compare, configs, evaluate, policies, profiles, trace, tune
+from rlpto.cli.compare import compare
+from rlpto.cli.configs import app as configs
+from rlpto.cli.evaluate import evaluate
+from rlpto.cli.policies import policies
+from rlpto.cli.profiles import app as profiles
+from rlpto.cli.trace import app as trace
+from rlpto.cli.tune import app as tune
 from rlpto.errors import RlptoError
 
 BAD_INPUT = 2
@@ -23,13 +29,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("evaluate")(evaluate.evaluate)
-app.command("compare")(compare.compare)
-app.add_typer(trace.app, name="trace")
-app.add_typer(profiles.app, name="profiles")
-app.add_typer(tune.app, name="tune")
-app.command("policies")(policies.policies)
-app.add_typer(configs.app, name="configs")
+app.command("evaluate", epilog="Example: rlpto evaluate configs/quickstart.yaml --policies fifo,las,index")(evaluate)
+app.command("compare", epilog="Example: rlpto compare runs/quickstart runs/noisy")(compare)
+app.add_typer(trace, name="trace")
+app.add_typer(profiles, name="profiles")
+app.add_typer(tune, name="tune")
+app.command("policies", epilog="Example: rlpto policies --options")(policies)
+app.add_typer(configs, name="configs")
 
 
 def _print_version(wanted: bool) -> None:

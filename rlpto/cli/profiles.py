@@ -15,7 +15,7 @@ app = typer.Typer(help="Show the profiles of models, or fit new ones to measurem
 @app.command(epilog="Example: rlpto profiles show --folder profiles")
 def show(
     folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of fitted profiles. [default: the built-in ones]")
+        Path | None, typer.Option(metavar="FOLDER", help="Folder of fitted profiles, instead of the built-in ones.")
     ] = None,
 ) -> None:
     """Tell what each profile is and how far it is from the measurements it was fitted to."""

@@ -57,6 +57,31 @@ def _print_import(result: ImportResult, out: Path, console: Console) -> None:
         console.print(f"  left out: {count:,} x {reason}", markup=False)
 
 
+@app.command(epilog="Example: rlpto trace describe traces/philly.parquet --gpus 2480")
+def describe(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet), or a file of any format.")],
+    gpus: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Also state the load on a cluster of so many GPUs.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the plot goes (PNG); beside the trace if not given.")
+    ] = None,
+    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw arrivals, GPUs and durations.")] = True,
+) -> None:
+    """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
+    from rlpto.experiment import read_any
+    from rlpto.workloads.describe import describe as measure
+    from rlpto.workloads.describe import plot_arrivals, tables
+
+    trace = read_any(path)
+    console = make_console()
+    console.print(tables(measure(trace, gpus)))
+    if draw:
+        target = path.with_suffix(".png") if plot is None else plot
+        plot_arrivals(trace, target)
+        console.print(f"plot: {target}", style="bold")
+
+
 @app.command(epilog="Example: rlpto trace generate --like philly --days 7 -o traces/synthetic.parquet")
 def generate(
     out: OutOption,

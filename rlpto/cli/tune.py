@@ -53,7 +53,7 @@ def index(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],
     goal: Annotated[Goal, typer.Option(help="Raise the total reward, or lower the mean JCT.")] = Goal.reward,
     start: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Weights to start from. [default: the two-parameter form]")
+        Path | None, typer.Option(metavar="FILE", help="Weights to start from, instead of the two-parameter form.")
     ] = None,
     generations: Annotated[int, typer.Option(min=1, help="Generations in all.")] = 20,
     population: Annotated[int, typer.Option(min=4, help="Candidates in each generation.")] = 10,
