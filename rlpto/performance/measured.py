@@ -87,20 +87,28 @@ class MeasuredModel:
         sync = np.interp(at, rows.local_batch, rows.sync_time)
         return Steps(np.where(outside, np.nan, step), np.where(outside, np.nan, sync))
 
-    def size_steps(self, nodes: IntArray, gpus: IntArray, local_batch: IntArray) -> Steps:
+    def size_steps(self, nodes: IntArray, gpus: IntArray, local_batch: IntArray, *, one_by_one: bool = True) -> Steps:
         """Steps by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
         Nodes count as at most 16. A size outside the convex hull of what was measured takes the
         times of the nearest one inside: first GPUs per node are held to what was measured (at most
         4 a node there), with the same local batch; what is still outside takes the nearest measured
         point, every axis scaled to its range.
+
+        one_by_one: look every size up by itself, as the reference does. The measured sizes form a
+        grid, so their triangulation has flat simplices, and for a size inside one the search decides
+        which diagonal counts (up to 2 %). It starts where the one before ended, unless asked anew,
+        which is what takes time when there are many.
         """
         nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
         asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)
-        times = self._linear(asked)
+        asked, where = np.unique(asked, axis=0, return_inverse=True)
+        lookups = asked[:, None] if one_by_one else [asked]
+        times = np.concatenate([self._linear(points) for points in lookups])
         outside = np.isnan(times).any(axis=1)
         if outside.any():
             times[outside] = self._nearest(asked[outside])
+        times = times[where.ravel()]
         return Steps(times[:, 0].reshape(nodes.shape), times[:, 1].reshape(nodes.shape))
 
     def _nearest(self, asked: FloatArray) -> FloatArray:
@@ -250,7 +258,8 @@ def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray) ->
 def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray) -> FloatArray:
     """[N, epochs] epochs per second by size; a size that no split allows takes the rates of the nearest."""
     split = _splits(model, batch, gpus)
-    seconds = model.size_steps(nodes[:, None], split.gpus, split.local).with_accumulation(split.accumulation)
+    steps = model.size_steps(nodes[:, None], split.gpus, split.local, one_by_one=batch is not None)
+    seconds = steps.with_accumulation(split.accumulation)
     rates = _best_rates(model, split, seconds)
     usable = np.isfinite(rates).all(axis=1)
     for row in np.flatnonzero(~usable):

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.errors import ProfileError
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.efficiency import adaptive_goodput
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.measured import MeasuredProfiles
+from rlpto.performance.profiles import builtin_profiles, profile_yaml
+from rlpto.performance.tables import JobType, SpeedTables
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FittedProfiles:
+    return FittedProfiles(builtin_profiles())
+
+
+@pytest.fixture(scope="module")
+def tables(fitted: FittedProfiles) -> SpeedTables:
+    types = [*(JobType(model) for model in fitted.models), JobType("cifar10", 2048), JobType("bert", 384)]
+    return compile_tables(fitted, types, 130, 4)
+
+
+def test_tables_are_whole(tables: SpeedTables) -> None:
+    assert tables.row.shape == (8, 2, 131)
+    assert np.all(tables.row[:, :, 0] == 0)
+    assert np.all(tables.row[:, :, 1:] > 0)
+    assert np.all(tables.rates[0] == 0)
+    assert np.all(tables.rates[1:] > 0)
+    assert np.isfinite(tables.rates).all()
+    assert np.all(np.diff(tables.elapsed[1:], axis=1) > 0)
+    assert tables.row.max() < len(tables.rates)
+    assert len(tables.exact_keys) == len(tables.exact_rows) == 0
+    assert tables.known_remaining is None
+
+
+def test_facts_are_the_profiles(tables: SpeedTables, fitted: FittedProfiles) -> None:
+    for i, (model, _) in enumerate(tables.types):
+        facts = fitted.facts(model)
+        assert (tables.samples[i], tables.epochs[i], tables.rescale_delay[i]) == (
+            facts.samples,
+            facts.epochs,
+            facts.rescale_delay,
+        )
+        after = fitted.profile(model).accuracy(facts.epochs)
+        assert tables.accuracy[i, facts.epochs] == pytest.approx(after)
+        assert np.all(tables.accuracy[i, facts.epochs :] == tables.accuracy[i, facts.epochs])
+
+
+def test_rates_are_goodput_by_samples(tables: SpeedTables, fitted: FittedProfiles) -> None:
+    profile = fitted.profile("imagenet")
+    goodput = adaptive_goodput(profile.throughput, profile.noise(np.arange(90)), profile.batch, 2, 16)
+    i = tables.type_index(JobType("imagenet"))
+    np.testing.assert_allclose(tables.rates[tables.row[i, 0, 4], :90], goodput[0, 3] / profile.samples)
+    np.testing.assert_allclose(tables.rates[tables.row[i, 1, 16], :90], goodput[1, 15] / profile.samples)
+
+
+def test_a_job_never_gets_slower_for_gpus_its_batch_has_no_use_for(tables: SpeedTables) -> None:
+    # 384 samples with at least 4 on each of 96 GPUs.
+    row = tables.row[tables.type_index(JobType("bert", 384)), 1]
+    np.testing.assert_array_equal(tables.rates[row[97:]], tables.rates[row[96:97]].repeat(34, axis=0))
+
+
+def test_sizes_that_cannot_be_take_the_nearest(tables: SpeedTables) -> None:
+    assert np.all(tables.row[:, 1, 1] == tables.row[:, 0, 1])
+    assert np.all(tables.row[:, 0, 5:] == tables.row[:, 1, 5:])
+    assert np.all(tables.row[:, 0, 2:5] != tables.row[:, 1, 2:5])
+
+
+def test_last_epoch_goes_on(tables: SpeedTables) -> None:
+    i = tables.type_index(JobType("bert"))
+    rates = tables.rates[tables.row[i, 0, 1]]
+    assert np.all(rates[2:] == rates[1])
+
+
+def test_real_models_scale_as_they_should(tables: SpeedTables) -> None:
+    imagenet = tables.elapsed[tables.row[tables.type_index(JobType("imagenet")), 1, [1, 4, 16, 64]], 90] / 3600
+    cifar = tables.elapsed[tables.row[tables.type_index(JobType("cifar10")), 1, [1, 4, 16, 64]], 100] / 3600
+    # About 150 and 1.1 hours on one T4; ResNet-50 goes on to gain from 64 GPUs, ResNet-18 does not.
+    assert imagenet[0] == pytest.approx(150, rel=0.1)
+    assert cifar[0] == pytest.approx(1.1, rel=0.1)
+    assert np.all(np.diff(imagenet) < 0)
+    assert cifar[3] > cifar[2]
+
+
+def test_a_fixed_batch_below_the_base_is_refused(fitted: FittedProfiles) -> None:
+    with pytest.raises(ProfileError, match="cifar10: batch_size 100, expected 128 to 4096"):
+        compile_tables(fitted, [JobType("cifar10", 100)], 8, 4)
+
+
+def test_unknown_models_and_no_types_are_refused(fitted: FittedProfiles) -> None:
+    with pytest.raises(ProfileError, match="no profile of model 'gpt'; known: bert, cifar10"):
+        compile_tables(fitted, [JobType("gpt")], 8, 4)
+    with pytest.raises(ProfileError, match="no job types"):
+        compile_tables(fitted, [], 8, 4)
+    with pytest.raises(ProfileError, match="at least 1 GPU"):
+        compile_tables(fitted, [JobType("bert")], 0, 4)
+
+
+def test_profiles_load_from_what_a_folder_holds(measured_folder: Path, tmp_path: Path) -> None:
+    assert isinstance(load_profiles(None), FittedProfiles)
+    assert isinstance(load_profiles(measured_folder), MeasuredProfiles)
+    own = tmp_path / "own"
+    own.mkdir()
+    profile = replace(builtin_profiles()["bert"], name="mine")
+    (own / "x.yaml").write_text(profile_yaml(profile))
+    assert load_profiles(str(own)).models == ("mine",)
+
+
+def test_folders_that_hold_neither_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="expected profiles"):
+        load_profiles(tmp_path)
+    with pytest.raises(ProfileError, match="no such folder"):
+        load_profiles(tmp_path / "none")

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpto.errors import ProfileError
+from rlpto.performance.fit import fit_folder
+from rlpto.performance.profiles import builtin_profiles, load_folder, load_profile
+
+
+@pytest.fixture(scope="module")
+def refitted(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fits") / "profiles"
+    fit_folder(shared_data / "profiles", out)
+    return out
+
+
+def flat(content: Any, key: str = "") -> dict[str, Any]:
+    """Leaves of dictionaries and tuples by dotted key."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    leaves: dict[str, Any] = {}
+    for name, value in items:
+        inner = f"{key}.{name}"
+        leaves.update(flat(value, inner) if isinstance(value, (dict, tuple)) else {inner: value})
+    return leaves
+
+
+def test_built_in_profiles_are_what_the_command_writes(refitted: Path) -> None:
+    again, builtin = load_folder(refitted), builtin_profiles()
+    assert again.keys() == builtin.keys()
+    for model, profile in builtin.items():
+        written, committed = flat(asdict(again[model])), flat(asdict(profile))
+        assert written.keys() == committed.keys()
+        for key, value in committed.items():
+            if isinstance(value, float):
+                # Another version of the optimiser may end a little beside the same optimum.
+                assert written[key] == pytest.approx(value, rel=2e-3), (model, key)
+            else:
+                assert written[key] == value, (model, key)
+
+
+def test_fits_are_at_least_as_good_as_the_earlier_ones(refitted: Path, shared_data: Path) -> None:
+    profiles = load_folder(refitted)
+    with (shared_data / "profiles" / "fitted_perf_params.csv").open(newline="") as file:
+        earlier = {row["app"]: row for row in csv.DictReader(file) if row["gpu"] == "aws"}
+    assert earlier.keys() == profiles.keys()
+    for model, row in earlier.items():
+        assert profiles[model].errors.throughput_median <= float(row["median_rel_err"]), model
+        assert profiles[model].errors.throughput_p90 <= float(row["p90_rel_err"]), model
+
+
+def test_the_same_measurements_give_the_same_file(measured_folder: Path, tmp_path: Path) -> None:
+    first, second = (fit_folder(measured_folder, tmp_path / name) for name in ("one", "two"))
+    assert [path.name for path in first] == ["toy.yaml"]
+    assert first[0].read_bytes() == second[0].read_bytes()
+    profile = load_profile(first[0])
+    assert (profile.epochs, profile.samples, profile.rescale_delay) == (4, 800.0, 30.0)
+    assert profile.errors.throughput_median < 0.05
+
+
+def test_a_folder_without_measurements_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"no sub-folder holds a placements.csv"):
+        fit_folder(tmp_path, tmp_path / "out")
+
+
+def test_nothing_is_written_when_a_fit_fails(measured_folder: Path, tmp_path: Path) -> None:
+    broken = measured_folder / "zzz"
+    broken.mkdir()
+    (broken / "placements.csv").write_text("placement\n1\n")
+    with pytest.raises(ProfileError, match="zzz"):
+        fit_folder(measured_folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.interpolate import LinearNDInterpolator, interp1d
+
+from rlpto.errors import ProfileError
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.measured import MeasuredModel, MeasuredProfiles, packed_placement
+from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.tables import TYPE_STRIDE, JobType, SpeedTables, placement_key
+
+POLLUX_TYPES = [
+    JobType("bert", 384),
+    JobType("cifar10", 2048),
+    JobType("cifar10", 4096),
+    JobType("deepspeech2", 320),
+    JobType("deepspeech2", 640),
+    JobType("imagenet", 3200),
+    JobType("imagenet", 6400),
+    JobType("ncf", 32768),
+    JobType("yolov3", 64),
+]
+"""All that occur in the published workloads."""
+
+
+@pytest.fixture(scope="module")
+def pollux_tables(shared_data: Path) -> SpeedTables:
+    return compile_tables(MeasuredProfiles(shared_data / "profiles"), POLLUX_TYPES, 64, 4)
+
+
+def rate_of(tables: SpeedTables, type_index: int, placement: tuple[int, ...]) -> np.ndarray:
+    """Epochs per second by epoch on a placement, looked up as the kernels do."""
+    key = placement_key(type_index, placement)
+    at = int(np.searchsorted(tables.exact_keys, key))
+    if at < len(tables.exact_keys) and tables.exact_keys[at] == key:
+        return tables.rates[tables.exact_rows[at]]
+    spans = tables.row.shape[1]
+    return tables.rates[tables.row[type_index, min(len(placement), spans) - 1, sum(placement)]]
+
+
+def test_rates_worked_out_by_hand(measured_folder: Path) -> None:
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 24)], 16, 4)
+    # 24 samples on 2 GPUs: 12 each. Step .1 + .12 + .02 + .02 s. Statistics at 24: a sixth of the way from 16 to 64.
+    sqr, step = 2 + 1 / 6, 0.26
+    progress = np.array([0, 100, 200, 300, 400])
+    for epoch in range(4):
+        var = (epoch + 1) * (3 + 1 / 6)
+        gain = (var + sqr) / (var / 3 + sqr)
+        expected = gain / step / (progress[epoch + 1] - progress[epoch])
+        assert rate_of(tables, 0, (2,))[epoch] == pytest.approx(expected, rel=1e-12)
+        assert rate_of(tables, 0, (1, 1))[epoch] == pytest.approx(expected * 0.26 / 0.28, rel=1e-12)
+
+
+def test_rotations_are_one_placement_with_a_speed_of_its_own(measured_folder: Path) -> None:
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 64)], 16, 4)
+    np.testing.assert_array_equal(rate_of(tables, 0, (3, 1)), rate_of(tables, 0, (1, 3)))
+    np.testing.assert_allclose(rate_of(tables, 0, (2, 2)), rate_of(tables, 0, (1, 3)) * 1.5)
+    # By size, the mean of both stands for them.
+    by_size = tables.rates[tables.row[0, 1, 4]]
+    np.testing.assert_allclose(by_size * 1.25, rate_of(tables, 0, (2, 2)))
+
+
+def test_one_gpu_accumulates_at_least_once_beyond_the_base_batch(measured_folder: Path) -> None:
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 16), JobType("toy", 8)], 4, 4)
+    model = MeasuredProfiles(measured_folder).model("toy")
+    twice = 2 * (0.1 + 0.01 * 8)
+    expected = model.gain(np.array([16]))[0] / twice / model.epoch_progress
+    np.testing.assert_allclose(rate_of(tables, 0, (1,)), expected)
+    # At the base batch it does not, but the operator's prediction does.
+    np.testing.assert_allclose(rate_of(tables, 1, (1,)), 1 / 0.18 / model.epoch_progress)
+    assert tables.known_speed is not None
+    np.testing.assert_allclose(1 / tables.known_speed[:, 1], [twice, 2 * (0.1 + 0.01 * 4)])
+
+
+def test_what_the_operator_knows(measured_folder: Path) -> None:
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 24)], 16, 4)
+    assert tables.known_remaining is not None
+    assert tables.known_speed is not None
+    # Iterations a sixth of the way from 800 / 16 to 800 / 64 an epoch, rounded down.
+    iterations = np.array([50, 100, 150, 200]) * 5 / 6 + np.array([12, 25, 37, 50]) / 6
+    np.testing.assert_allclose(tables.known_remaining[0, :3], iterations[3] - iterations[:3])
+    assert tables.known_remaining[0, 3:].tolist() == [1.0, 1.0]
+    assert tables.known_speed[0, 0] == 0
+    assert tables.known_speed[0, 4] == pytest.approx(1 / (0.1 + 0.06 + 0.02 + 0.04))
+    assert tables.known_speed[0, 12] == pytest.approx(1 / (0.1 + 0.02 + 0.06 + 0.12), rel=0.1)
+    # 24 samples keep 12 GPUs busy with at least 2 each: more are no use.
+    assert np.all(tables.known_speed[0, 12:] == tables.known_speed[0, 12])
+
+
+def test_adaptive_jobs_have_nothing_known_but_their_rates(measured_folder: Path) -> None:
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy"), JobType("toy", 8)], 8, 4)
+    assert tables.known_remaining is None
+    assert tables.known_speed is None
+
+
+def test_an_adaptive_batch_is_at_least_as_good_as_any_fixed_one(measured_folder: Path) -> None:
+    types = [JobType("toy"), *(JobType("toy", batch) for batch in (8, 16, 32, 64))]
+    tables = compile_tables(MeasuredProfiles(measured_folder), types, 8, 4)
+    for placement in ((1,), (4,), (1, 3), (2, 2), (4, 4), (1, 1, 2)):
+        adaptive = rate_of(tables, 0, placement)
+        for fixed in range(1, 5):
+            assert np.all(adaptive >= rate_of(tables, fixed, placement) * 0.97)
+
+
+def test_sizes_beyond_the_measured_ones_take_the_nearest(measured_folder: Path) -> None:
+    model = MeasuredModel(read_measurements(measured_folder / "toy"))
+    local = np.array([4])
+    eight_on_a_node = model.size_steps(np.array([1]), np.array([8]), local)
+    four_on_a_node = model.size_steps(np.array([1]), np.array([4]), local)
+    assert eight_on_a_node.step == pytest.approx(four_on_a_node.step)
+    assert np.isfinite(model.size_steps(np.array([40]), np.array([300]), local).step).all()
+    tables = compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", 64), JobType("toy")], 200, 8)
+    assert np.all(tables.rates[1:] > 0)
+    assert np.isfinite(tables.rates).all()
+
+
+def test_an_exact_placement_is_never_extended(measured_folder: Path) -> None:
+    toy = measured_folder / "toy" / "placements.csv"
+    lines = toy.read_text().splitlines()
+    toy.write_text("\n".join(line for line in lines if not line.startswith("22,16")) + "\n")
+    profiles = MeasuredProfiles(measured_folder)
+    assert np.isnan(profiles.model("toy").exact_steps((2, 2), np.array([5])).step).all()
+    tables = compile_tables(profiles, [JobType("toy", 64), JobType("toy", 16)], 16, 4)
+    keys = set(tables.exact_keys.tolist())
+    assert placement_key(0, (2, 2)) not in keys  # 16 samples each were not measured
+    assert placement_key(1, (2, 2)) in keys  # 4 were
+
+
+def test_the_rescale_delay_is_the_built_in_one_where_there_is_one(measured_folder: Path) -> None:
+    (measured_folder / "toy").rename(measured_folder / "bert")
+    assert MeasuredProfiles(measured_folder).facts("bert").rescale_delay == builtin_profiles()["bert"].rescale_delay
+    (measured_folder / "bert").rename(measured_folder / "toy")
+    assert MeasuredProfiles(measured_folder).facts("toy").rescale_delay == 30
+
+
+@pytest.mark.parametrize("batch", [7, 65])
+def test_batches_out_of_range_are_refused(measured_folder: Path, batch: int) -> None:
+    with pytest.raises(ProfileError, match=f"toy: batch_size {batch}, expected 8 to 64"):
+        compile_tables(MeasuredProfiles(measured_folder), [JobType("toy", batch)], 8, 4)
+
+
+def test_unknown_models_are_refused(measured_folder: Path) -> None:
+    with pytest.raises(ProfileError, match="no profile of model 'gpt'; known: toy"):
+        compile_tables(MeasuredProfiles(measured_folder), [JobType("gpt", 8)], 8, 4)
+
+
+def test_packed_placements() -> None:
+    assert packed_placement(3, 4) == (3,)
+    assert packed_placement(8, 4) == (4, 4)
+    assert packed_placement(9, 4) == (1, 4, 4)
+
+
+# The same rules once more, one number at a time, straight from the files.
+
+
+@cache
+def measured_of(folder: Path) -> Measurements:
+    return read_measurements(folder)
+
+
+@cache
+def interpolator(folder: Path) -> LinearNDInterpolator:
+    steps = measured_of(folder).steps
+    points = np.column_stack([steps.nodes, steps.replicas, steps.local_batch])
+    return LinearNDInterpolator(points, np.column_stack([steps.step_time, steps.sync_time]))
+
+
+def naive_step(folder: Path, placement: tuple[int, ...], local: int, accumulation: int) -> float:
+    measured = measured_of(folder)
+    smallest = smallest_rotation(placement)
+    if smallest in measured.placements:
+        rows = measured.placements[smallest]
+        step = float(interp1d(rows.local_batch, rows.step_time)(local))
+        sync = float(interp1d(rows.local_batch, rows.sync_time)(local))
+    else:
+        step, sync = interpolator(folder)([min(len(placement), 16), sum(placement), local])[0]
+    return step + (step - sync) * accumulation
+
+
+def naive_rate(folder: Path, placement: tuple[int, ...], batch: int, epoch: int) -> float:
+    measured = measured_of(folder)
+    gpus = sum(placement)
+    local = math.ceil(batch / gpus)
+    accumulation = math.ceil(local / measured.max_local) - 1
+    if gpus == 1 and batch > measured.base_batch:
+        accumulation = max(accumulation, 1)
+    atomic = math.ceil(local / (accumulation + 1))
+    atomic = min(atomic, measured.largest_batch // (gpus * (accumulation + 1)))
+    total = gpus * atomic * (accumulation + 1)
+    low = max(b for b in measured.runs if b <= total)
+    high = min(b for b in measured.runs if b >= total)
+    weight = 0.0 if low == high else (total - low) / (high - low)
+    sqr, var = (
+        (1 - weight) * getattr(measured.runs[low], name)[epoch] + weight * getattr(measured.runs[high], name)[epoch]
+        for name in ("grad_sqr", "grad_var")
+    )
+    gain = (var + sqr) / (var / (total / measured.base_batch) + sqr)
+    ends = [0.0] + [min(run.progress[e] for run in measured.runs.values()) for e in range(epoch + 1)]
+    return gain / naive_step(folder, placement, atomic, accumulation) / (ends[-1] - ends[-2])
+
+
+def test_rates_on_real_measurements_are_exact(shared_data: Path, pollux_tables: SpeedTables) -> None:
+    tables = pollux_tables
+    rng = np.random.default_rng(0)
+    placements = [(1,), (4,), (3, 1), (2, 4, 4), (1, 1, 2, 1, 1), (4,) * 6, (4,) * 12, (2, 1) * 8, (1,) * 18]
+    for i, (model, batch) in enumerate(POLLUX_TYPES):
+        assert batch is not None
+        folder = shared_data / "profiles" / model
+        measured = measured_of(folder)
+        for placement in placements:
+            if batch >= sum(placement) * measured.min_local:
+                epoch = int(rng.integers(measured.epochs))
+                expected = naive_rate(folder, placement, batch, epoch)
+                assert rate_of(tables, i, placement)[epoch] == pytest.approx(expected, rel=1e-9), (model, placement)
+
+
+def test_known_speed_on_real_measurements_is_exact(shared_data: Path, pollux_tables: SpeedTables) -> None:
+    tables = pollux_tables
+    assert tables.known_speed is not None
+    folder = shared_data / "profiles" / "cifar10"
+    for batch, k, atomic, accumulation in (
+        (4096, 1, 1024, 3),
+        (2048, 1, 1024, 1),
+        (2048, 6, 342, 0),
+        (2048, 11, 187, 0),
+        (2048, 32, 64, 0),
+        (4096, 61, 68, 0),
+    ):
+        i = POLLUX_TYPES.index(JobType("cifar10", batch))
+        placement = (4,) * (k // 4) + ((k % 4,) if k % 4 else ())
+        atomic = min(atomic, 4096 // (k * (accumulation + 1)))
+        expected = 1 / naive_step(folder, placement, atomic, accumulation)
+        assert tables.known_speed[i, k] == pytest.approx(expected, rel=1e-9)
+
+
+def test_tables_of_real_measurements_are_whole(pollux_tables: SpeedTables) -> None:
+    tables = pollux_tables
+    assert tables.row.shape == (len(POLLUX_TYPES), 16, 65)
+    assert np.all(tables.row[:, :, 1:] > 0)
+    assert np.all(tables.rates[1:] > 0)
+    assert np.isfinite(tables.rates).all()
+    assert np.all(np.diff(tables.exact_keys) > 0)
+    assert np.all(tables.exact_keys // TYPE_STRIDE < len(POLLUX_TYPES))
+    assert np.all(np.diff(tables.accuracy, axis=1) >= 0)
+    # All placements of up to 4 nodes with 1 to 4 GPUs, rotations aside, were measured.
+    assert np.bincount(tables.exact_keys // TYPE_STRIDE).max() == 108

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from rlpto.errors import ProfileError
+from rlpto.performance.profiles import (
+    Profile,
+    builtin_profiles,
+    builtin_rescale_delay,
+    load_folder,
+    load_profile,
+    profile_yaml,
+)
+
+MODELS = ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"]
+
+
+@pytest.fixture(scope="module")
+def builtin() -> dict[str, Profile]:
+    return builtin_profiles()
+
+
+def test_six_models_are_built_in(builtin: dict[str, Profile]) -> None:
+    assert sorted(builtin) == MODELS
+    assert [builtin[model].rescale_delay for model in MODELS] == [120, 50, 25, 250, 15, 80]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_built_in_profiles_say_where_they_are_from_and_how_good(builtin: dict[str, Profile], model: str) -> None:
+    profile = builtin[model]
+    assert "Apache-2.0" in profile.source
+    assert profile.accuracy.meaning
+    assert profile.errors.throughput_median < 0.1
+    assert profile.errors.throughput_p90 < 0.3
+    assert profile.errors.accuracy_rmse < 0.06
+    accuracy = profile.accuracy(np.arange(profile.epochs + 1))
+    assert np.all(np.diff(accuracy) >= 0)
+    assert accuracy[-1] > 0.5
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_yaml_says_all_of_a_profile(builtin: dict[str, Profile], model: str, tmp_path: Path) -> None:
+    path = tmp_path / "again.yaml"
+    path.write_text(profile_yaml(builtin[model]))
+    assert load_profile(path) == builtin[model]
+
+
+def broken(builtin: dict[str, Profile], tmp_path: Path, key: str, value: object) -> Path:
+    """A file like bert's, with `key` (dotted) set to value, or left out where that is None."""
+    content = yaml.safe_load(profile_yaml(builtin["bert"]))
+    *parents, last = key.split(".")
+    inner = content
+    for parent in parents:
+        inner = inner[parent]
+    if value is None:
+        del inner[last]
+    else:
+        inner[last] = value
+    path = tmp_path / "broken.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("samples", None, "key samples is missing"),
+        ("batch.base", None, r"key batch.base is missing"),
+        ("colour", "red", "unknown key colour"),
+        ("throughput.alpha_x", 1.0, r"unknown key throughput.alpha_x"),
+        ("samples", "many", "samples: input should be a valid number, got 'many'"),
+        ("samples", -3.0, "samples: input should be greater than 0, got -3.0"),
+        ("samples", True, "samples: input should be a valid number, got True"),
+        ("epochs", 2.5, "epochs: input should be a valid integer"),
+        ("throughput.gamma", 0.5, r"throughput.gamma: input should be greater than or equal to 1, got 0.5"),
+        ("noise.epochs", [0.0, 0.0], "noise: epochs must ascend"),
+        ("noise.epochs", [0.0], "noise: 1 epochs but 2 values of noise_scale"),
+        ("batch.min_local", 500, "min_local 500 exceeds max_local or base"),
+        ("batch.base", 1000, "base 1000 exceeds largest 384"),
+    ],
+)
+def test_wrong_keys_are_named_with_their_file(
+    builtin: dict[str, Profile], tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    path = broken(builtin, tmp_path, key, value)
+    with pytest.raises(ProfileError, match=rf"broken.yaml: .*{message}") as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("- 1", "expected the keys of a profile")])
+def test_files_that_are_no_profile_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=rf"odd.yaml: {message}") as caught:
+        load_profile(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none.yaml: cannot be read"):
+        load_profile(tmp_path / "none.yaml")
+
+
+def test_two_files_may_not_share_a_name(builtin: dict[str, Profile], tmp_path: Path) -> None:
+    for file in ("a.yaml", "b.yaml"):
+        (tmp_path / file).write_text(profile_yaml(builtin["bert"]))
+    with pytest.raises(ProfileError, match=r"b.yaml: name 'bert' is taken"):
+        load_folder(tmp_path)
+
+
+def test_models_of_which_nothing_is_known_take_30_seconds_to_rescale() -> None:
+    assert builtin_rescale_delay("bert") == 120
+    assert builtin_rescale_delay("unheard-of") == 30
