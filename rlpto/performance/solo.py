@@ -6,15 +6,34 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.tables import (
+    MAX_EXACT_GROUPS,
+    NO_GPUS,
+    PLACEMENT_BASE,
+    TYPE_STRIDE,
+    SpeedTables,
+    placement_key,
+)
 
 
-def packed_row(tables: SpeedTables, type_index: ArrayLike, gpus: ArrayLike, gpus_per_node: int) -> IntArray:
-    """Rows of `gpus` GPUs on as few nodes as possible, by (nodes, GPUs); shapes broadcast."""
-    type_index, gpus = np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)
+def packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:
+    """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
+
+    The row measured for that very placement where there is one, else the one of its size.
+    """
+    gpus = np.arange(tables.max_gpus + 1)
     nodes = np.clip(-(-gpus // gpus_per_node), 1, tables.row.shape[1])
-    row: IntArray = tables.row[type_index, nodes - 1, gpus].astype(np.int64)
-    return row
+    rows = tables.row[:, nodes - 1, gpus].astype(np.int64)
+    if len(tables.exact_keys) == 0 or gpus_per_node >= PLACEMENT_BASE:
+        return rows
+    most = min(tables.max_gpus, MAX_EXACT_GROUPS * gpus_per_node)
+    for k in range(1, most + 1):
+        full, rest = divmod(k, gpus_per_node)
+        groups = (gpus_per_node,) * full + ((rest,) if rest else ())
+        keys = placement_key(0, groups) + TYPE_STRIDE * np.arange(len(tables.types))
+        at = np.minimum(np.searchsorted(tables.exact_keys, keys), len(tables.exact_keys) - 1)
+        rows[:, k] = np.where(tables.exact_keys[at] == keys, tables.exact_rows[at], rows[:, k])
+    return rows
 
 
 def seconds_to_finish(
@@ -32,14 +51,9 @@ def seconds_to_finish(
     job); epochs, progress: may lie within an epoch or beyond the measured ones, which repeat the
     last. Shapes broadcast. Infinity with no GPUs and work left.
     """
-    row = packed_row(tables, type_index, gpus, gpus_per_node)
-    end = _seconds_at(tables, row, epochs)
-    start = _seconds_at(tables, row, progress)
-    with np.errstate(invalid="ignore"):
-        seconds = (end - start) / np.asarray(scale, dtype=np.float64)
-    stopped = row == 0
-    left = np.asarray(epochs, dtype=np.float64) > np.asarray(progress, dtype=np.float64)
-    return np.asarray(np.where(stopped, np.where(left, np.inf, 0.0), np.maximum(seconds, 0.0)))
+    rows = packed_rows(tables, gpus_per_node)
+    row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
+    return _seconds(tables, row, scale, epochs, progress)
 
 
 def fastest_gpus(
@@ -52,17 +66,28 @@ def fastest_gpus(
 ) -> tuple[IntArray, FloatArray]:
     """GPUs from 1 to max_gpus [n] on which each job finishes first alone, fewest of equals, and its seconds; [n] each.
 
-    The seconds are a lower bound of the job's completion time if its GPUs never change.
+    No job that keeps one packed placement from start to finish can complete sooner.
     """
+    rows = packed_rows(tables, gpus_per_node)
     best = np.ones(len(type_index), dtype=np.int64)
     seconds = np.full(len(type_index), np.inf)
     for gpus in range(1, int(max_gpus.max(initial=0)) + 1):
         allowed = np.flatnonzero(max_gpus >= gpus)
-        alone = seconds_to_finish(tables, type_index[allowed], scale[allowed], epochs[allowed], gpus, gpus_per_node)
+        alone = _seconds(tables, rows[type_index[allowed], gpus], scale[allowed], epochs[allowed], 0.0)
         faster = alone < seconds[allowed]
         best[allowed[faster]] = gpus
         seconds[allowed[faster]] = alone[faster]
     return best, seconds
+
+
+def _seconds(
+    tables: SpeedTables, row: IntArray, scale: ArrayLike, epochs: ArrayLike, progress: ArrayLike
+) -> FloatArray:
+    """Seconds from `progress` to `epochs` at the rates of `row` times `scale`; shapes broadcast."""
+    with np.errstate(invalid="ignore"):
+        moving = (_seconds_at(tables, row, epochs) - _seconds_at(tables, row, progress)) / np.asarray(scale)
+    left = np.asarray(epochs) > np.asarray(progress)
+    return np.asarray(np.where(row == NO_GPUS, np.where(left, np.inf, 0.0), np.maximum(moving, 0.0)))
 
 
 def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> FloatArray:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +43,14 @@ def test_time_from_a_point_is_the_rest(progress: float, more: float) -> None:
     done = seconds_to_finish(TABLES, 1, 1.0, progress, 3, 4)
     rest = seconds_to_finish(TABLES, 1, 1.0, progress + more, 3, 4, progress=progress)
     assert done + rest == pytest.approx(whole)
+
+
+def test_a_packed_placement_measured_by_itself_is_used(measured_folder: Path) -> None:
+    tables = compile_tables(load_profiles(measured_folder), [JobType("toy", 16), JobType("toy", 64)], 8, 3)
+    # On nodes of 3, 4 GPUs are packed as 3 and 1, which is half as slow again as the mean of its size would say.
+    for i in range(2):
+        by_size = tables.elapsed[tables.row[i, 1, 4], 4]
+        assert seconds_to_finish(tables, i, 1.0, 4.0, 4, 3) == pytest.approx(by_size * 1.5 / 1.25)
 
 
 def test_without_gpus_work_takes_for_ever_and_no_work_no_time() -> None:
