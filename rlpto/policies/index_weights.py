@@ -63,20 +63,6 @@ class IndexWeights(Settings):
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the features, in the order of every weight vector. `IndexWeights` says what each is."""
 
-TUNING_RANGES: dict[str, tuple[float, float]] = {
-    "gain": (0.2, 3.0),
-    "remaining": (-1.5, 0.5),
-    "remaining_squared": (-0.2, 0.2),
-    "load_remaining": (-0.5, 0.5),
-    "priority": (0.0, 4.0),
-    "age": (-1.0, 1.0),
-    "attained": (-1.0, 1.0),
-    "start": (-1.0, 6.0),
-    "held": (0.0, 3.0),
-    "held_remaining": (-0.5, 0.5),
-}
-"""Where tuning looks for each weight."""
-
 
 def save_index_weights(weights: IndexWeights, path: Path) -> None:
     """Write a weights file, whole or not at all. Raises CheckpointError if that is not possible."""

@@ -12,7 +12,6 @@ from rlpto.policies.greedy import hull_steps
 from rlpto.policies.index import Index, index_gpus, index_scores
 from rlpto.policies.index_weights import (
     INDEX_FEATURES,
-    TUNING_RANGES,
     IndexWeights,
     load_index_weights,
     save_index_weights,
@@ -100,12 +99,6 @@ def test_fixed_jobs_start_whole_or_not_at_all() -> None:
 def test_vector_and_back() -> None:
     weights = IndexWeights(gain=0.5, held_remaining=-0.2)
     assert IndexWeights.from_vector(weights.vector()) == weights
-
-
-def test_tuning_ranges_cover_all_features_and_hold_the_defaults() -> None:
-    defaults = IndexWeights().model_dump()
-    assert list(TUNING_RANGES) == list(INDEX_FEATURES)
-    assert all(low <= defaults[name] <= high for name, (low, high) in TUNING_RANGES.items())
 
 
 class TestFile:
