@@ -76,7 +76,8 @@ class MappingSettings(Settings):
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
     priority_by: Literal["job", "group"] = "job"
-    """job: a class drawn for each job; group: one drawn for each virtual cluster, which all its jobs get."""
+    """job: a class drawn for each job; group: one drawn for each virtual cluster, which all its jobs get
+    (jobs without one are drawn as by job)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MappingSettings:
@@ -348,10 +349,10 @@ def _priorities(trace: Trace, settings: MappingSettings, seed: int) -> IntArray:
     rng = np.random.default_rng([seed, 1])
     bounds = np.cumsum(settings.priority_shares)[:-1]
     recorded = trace.priority
+    drawn = np.searchsorted(bounds, rng.random(len(trace)), side="right")
     if settings.priority_by == "group":
         groups, group = np.unique(np.array(trace.texts("group"), dtype=str), return_inverse=True)
-        drawn = np.searchsorted(bounds, rng.random(len(groups)), side="right")[group]
-    else:
-        drawn = np.searchsorted(bounds, rng.random(len(trace)), side="right")
-    known: BoolArray = recorded >= 0
-    return np.where(known, recorded, drawn)
+        of_group = np.searchsorted(bounds, rng.random(len(groups)), side="right")
+        named: BoolArray = groups[group] != ""
+        drawn = np.where(named, of_group[group], drawn)
+    return np.where(recorded >= 0, recorded, drawn)

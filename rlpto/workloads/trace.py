@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import TraceError
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.workloads.files import whole_file
 
 UNKNOWN_PRIORITY = -1
 
@@ -160,15 +161,8 @@ def write_trace(trace: Trace, path: Path) -> None:
     }
     table = pa.Table.from_pandas(trace.jobs[list(COLUMNS)], preserve_index=False)
     table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about).encode()})
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path, "a trace", TraceError) as unfinished:
         pq.write_table(table, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot write a trace there: {(error.strerror or str(error)).lower()}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read_trace(path: Path) -> Trace:

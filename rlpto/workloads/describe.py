@@ -1,0 +1,215 @@
+"""Figures, tables and plots of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import TraceError
+from rlpto.workloads.files import whole_file
+from rlpto.workloads.load import DURATION_CAP, offered_load
+from rlpto.workloads.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HOUR, DAY = 3600.0, 86400.0
+HOURS_OF_WEEK = 168
+QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+@dataclass(frozen=True)
+class Description:
+    """Figures of a trace.
+
+    jobs; span [s] from the first to the last submission, 0 for a single job; begin: local time of the
+    first submission as text, or ''; jobs_per_hour over the span (NaN for a span of 0).
+    gpus: jobs by number of GPUs requested. unknown_durations: jobs without one.
+    durations: seconds at the probabilities QUANTILES; mean_duration [s] (NaN without durations).
+    gpu_hours in all, and gpu_hours_per_day over the span; largest_gpus.
+    users, groups, models: how many different ones are named.
+    busiest, quietest: mean jobs per hour in the busiest and quietest hour of the week; NaN below a week.
+    load: offered load on `capacity` GPUs over the span, durations cut at a day; None if not asked for.
+    """
+
+    source: str
+    jobs: int
+    begin: str
+    span: float
+    jobs_per_hour: float
+    gpus: dict[int, int]
+    unknown_durations: int
+    durations: tuple[float, ...]
+    mean_duration: float
+    gpu_hours: float
+    gpu_hours_per_day: float
+    users: int
+    groups: int
+    models: int
+    busiest: float
+    quietest: float
+    capacity: int | None = None
+    load: float | None = None
+
+
+def describe(trace: Trace, capacity: int | None = None) -> Description:
+    """Figures of a trace; capacity: GPUs of a cluster to state the offered load on.
+
+    Raises TraceError if the trace is empty.
+    """
+    if len(trace) == 0:
+        raise TraceError(f"{trace.source}: no jobs to describe")
+    submit = trace.submit_time
+    span = float(submit[-1] - submit[0])
+    known = trace.duration[np.isfinite(trace.duration)]
+    gpu_hours = float(np.nansum(trace.duration * trace.gpus)) / HOUR
+    numbers, counts = np.unique(trace.gpus, return_counts=True)
+    profile = hour_of_week_profile(trace) if span >= 7 * DAY else np.full(1, np.nan)
+    return Description(
+        source=trace.source,
+        jobs=len(trace),
+        begin="" if trace.origin is None else str((trace.origin + _seconds(submit[0])).floor("s")),
+        span=span,
+        jobs_per_hour=len(trace) / span * HOUR if span > 0 else float("nan"),
+        gpus={int(number): int(count) for number, count in zip(numbers, counts, strict=True)},
+        unknown_durations=len(trace) - len(known),
+        durations=tuple(float(value) for value in np.quantile(known, QUANTILES)) if len(known) else (),
+        mean_duration=float(known.mean()) if len(known) else float("nan"),
+        gpu_hours=gpu_hours,
+        gpu_hours_per_day=gpu_hours / span * DAY if span > 0 else float("nan"),
+        users=_different(trace, "user"),
+        groups=_different(trace, "group"),
+        models=_different(trace, "model"),
+        busiest=float(profile.max()),
+        quietest=float(profile.min()),
+        capacity=capacity,
+        load=offered_load(trace.gpus, trace.duration, capacity, span) if capacity and span > 0 else None,
+    )
+
+
+def _seconds(value: float) -> np.timedelta64:
+    return np.timedelta64(round(value * 1000), "ms")
+
+
+def _different(trace: Trace, column: str) -> int:
+    return len({text for text in trace.texts(column) if text})
+
+
+def _first_hour(trace: Trace) -> float:
+    """Hours from Monday 0:00 to second 0; 0 where the trace does not tell."""
+    if trace.origin is None:
+        return 0.0
+    return trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR
+
+
+def hour_of_week_profile(trace: Trace) -> FloatArray:
+    """[168] mean jobs submitted in each hour of the week from Monday 0:00; NaN for hours the trace misses.
+
+    Counted from the first to the last submission. A trace without known origin is taken to begin on
+    a Monday at 0:00.
+    """
+    begin = _first_hour(trace)
+    hours = np.floor(trace.submit_time / HOUR + begin).astype(np.int64)
+    counted = np.bincount(hours % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
+    covered = np.bincount(np.arange(hours[0], hours[-1] + 1) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
+    with np.errstate(invalid="ignore"):
+        profile: FloatArray = np.where(covered > 0, counted / np.maximum(covered, 1), np.nan)
+    return profile
+
+
+def tables(description: Description) -> Group:
+    """The figures as tables for the terminal."""
+    facts = Table(title=description.source, show_header=False, title_justify="left")
+    for label, text in _facts(description):
+        facts.add_row(label, text)
+    gpus = Table("GPUs", "jobs", "share", title="GPUs requested", title_justify="left")
+    for number, count in description.gpus.items():
+        gpus.add_row(str(number), f"{count:,}", f"{count / description.jobs:.2%}")
+    if not description.durations:
+        return Group(facts, gpus)
+    durations = Table("quantile", "duration", title="Durations", title_justify="left")
+    for level, value in zip(QUANTILES, description.durations, strict=True):
+        durations.add_row(f"{level:.0%}", readable_time(value))
+    durations.add_row("mean", readable_time(description.mean_duration))
+    return Group(facts, gpus, durations)
+
+
+def _facts(description: Description) -> list[tuple[str, str]]:
+    """Label and text of every single figure that is known."""
+    facts = [("jobs", f"{description.jobs:,}"), ("begin (local)", description.begin or "unknown")]
+    facts += [("span", readable_time(description.span)), ("jobs per hour", f"{description.jobs_per_hour:.2f}")]
+    if np.isfinite(description.busiest):
+        facts.append(("hour of week", f"{description.quietest:.1f} to {description.busiest:.1f} jobs"))
+    facts += [
+        ("GPU-hours", f"{description.gpu_hours:,.0f}"),
+        ("GPU-hours per day", f"{description.gpu_hours_per_day:,.0f}"),
+        ("users, groups, models", f"{description.users:,}, {description.groups:,}, {description.models:,}"),
+    ]
+    if description.unknown_durations:
+        facts.append(("unknown durations", f"{description.unknown_durations:,}"))
+    if description.load is not None:
+        text = f"{description.load:.2f} (durations cut at {readable_time(DURATION_CAP)})"
+        facts.append((f"load on {description.capacity:,} GPUs", text))
+    return facts
+
+
+def readable_time(seconds: float) -> str:
+    """A time span in its natural unit: `45 s`, `12.5 min`, `3.2 h`, `4.1 d`."""
+    for unit, length in (("d", DAY), ("h", HOUR), ("min", 60.0)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def plot_arrivals(trace: Trace, path: Path) -> None:
+    """Draw arrivals over the span and by hour of the week, GPUs and durations, as a PNG file.
+
+    Raises TraceError if the trace is empty or the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if len(trace) == 0:
+        raise TraceError(f"{trace.source}: no jobs to plot")
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(f"{trace.source}: {len(trace):,} jobs")
+    over_time, by_week, by_gpus, by_duration = figure.subplots(2, 2).flat
+    _plot_over_time(over_time, trace)
+    _plot_by_week(by_week, trace)
+    numbers, counts = np.unique(trace.gpus, return_counts=True)
+    by_gpus.bar([str(number) for number in numbers], counts)
+    by_gpus.set(xlabel="GPUs requested", ylabel="jobs", yscale="log")
+    _plot_durations(by_duration, trace)
+    with whole_file(path, "the plot", TraceError) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
+
+
+def _plot_over_time(axes: Axes, trace: Trace) -> None:
+    hours = (trace.submit_time // HOUR).astype(np.int64)
+    counts = np.bincount(hours - hours[0])
+    axes.fill_between((np.arange(len(counts)) + hours[0]) / 24, counts, step="post")
+    axes.set(xlabel="days since the start", ylabel="jobs submitted per hour", ylim=(0, None))
+
+
+def _plot_by_week(axes: Axes, trace: Trace) -> None:
+    axes.step(np.arange(HOURS_OF_WEEK), hour_of_week_profile(trace), where="post")
+    axes.set_xticks(np.arange(0, HOURS_OF_WEEK, 24), ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"))
+    week = "hour of the week" if trace.origin is not None else "hour of the week (weekday unknown)"
+    axes.set(xlabel=week, ylabel="mean jobs per hour", ylim=(0, None))
+
+
+def _plot_durations(axes: Axes, trace: Trace) -> None:
+    known = trace.duration[trace.duration > 0]
+    if len(known):
+        low, high = float(known.min()), float(known.max())
+        axes.hist(known, bins=np.geomspace(low, max(high, 2 * low), 41).tolist())
+    else:
+        axes.text(0.5, 0.5, "no durations recorded", ha="center", transform=axes.transAxes)
+    axes.set(xlabel="duration [s]", ylabel="jobs", xscale="log")

@@ -1,0 +1,84 @@
+"""Offered load: how much GPU-time jobs ask for, and how to bring a trace to a wanted load.
+
+A trace recorded on 2,500 GPUs has to be adapted to a smaller or larger cluster. Changing durations
+or the clock would change what is studied: the durations themselves, and how fast load comes and
+goes over the day. So jobs are left out or repeated instead. Which ones is drawn at random, which
+keeps the distribution of durations and GPUs and the shape of the day.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.errors import TraceError
+from rlpto.workloads.trace import Trace, make_trace
+
+DURATION_CAP = 86_400.0
+"""Durations beyond so many seconds are cut before jobs run (`MappingSettings.max_duration`)."""
+JITTER = 900.0
+"""A repeated job is submitted up to so many seconds before or after the one it repeats."""
+
+
+def offered_load(
+    gpus: IntArray, duration: FloatArray, capacity: int, window_seconds: float, cap: float = DURATION_CAP
+) -> float:
+    """Requested GPU-time over what the cluster has: sum(min(duration, cap) x gpus) / (capacity x window).
+
+    Unknown (NaN) durations count as nothing.
+    """
+    return float(np.sum(_gpu_seconds(gpus, duration, cap)) / (capacity * window_seconds))
+
+
+def _gpu_seconds(gpus: IntArray, duration: FloatArray, cap: float) -> FloatArray:
+    return np.nan_to_num(np.minimum(duration, cap)) * gpus
+
+
+def scale_load(
+    trace: Trace,
+    target_load: float,
+    capacity: int,
+    window_seconds: float,
+    seed: int = 0,
+    cap: float = DURATION_CAP,
+) -> Trace:
+    """A trace whose offered load is `target_load`, from one that covers [0, window_seconds).
+
+    The load is met up to half of one job: jobs are taken in random order until the next would
+    overshoot by more than stopping falls short; where all are taken once and load is missing, they
+    are taken again, with other names and times shifted by up to JITTER (inside the window).
+
+    Raises TraceError if target or capacity are not above 0, the trace is empty or has no durations.
+    """
+    if not (target_load > 0 and capacity > 0 and window_seconds > 0):
+        raise TraceError(f"load {target_load} on {capacity} GPUs over {window_seconds} s, expected all above 0")
+    work = _gpu_seconds(trace.gpus, trace.duration, cap)
+    if not work.any():
+        raise TraceError(f"{trace.source}: no job with a known duration, which scaling the load needs")
+    rng = np.random.default_rng(seed)
+    rows = choose_rows(work, target_load * capacity * window_seconds, rng)
+    rows = np.sort(rows, kind="stable")
+    again = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    submit = trace.submit_time[rows]
+    shifted = np.clip(submit + rng.uniform(-JITTER, JITTER, len(rows)), 0.0, np.nextafter(window_seconds, 0.0))
+    names = np.array(trace.texts("name"), dtype=object)[rows]
+    columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
+    columns["submit_time"] = np.where(again > 0, shifted, submit)
+    columns["name"] = np.array([f"{n}+{k}" if k else n for n, k in zip(names, again, strict=True)], dtype=object)
+    return make_trace(columns, source=trace.source, origin=trace.origin)
+
+
+def choose_rows(work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
+    """Rows of `work` [M] in random order, whole rounds first, whose sum is as near to `target` as one job allows.
+
+    Every row appears n or n + 1 times. Rows without work come along as often as the others.
+    """
+    total = float(work.sum())
+    rounds = int(target // total)
+    order = rng.permutation(len(work))
+    reached = np.cumsum(work[order])
+    missing = target - rounds * total
+    count = int(np.searchsorted(reached, missing))
+    if count < len(work) and reached[count] - missing < missing - (reached[count - 1] if count else 0.0):
+        count += 1
+    return np.concatenate([np.tile(np.arange(len(work)), rounds), order[:count]])

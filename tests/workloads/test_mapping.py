@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlpto.errors import ConfigError, JobError
+from rlpto.jobs import JobStore
+from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs, map_trace
+from rlpto.workloads.trace import Trace, make_trace
+
+GPUS_PER_NODE = 4
+SIX = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+
+
+def make_tables(types: tuple[JobType, ...], max_gpus: int = 64, serial: frozenset[str] = frozenset()) -> SpeedTables:
+    """Tables of two spans (one node, several) and three epochs; models in `serial` gain nothing from more GPUs."""
+    rates, rows = [np.zeros(3)], np.zeros((len(types), 2, max_gpus + 1), dtype=np.int32)
+    for t, kind in enumerate(types):
+        for span, slow in enumerate((1.0, 1.3)):
+            for gpus in range(1, max_gpus + 1):
+                speed = 1.0 if kind.model in serial else gpus**0.9
+                rows[t, span, gpus] = len(rates)
+                rates.append(np.array([1.0, 0.5, 2.0]) * speed / slow / (100.0 + 50 * t))
+    count = len(types)
+    all_rates = np.array(rates)
+    return SpeedTables(
+        types=types,
+        rates=all_rates,
+        elapsed=elapsed_from_rates(all_rates),
+        row=rows,
+        accuracy=np.tile(np.linspace(0, 0.9, 4), (count, 1)),
+        epochs=np.where(np.arange(count) % 2 == 0, 3, 2).astype(np.int64),
+        samples=1000.0 * (1 + np.arange(count)),
+        rescale_delay=np.full(count, 30.0),
+        exact_keys=np.zeros(0, dtype=np.int64),
+        exact_rows=np.zeros(0, dtype=np.int32),
+    )
+
+
+TABLES = make_tables(tuple(JobType(model) for model in SIX))
+
+
+def recorded(durations: list[float], gpus: list[int], **more: list[object]) -> Trace:
+    columns = {"name": [f"j{i}" for i in range(len(gpus))], "submit_time": [60.0 * i for i in range(len(gpus))]}
+    return make_trace({**columns, "duration": durations, "gpus": gpus, **more}, source="test")
+
+
+def seconds_alone(tables: SpeedTables, store: JobStore, job: int, gpus: int) -> float:
+    """Time to run all epochs on packed GPUs, epoch by epoch, as a cluster without delays would."""
+    nodes = -(-gpus // GPUS_PER_NODE)
+    row = tables.row[store.type_index[job], min(nodes, tables.row.shape[1]) - 1, gpus]
+    return sum(1.0 / (tables.rates[row, epoch] * store.scale[job]) for epoch in range(int(store.epochs[job])))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 64)), min_size=1, max_size=20),
+    seed=st.integers(0, 100),
+)
+def test_duration_mode_takes_the_recorded_time_on_the_requested_gpus(rows, seed) -> None:
+    durations, gpus = map(list, zip(*rows, strict=True))
+    jobs = map_jobs(recorded(durations, gpus), TABLES, MappingSettings(), seed, 64, GPUS_PER_NODE)
+    store = JobStore.from_jobs(jobs, TABLES)
+    for i, (duration, count) in enumerate(rows):
+        assert jobs[i].requested_gpus == count
+        assert seconds_alone(TABLES, store, i, count) == pytest.approx(np.clip(duration, 60, 86_400))
+
+
+def test_clipped_durations_are_counted() -> None:
+    mapped = map_trace(recorded([1, 59.9, 60, 90_000, np.nan], [1] * 5), TABLES, MappingSettings(), 0, 64, 4)
+    assert (mapped.raised, mapped.cut, mapped.unknown, len(mapped.jobs)) == (2, 1, 1, 4)
+    assert [job.name for job in mapped.jobs] == ["j0", "j1", "j2", "j3"]
+    with pytest.raises(JobError, match="job j4: no recorded duration"):
+        map_jobs(recorded([1, 1, 1, 1, np.nan], [1] * 5), TABLES, MappingSettings(unknown_duration="error"), 0, 64, 4)
+
+
+def test_models_are_drawn_by_weight_and_seed() -> None:
+    trace = recorded([1000.0] * 4000, [2] * 4000)
+    jobs = map_jobs(trace, TABLES, MappingSettings(models={"bert": 3, "ncf": 1, "yolov3": 0}), 7, 64, 4)
+    share = np.mean([job.model == "bert" for job in jobs])
+    assert {job.model for job in jobs} == {"bert", "ncf"}
+    assert share == pytest.approx(0.75, abs=0.03)
+    assert jobs == map_jobs(trace, TABLES, MappingSettings(models={"bert": 3, "ncf": 1, "yolov3": 0}), 7, 64, 4)
+    uniform = [job.model for job in map_jobs(trace, TABLES, MappingSettings(), 7, 64, 4)]
+    counts = np.array([uniform.count(model) for model in SIX])
+    assert np.all(np.abs(counts / 4000 - 1 / 6) < 0.03)
+
+
+def test_models_that_gain_nothing_from_many_gpus_are_not_given_many() -> None:
+    tables = make_tables(tuple(JobType(model) for model in SIX), serial=frozenset({"ncf"}))
+    trace = recorded([1000.0] * 600, [1] * 300 + [8] * 300)
+    models = [job.model for job in map_jobs(trace, tables, MappingSettings(), 0, 64, 4)]
+    assert "ncf" in models[:300]
+    assert "ncf" not in models[300:]
+    only = MappingSettings(models={"ncf": 1})
+    assert {job.model for job in map_jobs(trace, tables, only, 0, 64, 4)} == {"ncf"}
+    limited = map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4, lambda kind: 1 if kind.model == "bert" else None)
+    assert "bert" not in {job.model for job in limited[300:]}
+    assert all(job.max_gpus == 1 for job in limited if job.model == "bert")
+
+
+def test_category_mode_takes_whole_models_by_gpu_time() -> None:
+    hour = 3600.0
+    durations = [0.5 * hour, 0.5 * hour, hour, 4.9 * hour, 5.1 * hour, 24 * hour, 24 * hour]
+    jobs = map_jobs(
+        recorded(durations, [1, 1, 2, 2, 2, 4, 8]), TABLES, MappingSettings(mode="category"), 3, 64, GPUS_PER_NODE
+    )
+    classes = [("cifar10", "ncf")] * 2 + [("bert", "deepspeech2")] * 2 + [("yolov3",)] * 2 + [("imagenet",)]
+    for job, models in zip(jobs, classes, strict=True):
+        assert job.model in models
+        t = TABLES.type_index(JobType(job.model))
+        assert (job.epochs, job.data_size) == (TABLES.epochs[t], TABLES.samples[t])
+
+
+def test_given_mode_keeps_model_batch_and_work() -> None:
+    trace = recorded([np.nan] * 3, [6, 1, 12], model=["cifar10", "ncf", "cifar10"], batch_size=[2048, 32768, 0])
+    given_mode = MappingSettings(mode="given")
+    types = job_types(trace, given_mode)
+    assert types == (JobType("cifar10"), JobType("cifar10", 2048), JobType("ncf", 32768))
+    most = {"cifar10": 32, "ncf": 1}
+    tables = make_tables(types)
+    jobs = map_jobs(trace, tables, given_mode, 0, 64, 4, lambda kind: most[kind.model])
+    assert [(job.model, job.batch_size) for job in jobs] == [("cifar10", 2048), ("ncf", 32768), ("cifar10", None)]
+    assert [(job.min_gpus, job.requested_gpus, job.max_gpus) for job in jobs] == [(1, 6, 32), (1, 1, 1), (1, 12, 32)]
+    assert [job.data_size for job in jobs] == [2000.0, 3000.0, 1000.0]
+    assert [job.epochs for job in jobs] == [2.0, 3.0, 3.0]
+    adaptive = MappingSettings(mode="given", adaptive_batch=True)
+    assert job_types(trace, adaptive) == (JobType("cifar10"), JobType("ncf"))
+
+
+def test_given_mode_names_what_is_missing() -> None:
+    given_mode = MappingSettings(mode="given")
+    with pytest.raises(JobError, match="job j0: the trace names no model"):
+        map_jobs(recorded([1.0], [1]), TABLES, given_mode, 0, 64, 4)
+    wrong = recorded([1.0], [1], model=["cifar"], batch_size=[0])
+    with pytest.raises(ConfigError, match=r"model 'cifar' has no profile, .*; did you mean cifar10\?"):
+        map_jobs(wrong, TABLES, given_mode, 0, 64, 4)
+    batch = recorded([1.0], [1], model=["cifar10"], batch_size=[7])
+    with pytest.raises(ConfigError, match="model cifar10: no speed table for batch size 7"):
+        map_jobs(batch, TABLES, given_mode, 0, 64, 4)
+
+
+def test_elastic_limits() -> None:
+    trace = recorded([100.0] * 4, [1, 8, 20, 48])
+    jobs = map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4)
+    assert [(job.min_gpus, job.max_gpus) for job in jobs] == [(1, 4), (1, 32), (1, 64), (1, 64)]
+    jobs = map_jobs(trace, TABLES, MappingSettings(max_gpus=16, max_gpus_factor=2), 0, 64, 4)
+    assert [job.max_gpus for job in jobs] == [2, 16, 20, 48]
+    jobs = map_jobs(trace, TABLES, MappingSettings(rigid=True), 0, 64, 4)
+    assert [(job.min_gpus, job.max_gpus) for job in jobs] == [(1, 1), (8, 8), (20, 20), (48, 48)]
+
+
+def test_jobs_larger_than_the_cluster() -> None:
+    trace = recorded([1000.0, 1000.0], [4, 32])
+    with pytest.raises(JobError, match="job j1: wants 32 GPUs, expected at most the 16 the cluster has"):
+        map_jobs(trace, TABLES, MappingSettings(), 0, 16, GPUS_PER_NODE)
+    with pytest.raises(JobError, match="at most the 8 the speed tables cover"):
+        map_jobs(trace, make_tables(TABLES.types, max_gpus=8), MappingSettings(), 0, 16, GPUS_PER_NODE)
+    skipped = map_trace(trace, TABLES, MappingSettings(oversized="skip"), 0, 16, GPUS_PER_NODE)
+    assert ([job.name for job in skipped.jobs], skipped.oversized) == (["j0"], 1)
+    clipped = map_trace(trace, TABLES, MappingSettings(oversized="clip"), 0, 16, GPUS_PER_NODE)
+    assert [job.requested_gpus for job in clipped.jobs] == [4, 16]
+    store = JobStore.from_jobs(clipped.jobs, TABLES)
+    assert seconds_alone(TABLES, store, 1, 16) == pytest.approx(2000.0)
+
+
+def test_priorities_are_recorded_drawn_or_shared_by_a_group() -> None:
+    trace = recorded([100.0] * 5000, [1] * 5000, priority=[2] + [-1] * 4999, group=["a", "b", "c", "d", "e"] * 1000)
+    jobs = map_jobs(trace, TABLES, MappingSettings(), 1, 64, 4)
+    assert jobs[0].priority == 2
+    shares = np.bincount([job.priority for job in jobs]) / 5000
+    np.testing.assert_allclose(shares, [0.2, 0.5, 0.3], atol=0.03)
+    by_group = map_jobs(trace, TABLES, MappingSettings(priority_by="group"), 1, 64, 4)
+    for group in range(1, 5):
+        assert len({job.priority for job in by_group[group::5]}) == 1
+    assert {job.priority for job in by_group[5::5]} == {job.priority for job in by_group[5:6]}
+    assert [job.model for job in by_group] == [job.model for job in jobs]
+
+
+def test_job_types_name_what_the_tables_must_hold() -> None:
+    trace = recorded([1.0], [1])
+    assert [kind.model for kind in job_types(trace, MappingSettings())] == list(SIX)
+    assert job_types(trace, MappingSettings(), available=("b", "a")) == (JobType("a"), JobType("b"))
+    assert job_types(trace, MappingSettings(models={"ncf": 1})) == (JobType("ncf"),)
+    assert [kind.model for kind in job_types(trace, MappingSettings(mode="category"))] == list(SIX)
+    with pytest.raises(ConfigError, match=r"model 'nfc' has no profile, .* did you mean ncf\?"):
+        map_jobs(trace, TABLES, MappingSettings(models={"nfc": 1}), 0, 64, 4)
+
+
+def test_an_empty_trace_gives_no_jobs() -> None:
+    assert map_jobs(recorded([], []), TABLES, MappingSettings(), 0, 64, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"min_duration": 100, "max_duration": 50}, "min_duration 100 is above max_duration 50"),
+        ({"models": {"ncf": 0}}, "weights of 0 or more, one of them above 0"),
+        ({"models": {}}, "weights of 0 or more, one of them above 0"),
+        ({"priority_shares": (0.5, 0.5, 0.5)}, "three shares of 0 or more that sum to 1"),
+    ],
+)
+def test_settings_that_contradict_themselves(values, reason) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        MappingSettings(**values)
