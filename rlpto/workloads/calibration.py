@@ -1,0 +1,192 @@
+"""What a synthetic workload imitates: a few hundred statistics of a recorded trace, in a YAML file."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from datetime import date
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from rlpto.errors import ConfigError
+from rlpto.settings import Settings
+from rlpto.workloads.files import whole_file
+
+HOURS_OF_WEEK = 168
+LEVELS = (
+    *(0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
+    *(0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 1.0),
+)
+"""Probabilities of the quantiles a calibration holds; closer in the tail, where most of the GPU-time is."""
+
+Quantiles = Annotated[tuple[float, ...], Field(min_length=len(LEVELS), max_length=len(LEVELS))]
+
+_BUILT_IN = Path(__file__).parent / "calibrations"
+
+
+class DurationCurve(Settings):
+    """Durations of jobs that came in submissions of a certain size."""
+
+    submission_jobs: int = Field(1, ge=1)
+    """Smallest submission, in jobs, that the curve is for; it serves up to the next curve."""
+    seconds: Quantiles
+    """Duration at the probabilities LEVELS, in s; between them the logarithm is linear."""
+
+
+class GpuClass(Settings):
+    """Jobs of similar size: how many there are, how they come, how long they run."""
+
+    gpus: dict[int, float]
+    """GPUs of a job, and the share of the class's submissions that ask for so many."""
+    submissions: float = Field(ge=0, le=1)
+    """Share of all submissions that are of this class."""
+    jobs: Quantiles
+    """Jobs in a submission at the probabilities LEVELS; between them the logarithm is linear."""
+    durations: tuple[DurationCurve, ...] = Field(min_length=1)
+    """Durations, by size of the submission, smallest first."""
+    likeness: float = Field(ge=0, lt=1)
+    """Correlation (of normal scores) between the durations of jobs of one submission."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GpuClass:
+        if not self.gpus or min(self.gpus) < 1 or abs(sum(self.gpus.values()) - 1) > 1e-3:
+            raise ValueError("gpus: expected shares of 1 or more GPUs that sum to 1")
+        for name, curve in (("jobs", self.jobs), *(("seconds", durations.seconds) for durations in self.durations)):
+            if curve[0] <= 0 or any(high < low for low, high in pairwise(curve)):
+                raise ValueError(f"{name}: expected ascending quantiles above 0")
+        bounds = [curve.submission_jobs for curve in self.durations]
+        if bounds[0] != 1 or any(high <= low for low, high in pairwise(bounds)):
+            raise ValueError("durations: expected ascending submission_jobs, the first 1")
+        return self
+
+
+class Calibration(Settings):
+    """Statistics from which `rlpto.workloads.synthetic.generate` draws a trace.
+
+    People submit jobs in batches (sweeps, retries): the calibration counts *submissions*, the jobs
+    of one virtual cluster and one size that follow each other by at most `pause` seconds.
+    """
+
+    name: str
+    """Name of the calibration."""
+    source: str = ""
+    """Where the statistics come from, with the licence of that data."""
+    first_day: date
+    """First day of the trace that was counted."""
+    days: int = Field(ge=1)
+    """Days that were counted."""
+    pause: float = Field(gt=0)
+    """Longest pause between two jobs of a submission, in s."""
+    gap: float = Field(ge=0)
+    """Mean pause between two jobs of a submission, in s."""
+    day_sigma: float = Field(ge=0)
+    """Standard deviation of the logarithm of a day's submissions, beyond the hour of the week and chance."""
+    day_correlation: float = Field(ge=0, lt=1)
+    """Correlation of that logarithm between one day and the next."""
+    submissions_per_hour: Annotated[
+        tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=HOURS_OF_WEEK, max_length=HOURS_OF_WEEK)
+    ]
+    """Mean submissions in every hour of the week, from Monday 0:00."""
+    classes: tuple[GpuClass, ...] = Field(min_length=1)
+    """Classes of jobs by GPUs."""
+
+    @model_validator(mode="after")
+    def _shares_sum(self) -> Calibration:
+        if abs(sum(group.submissions for group in self.classes) - 1) > 1e-3:
+            raise ValueError("classes: expected submissions that sum to 1")
+        return self
+
+
+def built_in_calibrations() -> tuple[str, ...]:
+    """Names that `load_calibration` knows without a path."""
+    return tuple(sorted(path.stem for path in _BUILT_IN.glob("*.yaml")))
+
+
+def load_calibration(name_or_path: str | Path) -> Calibration:
+    """A built-in calibration by name, or one from a YAML file.
+
+    Raises ConfigError for an unknown name or a file that is missing or is no calibration.
+    """
+    text = str(name_or_path)
+    named = text in built_in_calibrations()
+    path = _BUILT_IN / f"{text}.yaml" if named else Path(text)
+    if not named and not path.exists():
+        near = difflib.get_close_matches(text, built_in_calibrations(), n=1, cutoff=0.0)
+        raise ConfigError(
+            f"unknown calibration {text!r}: no such file, and the built-in ones are "
+            f"{', '.join(built_in_calibrations())}; did you mean {', '.join(near)}?"
+        )
+    try:
+        data = yaml.safe_load(path.read_bytes().decode("utf-8"))
+        return Calibration.model_validate(data)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the calibration: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8, expected a calibration in YAML") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(f"{path}: {where}: {first['msg']}{_nearest(first['type'], first['loc'])}") from None
+
+
+def _nearest(kind: str, location: Sequence[int | str]) -> str:
+    """A hint for a key that does not exist."""
+    if kind != "extra_forbidden":
+        return ""
+    known = {field for model in (Calibration, GpuClass, DurationCurve) for field in model.model_fields}
+    return f", did you mean {difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)[0]}?"
+
+
+def calibration_yaml(calibration: Calibration) -> str:
+    """The calibration as YAML with descriptions; `load_calibration` reads it back unchanged."""
+    lines = []
+    for name, field in Calibration.model_fields.items():
+        lines += [f"# {line}" for line in (field.description or "").splitlines()]
+        value = getattr(calibration, name)
+        if name == "submissions_per_hour":
+            rows = [value[day : day + 24] for day in range(0, HOURS_OF_WEEK, 24)]
+            days = (", ".join(_number(rate) for rate in row) for row in rows)
+            lines += [f"{name}: [", *(f"  {day}," for day in days), "]"]
+        elif name == "classes":
+            lines.append(f"# at the probabilities {', '.join(f'{level:g}' for level in LEVELS)}")
+            lines.append(f"{name}:")
+            for group in value:
+                lines += _class_yaml(group)
+        else:
+            lines.append(yaml.safe_dump({name: value}, width=110, allow_unicode=True).rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write the YAML file, whole or not at all; ConfigError if that is not possible."""
+    with whole_file(path, "a calibration", ConfigError) as unfinished:
+        unfinished.write_text(calibration_yaml(calibration), encoding="utf-8")
+
+
+def _class_yaml(group: GpuClass) -> list[str]:
+    shares = ", ".join(f"{gpus}: {_number(share)}" for gpus, share in group.gpus.items())
+    lines = [
+        f"  - gpus: {{{shares}}}",
+        f"    submissions: {_number(group.submissions)}",
+        f"    likeness: {_number(group.likeness)}",
+        f"    jobs: {_flow(group.jobs)}",
+        "    durations:",
+    ]
+    for curve in group.durations:
+        lines += [f"      - submission_jobs: {curve.submission_jobs}", f"        seconds: {_flow(curve.seconds)}"]
+    return lines
+
+
+def _flow(values: Sequence[float]) -> str:
+    return f"[{', '.join(_number(value) for value in values)}]"
+
+
+def _number(value: float) -> str:
+    """Without exponent, which YAML readers take for text in some forms."""
+    return f"{value:.15g}"

@@ -1,0 +1,257 @@
+"""Synthetic traces: measure a trace's statistics, and draw new traces that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtr, ndtri
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.errors import TraceError
+from rlpto.workloads.calibration import HOURS_OF_WEEK, LEVELS, Calibration, DurationCurve, GpuClass
+from rlpto.workloads.trace import Trace, make_trace
+
+HOUR, DAY = 3600.0, 86400.0
+MONDAY = pd.Timestamp("2018-01-01")
+"""Local time of second 0 of a generated trace."""
+PAUSE = 60.0
+"""Jobs of one virtual cluster and size that follow each other by at most so many seconds are one submission."""
+_CLASS_BOUNDS = (1, 2, 4, 8)
+_SIZE_BOUNDS = (1, 10, 100)
+_ENOUGH_SUBMISSIONS = 10
+"""A duration curve needs so many submissions; rarer sizes share the curve of the next smaller ones."""
+
+
+def calibrate(
+    trace: Trace,
+    name: str = "custom",
+    source: str | None = None,
+    start: pd.Timestamp | None = None,
+    pause: float = PAUSE,
+) -> Calibration:
+    """Statistics of a trace, from `start` (a date; default: the trace's first whole day) on.
+
+    Only whole days count: up to the midnight nearest to the last submission. Figures are rounded to
+    four digits, so that a file of them is readable and the same everywhere. A trace without known
+    origin is taken to begin on a Monday at 0:00.
+
+    Raises TraceError if less than a week is left or no job has a duration.
+    """
+    origin = MONDAY if trace.origin is None else trace.origin
+    begin = (origin if start is None else start).ceil("D")
+    end = (origin + pd.Timedelta(seconds=float(trace.submit_time[-1]))).round("D")
+    days = (end - begin).days
+    if days < 7 or begin < origin.floor("D"):
+        raise TraceError(f"{trace.source}: {max(days, 0)} whole days from {begin.date()} on, expected at least 7")
+    offset = (begin - origin).total_seconds()
+    submit = trace.submit_time - offset
+    inside = (submit >= 0) & (submit < days * DAY) & (trace.duration > 0)
+    if not inside.any():
+        raise TraceError(f"{trace.source}: no job with a known duration, which a calibration needs")
+    jobs = _mark_submissions(trace.jobs.assign(submit_time=submit)[inside], pause)
+    heads = jobs[jobs["head"]]
+    day_sigma, day_correlation = _day_factors(heads["submit_time"].to_numpy(), begin.weekday(), days)
+    gaps = jobs["gap"].to_numpy()[~jobs["head"].to_numpy()]
+    return Calibration(
+        name=name,
+        source=trace.source if source is None else source,
+        first_day=begin.date(),
+        days=days,
+        pause=pause,
+        gap=_rounded(gaps.mean()) if len(gaps) else 0.0,
+        day_sigma=_rounded(day_sigma),
+        day_correlation=_rounded(day_correlation),
+        submissions_per_hour=_hourly_rates(heads["submit_time"].to_numpy(), begin.weekday(), days),
+        classes=_classes(jobs, heads),
+    )
+
+
+def _mark_submissions(jobs: pd.DataFrame, pause: float) -> pd.DataFrame:
+    """Jobs with columns submission (number), head (first of it), gap (s since the one before), size (jobs)."""
+    jobs = jobs.sort_values(["group", "user", "gpus", "submit_time"], kind="stable")
+    same = (jobs[["group", "user", "gpus"]] == jobs[["group", "user", "gpus"]].shift()).all(axis=1)
+    gap = jobs["submit_time"].diff()
+    head = ~(same & (gap <= pause))
+    submission = head.cumsum()
+    size = submission.groupby(submission).transform("size")
+    return jobs.assign(submission=submission, head=head, gap=gap, size=size)
+
+
+def _hourly_rates(times: FloatArray, first_day: int, days: int) -> tuple[float, ...]:
+    """Submissions in every hour of the week, divided by how often that hour occurred."""
+    hour = (times // HOUR).astype(np.int64)
+    covered = np.bincount((np.arange(days * 24) + first_day * 24) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
+    counted = np.bincount((hour + first_day * 24) % HOURS_OF_WEEK, minlength=HOURS_OF_WEEK)
+    return tuple(_rounded(rate) for rate in counted / covered)
+
+
+def _day_factors(times: FloatArray, first_day: int, days: int) -> tuple[float, float]:
+    """Standard deviation and lag-1 correlation of the log of daily submissions, day of week and Poisson noise removed.
+
+    The log of a Poisson count n has a variance of about 1/n, which is taken off; noise of separate
+    days is independent, so it is in the variance and not in the covariance.
+    """
+    counts = np.maximum(np.bincount((times // DAY).astype(np.int64), minlength=days), 0.5)
+    weekday = (np.arange(days) + first_day) % 7
+    logs = np.log(counts)
+    means = np.bincount(weekday, weights=logs, minlength=7) / np.maximum(np.bincount(weekday, minlength=7), 1)
+    left = logs - means[weekday]
+    variance = float(left @ left) / max(days - 7, 1) - float(np.mean(1 / counts))
+    if variance <= 0:
+        return 0.0, 0.0
+    covariance = float(left[1:] @ left[:-1]) / max(days - 8, 1)
+    return float(np.sqrt(variance)), float(np.clip(covariance / variance, 0.0, 0.95))
+
+
+def _classes(jobs: pd.DataFrame, heads: pd.DataFrame) -> tuple[GpuClass, ...]:
+    """Jobs with 1, 2, up to 4, up to 8 and more GPUs."""
+    job_class = np.searchsorted(_CLASS_BOUNDS, jobs["gpus"].to_numpy())
+    head_class = np.searchsorted(_CLASS_BOUNDS, heads["gpus"].to_numpy())
+    found = []
+    for number in np.unique(head_class):
+        mine, first = jobs[job_class == number], heads[head_class == number]
+        shares = first["gpus"].value_counts(normalize=True).sort_index()
+        durations = _duration_curves(mine)
+        found.append(
+            GpuClass(
+                gpus={int(gpus): _rounded(share) for gpus, share in shares.items()},
+                submissions=_rounded(len(first) / len(heads)),
+                jobs=_quantiles(first["size"].to_numpy(dtype=np.float64)),
+                durations=durations,
+                likeness=_likeness(mine, durations),
+            )
+        )
+    return tuple(found)
+
+
+def _curve_of(sizes: IntArray, bounds: Sequence[int]) -> IntArray:
+    """[M] which of the curves with these lower bounds serves a submission of `sizes` [M] jobs."""
+    return np.searchsorted(bounds, sizes, side="right") - 1
+
+
+def _duration_curves(jobs: pd.DataFrame) -> tuple[DurationCurve, ...]:
+    """Durations by size of submission; sizes with too few submissions join the next smaller ones."""
+    heads = jobs.loc[jobs["head"], "size"].to_numpy()
+    bounds = [1]
+    for bound, above in zip(_SIZE_BOUNDS[1:], (*_SIZE_BOUNDS[2:], np.inf), strict=True):
+        if np.count_nonzero((heads >= bound) & (heads < above)) >= _ENOUGH_SUBMISSIONS:
+            bounds.append(bound)
+    curve = _curve_of(jobs["size"].to_numpy(dtype=np.int64), bounds)
+    seconds = jobs["duration"].to_numpy(dtype=np.float64)
+    return tuple(
+        DurationCurve(submission_jobs=bound, seconds=_quantiles(seconds[curve == i])) for i, bound in enumerate(bounds)
+    )
+
+
+def _likeness(jobs: pd.DataFrame, durations: Sequence[DurationCurve]) -> float:
+    """Share of the variance of durations (as normal scores within their curve) that lies between submissions."""
+    curve = pd.Series(_curve_of(jobs["size"].to_numpy(dtype=np.int64), [d.submission_jobs for d in durations]))
+    seconds = pd.Series(jobs["duration"].to_numpy())
+    ranks = seconds.groupby(curve).rank().to_numpy()
+    scores = pd.Series(ndtri((ranks - 0.5) / seconds.groupby(curve).transform("size").to_numpy()))
+    submission = pd.Series(jobs["submission"].to_numpy())
+    together = (jobs["size"] > 1).to_numpy()
+    freedom = int(together.sum()) - int(submission[together].nunique())
+    if freedom < 1:
+        return 0.0
+    inside = (scores - scores.groupby(submission).transform("mean"))[together]
+    return _rounded(float(np.clip(1.0 - float((inside**2).sum()) / freedom, 0.0, 0.99)))
+
+
+def _quantiles(values: FloatArray) -> tuple[float, ...]:
+    return tuple(_rounded(value) for value in np.exp(np.quantile(np.log(values), LEVELS)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def generate(calibration: Calibration, days: float, seed: int, rate_scale: float = 1.0) -> Trace:
+    """Draw a trace of `days` days that begins on a Monday at 0:00.
+
+    Submissions are a Poisson process whose rate is that of the hour of the week times a log-normal
+    factor of the day (mean 1, first-order autoregressive) times rate_scale. Each has a class, a GPU
+    count, a number of jobs and a gap between them; the durations of its jobs are drawn from the
+    class's curve with normal scores that correlate by `likeness`. Jobs that a submission begun
+    before the end would submit after it are left out. The column user numbers the submissions.
+
+    Raises TraceError if days or rate_scale are not above 0, or not a single job comes about.
+    """
+    if not (days > 0 and rate_scale > 0):
+        raise TraceError(f"synthetic trace: days {days}, rate_scale {rate_scale}, expected both above 0")
+    rng = np.random.default_rng(seed)
+    begin = _submission_times(calibration, days, rate_scale, rng)
+    shares = np.array([group.submissions for group in calibration.classes])
+    chosen = rng.choice(len(shares), size=len(begin), p=shares / shares.sum())
+    drawn = [
+        _jobs_of_class(calibration, group, begin, np.flatnonzero(chosen == number), rng)
+        for number, group in enumerate(calibration.classes)
+    ]
+    submit, duration, gpus, submission = (np.concatenate([part[i] for part in drawn]) for i in range(4))
+    inside = np.flatnonzero(submit < days * DAY)
+    inside = inside[np.argsort(submit[inside], kind="stable")]
+    if len(inside) == 0:
+        raise TraceError(f"synthetic trace: not a single job in {days:g} days, expected more days or a higher rate")
+    columns: dict[str, AnyArray] = {
+        "submit_time": submit[inside],
+        "gpus": gpus[inside],
+        "duration": duration[inside],
+        "name": np.array([f"{calibration.name}-{i:06d}" for i in range(len(inside))], dtype=object),
+        "user": np.array([f"submission-{i:06d}" for i in submission[inside].tolist()], dtype=object),
+    }
+    return make_trace(columns, source=f"synthetic ({calibration.name}, seed {seed})", origin=MONDAY)
+
+
+def _submission_times(calibration: Calibration, days: float, rate_scale: float, rng: np.random.Generator) -> FloatArray:
+    """Ascending times [s] of a Poisson process with hourly rates and a factor for every day."""
+    hours = int(np.ceil(days * 24))
+    per_hour = np.array(calibration.submissions_per_hour)[np.arange(hours) % HOURS_OF_WEEK]
+    factor = _daily_factors(calibration, int(np.ceil(days)), rng)
+    counts = rng.poisson(per_hour * np.repeat(factor, 24)[:hours] * rate_scale)
+    times = (np.repeat(np.arange(hours), counts) + rng.random(counts.sum())) * HOUR
+    return np.sort(times[times < days * DAY])
+
+
+def _daily_factors(calibration: Calibration, days: int, rng: np.random.Generator) -> FloatArray:
+    """[days] log-normal factors of mean 1."""
+    noise = rng.standard_normal(days)
+    rho = calibration.day_correlation
+    state = np.empty(days)
+    state[0] = noise[0]
+    for day in range(1, days):
+        state[day] = rho * state[day - 1] + np.sqrt(1 - rho**2) * noise[day]
+    sigma = calibration.day_sigma
+    return np.exp(sigma * state - sigma**2 / 2)
+
+
+def _jobs_of_class(
+    calibration: Calibration, group: GpuClass, begin: FloatArray, mine: IntArray, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray, IntArray, IntArray]:
+    """Submit time [s], duration [s], GPUs and number of the submission, of all jobs of a class.
+
+    begin: [S] start of every submission, in s. mine: numbers of those that are of the class.
+    """
+    count = len(mine)
+    sizes = np.rint(_at(group.jobs, rng.random(count))).astype(np.int64)
+    counts = np.array(list(group.gpus), dtype=np.int64)
+    shares = np.array(list(group.gpus.values()))
+    gpus = rng.choice(counts, size=count, p=shares / shares.sum())
+    gaps = np.minimum(rng.exponential(calibration.gap, size=sizes.sum()), calibration.pause)
+    since = np.concatenate(([0.0], np.cumsum(gaps)))
+    of = np.repeat(np.arange(count), sizes)
+    submit = begin[mine][of] + since[:-1] - since[np.cumsum(sizes) - sizes][of]
+    scores = np.sqrt(group.likeness) * rng.standard_normal(count)[of]
+    level = ndtr(scores + np.sqrt(1 - group.likeness) * rng.standard_normal(len(of)))
+    curve = _curve_of(sizes[of], [durations.submission_jobs for durations in group.durations])
+    duration = np.empty(len(of))
+    for number, durations in enumerate(group.durations):
+        duration[curve == number] = _at(durations.seconds, level[curve == number])
+    return submit, duration, gpus[of], mine[of]
+
+
+def _at(quantiles: Sequence[float], level: FloatArray) -> FloatArray:
+    """Values of a quantile curve, linear in the logarithm."""
+    values: FloatArray = np.exp(np.interp(level, LEVELS, np.log(quantiles)))
+    return values

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from rlpto.errors import ConfigError
+from rlpto.workloads.calibration import (
+    LEVELS,
+    Calibration,
+    built_in_calibrations,
+    calibration_yaml,
+    load_calibration,
+    write_calibration,
+)
+
+
+def test_philly_is_built_in_and_names_source_and_licence() -> None:
+    assert built_in_calibrations() == ("philly",)
+    philly = load_calibration("philly")
+    assert philly.name == "philly"
+    for part in ("msr-fiddle/philly-traces", "CC-BY-4.0", "statistics only"):
+        assert part in philly.source
+    assert sum(group.submissions for group in philly.classes) == pytest.approx(1, abs=1e-3)
+
+
+def test_yaml_round_trip(tmp_path) -> None:
+    philly = load_calibration("philly")
+    path = tmp_path / "own.yaml"
+    write_calibration(philly.model_copy(update={"name": "own"}), path)
+    own = load_calibration(path)
+    assert own == philly.model_copy(update={"name": "own"})
+    assert load_calibration(str(path)) == own
+    assert "# Longest pause between two jobs of a submission, in s." in path.read_text()
+    with pytest.raises(ConfigError, match="cannot write a calibration"):
+        write_calibration(philly, tmp_path)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown calibration 'phily': .* did you mean philly\?"):
+        load_calibration("phily")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("day_sigma:", "day_sigme:", r"day_sigme: .* did you mean day_sigma\?|day_sigma: Field required"),
+        ("likeness: 0.9722", "likenes: 0.9722", r"classes.3.likeness: Field required|did you mean likeness\?"),
+        ("pause: 60.0", "pause: -1", "pause: Input should be greater than 0"),
+        ("days: 43", "days: many", "days: Input should be a valid integer"),
+        ("gpus: {1: 1}", "gpus: {1: 0.5}", "shares of 1 or more GPUs that sum to 1"),
+        ("submission_jobs: 10\n", "submission_jobs: 1\n", "ascending submission_jobs"),
+        ("submissions_per_hour: [", "submissions_per_hour: [1,", "at most 168 items"),
+        ("name: philly", "name: [", "not valid YAML"),
+    ],
+)
+def test_broken_files_name_the_key(tmp_path, old, new, reason) -> None:
+    text = calibration_yaml(load_calibration("philly"))
+    assert old in text
+    path = tmp_path / "broken.yaml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_calibration(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_calibration(tmp_path) -> None:
+    empty, binary = tmp_path / "empty.yaml", tmp_path / "binary.yaml"
+    empty.write_text("")
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, reason in ((empty, "expected|valid"), (binary, "not a text file"), (tmp_path, "cannot read")):
+        with pytest.raises(ConfigError, match=reason):
+            load_calibration(path)
+
+
+def test_quantiles_must_ascend() -> None:
+    data = yaml.safe_load(calibration_yaml(load_calibration("philly")))
+    data["classes"][0]["jobs"] = [*range(len(LEVELS), 0, -1)]
+    with pytest.raises(ValueError, match="ascending quantiles above 0"):
+        Calibration.model_validate(data)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rlpto.errors import TraceError
+from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
+from rlpto.workloads.describe import hour_of_week_profile
+from rlpto.workloads.importers.registry import import_trace
+from rlpto.workloads.synthetic import MONDAY, calibrate, generate
+from rlpto.workloads.trace import Trace, make_trace
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+@pytest.fixture(scope="module")
+def philly_trace(shared_data: Path) -> Trace:
+    return import_trace("philly_csv", shared_data / "traces" / "philly.csv.gz").trace
+
+
+def constant(value: float) -> tuple[float, ...]:
+    return (value,) * len(LEVELS)
+
+
+def plain_calibration(**changes: object) -> Calibration:
+    """Ten submissions an hour by day, two by night, of one or two jobs with 1 or 4 GPUs."""
+    day = (2.0,) * 8 + (10.0,) * 12 + (2.0,) * 4
+    spread = tuple(float(100 * 10**level) for level in LEVELS)
+    values: dict[str, object] = {
+        "name": "plain",
+        "first_day": "2020-01-06",
+        "days": 7,
+        "pause": 60.0,
+        "gap": 5.0,
+        "day_sigma": 0.0,
+        "day_correlation": 0.0,
+        "submissions_per_hour": day * 7,
+        "classes": (
+            GpuClass(
+                gpus={1: 1.0},
+                submissions=0.75,
+                jobs=constant(2),
+                durations=(DurationCurve(seconds=spread),),
+                likeness=0.8,
+            ),
+            GpuClass(
+                gpus={4: 0.5, 3: 0.5},
+                submissions=0.25,
+                jobs=constant(1),
+                durations=(DurationCurve(seconds=constant(1000)),),
+                likeness=0,
+            ),
+        ),
+    }
+    return Calibration.model_validate({**values, **changes})
+
+
+def test_a_generated_trace_has_the_statistics_it_was_asked_for() -> None:
+    trace = generate(plain_calibration(), days=70, seed=0)
+    assert trace.origin == MONDAY
+    assert MONDAY.day_name() == "Monday"
+    assert trace.submit_time[-1] < 70 * DAY
+    per_submission = 0.75 * 2 + 0.25
+    profile = hour_of_week_profile(trace).reshape(7, 24).mean(axis=0)
+    np.testing.assert_allclose(profile[8:20], 10 * per_submission, rtol=0.12)
+    np.testing.assert_allclose(profile[:8], 2 * per_submission, rtol=0.25)
+    assert np.mean(trace.gpus == 1) == pytest.approx(1.5 / 1.75, abs=0.01)
+    assert np.mean(trace.gpus == 3) == pytest.approx(0.125 / 1.75, abs=0.01)
+    ones = trace.duration[trace.gpus == 1]
+    for level in (0.1, 0.5, 0.9):
+        assert np.quantile(ones, level) == pytest.approx(100 * 10**level, rel=0.05)
+    np.testing.assert_allclose(trace.duration[trace.gpus > 1], 1000)
+
+
+def test_seed_rate_and_days() -> None:
+    first, again, other = (generate(plain_calibration(), 3, seed) for seed in (1, 1, 2))
+    assert first.jobs.equals(again.jobs)
+    assert not first.jobs.equals(other.jobs)
+    counts = [len(generate(plain_calibration(), 30, 1, rate_scale=scale)) for scale in (0.5, 1, 2)]
+    assert counts[0] / counts[1] == pytest.approx(0.5, rel=0.1)
+    assert counts[2] / counts[1] == pytest.approx(2, rel=0.1)
+    assert generate(plain_calibration(), 0.5, 1).submit_time[-1] < 0.5 * DAY
+    with pytest.raises(TraceError, match="expected both above 0"):
+        generate(plain_calibration(), 0, 1)
+    with pytest.raises(TraceError, match="not a single job"):
+        generate(plain_calibration(), 0.01, 1, rate_scale=1e-9)
+
+
+def test_busy_days_come_together() -> None:
+    calm = generate(plain_calibration(), 400, 0)
+    wild = generate(plain_calibration(day_sigma=0.5, day_correlation=0.8), 400, 0)
+    days = [np.log(np.bincount((trace.submit_time // DAY).astype(int), minlength=400)) for trace in (calm, wild)]
+    assert days[0].std() < 0.15
+    assert days[1].std() == pytest.approx(0.5, abs=0.12)
+    assert np.corrcoef(days[1][1:], days[1][:-1])[0, 1] > 0.6
+    assert len(wild) / len(calm) == pytest.approx(1, abs=0.2)
+
+
+def test_calibrating_a_generated_trace_gives_the_calibration_back() -> None:
+    asked = plain_calibration(day_sigma=0.3, day_correlation=0.6)
+    found = calibrate(generate(asked, 700, 5), name="again")
+    np.testing.assert_allclose(found.submissions_per_hour, asked.submissions_per_hour, rtol=0.3)
+    assert sum(found.submissions_per_hour) == pytest.approx(sum(asked.submissions_per_hour), rel=0.1)
+    assert found.day_sigma == pytest.approx(0.3, abs=0.06)
+    assert found.day_correlation == pytest.approx(0.6, abs=0.15)
+    assert found.gap == pytest.approx(5, rel=0.1)
+    assert [set(group.gpus) for group in found.classes] == [{1}, {3, 4}]
+    assert found.classes[0].submissions == pytest.approx(0.75, abs=0.02)
+    assert found.classes[0].jobs[10] == 2
+    assert found.classes[0].likeness == pytest.approx(0.8, abs=0.06)
+    assert found.classes[0].durations[0].seconds[11] == pytest.approx(100 * 10**0.5, rel=0.05)
+
+
+def test_calibrate_needs_a_week_and_durations() -> None:
+    with pytest.raises(TraceError, match=r"3 whole days from 2018-01-01 on, expected at least 7"):
+        calibrate(generate(plain_calibration(), 3, 0))
+    unknown = make_trace({"name": ["a", "b"], "submit_time": [0.0, 8 * DAY]}, source="test")
+    with pytest.raises(TraceError, match="no job with a known duration"):
+        calibrate(unknown)
+
+
+def test_the_committed_calibration_is_what_calibrate_gives(philly_trace) -> None:
+    committed = load_calibration("philly")
+    start = pd.Timestamp(committed.first_day)
+    assert start == pd.Timestamp("2017-10-03")
+    assert calibrate(philly_trace, name="philly", source=committed.source, start=start) == committed
+
+
+def test_generated_philly_traces_resemble_philly(philly_trace) -> None:
+    """Tolerances: jobs a day 8 %, GPU shares 1 point, duration quantiles 25 %, GPU-hours a day 12 %.
+
+    A third of the jobs come in a few submissions of hundreds that are alike, so that even a year of
+    jobs leaves these figures uncertain by some percent.
+    """
+    committed = load_calibration("philly")
+    offset = (pd.Timestamp(committed.first_day) - philly_trace.origin).total_seconds()
+    real = philly_trace.slice(offset, offset + committed.days * DAY)
+    days = 364
+    drawn = generate(committed, days, seed=0)
+    assert len(drawn) / days == pytest.approx(len(real) / committed.days, rel=0.08)
+    for gpus in (1, 2, 4, 8):
+        assert np.mean(drawn.gpus == gpus) == pytest.approx(np.mean(real.gpus == gpus), abs=0.01)
+    for level in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
+        assert np.quantile(drawn.duration, level) == pytest.approx(np.quantile(real.duration, level), rel=0.25)
+    for cap in (np.inf, DAY):
+        hours = [
+            float((np.minimum(trace.duration, cap) * trace.gpus).sum()) / HOUR / span
+            for trace, span in ((drawn, days), (real, committed.days))
+        ]
+        assert hours[0] == pytest.approx(hours[1], rel=0.12)
+
+
+def test_generated_philly_traces_have_its_week(philly_trace) -> None:
+    """Submissions by hour of the week: correlation above 0.9, every day of the week within 10 %."""
+    committed = load_calibration("philly")
+    profile = np.array(calibrate(generate(committed, 364, seed=1)).submissions_per_hour)
+    wanted = np.array(committed.submissions_per_hour)
+    assert np.corrcoef(profile, wanted)[0, 1] > 0.9
+    for block in range(0, 168, 24):
+        assert profile[block : block + 24].mean() == pytest.approx(wanted[block : block + 24].mean(), rel=0.1)
+    offset = (pd.Timestamp(committed.first_day) - philly_trace.origin).total_seconds()
+    real = hour_of_week_profile(philly_trace.slice(offset, offset + 43 * DAY)).reshape(7, 24)
+    drawn = hour_of_week_profile(generate(committed, 364, seed=1)).reshape(7, 24)
+    assert real[:5].mean() > real[5:].mean()
+    assert drawn[:5].mean() > drawn[5:].mean()
