@@ -179,6 +179,9 @@ def test_priorities_are_recorded_drawn_or_shared_by_a_group() -> None:
         assert len({job.priority for job in by_group[group::5]}) == 1
     assert {job.priority for job in by_group[5::5]} == {job.priority for job in by_group[5:6]}
     assert [job.model for job in by_group] == [job.model for job in jobs]
+    nameless = recorded([100.0] * 5000, [1] * 5000)
+    by_group = map_jobs(nameless, TABLES, MappingSettings(priority_by="group"), 1, 64, 4)
+    np.testing.assert_allclose(np.bincount([job.priority for job in by_group]) / 5000, [0.2, 0.5, 0.3], atol=0.03)
 
 
 def test_job_types_name_what_the_tables_must_hold() -> None:
