@@ -32,6 +32,9 @@ JOB = np.dtype(
         ("finish_at", "f8"),
         ("base_progress", "f8"),
         ("trained", "f8"),
+        ("clock", "f8"),
+        ("accuracy", "f8"),
+        ("gain_scale", "f8"),
         ("requested_gpus", "i8"),
         ("min_gpus", "i8"),
         ("max_gpus", "i8"),
@@ -47,7 +50,8 @@ JOB = np.dtype(
 """Fields of `rlpto.jobs.JobStore`, and further: finish_at [s], when the job will finish if nothing changes
 (infinity without GPUs); row of the speed tables it runs at; peak, most GPUs held so far; base_progress
 [epochs] and trained [s], where it stood at its last change of GPUs and how long it has trained since:
-together they say what its last checkpoint holds."""
+together they say what its last checkpoint holds; clock [s], where it stands on the time axis of its row;
+accuracy reached, and gain_scale, 1 / all the accuracy it can gain (0: none)."""
 
 CLUSTER = np.dtype(
     [

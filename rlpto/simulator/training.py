@@ -17,15 +17,12 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
 
 
 @njit(cache=True, inline="always")
-def progress_after(rates: FloatArray, elapsed: FloatArray, row: int, progress: float, seconds: float) -> float:
-    """Epochs done after training `seconds` more (of the row's own clock) from `progress`."""
+def progress_at(rates: FloatArray, elapsed: FloatArray, row: int, epoch: int, clock: float) -> float:
+    """Epochs done when the row's curve has run for `clock` seconds; `epoch`: one that had begun by then."""
     last = rates.shape[1] - 1
-    epoch = min(int(progress), last)
-    until = elapsed[row, epoch] + (progress - epoch) / rates[row, epoch] + seconds
-    while epoch < last and elapsed[row, epoch + 1] <= until:
+    while epoch < last and elapsed[row, epoch + 1] <= clock:
         epoch += 1
-    # Rounding must never take work back.
-    return float(max(progress, epoch + (until - elapsed[row, epoch]) * rates[row, epoch]))
+    return float(epoch + (clock - elapsed[row, epoch]) * rates[row, epoch])
 
 
 @njit(cache=True)
@@ -51,8 +48,8 @@ def progress_in_steps(
 
 
 @njit(cache=True, inline="always")
-def accuracy_at(curve: FloatArray, epochs: int, progress: float) -> float:
-    """Accuracy after `progress` epochs on a curve [P + 1] known at whole epochs up to `epochs`."""
+def accuracy_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
+    """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
     at = min(progress, float(epochs))
     low = min(int(at), epochs - 1)
-    return float(curve[low] + (at - low) * (curve[low + 1] - curve[low]))
+    return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))
