@@ -73,6 +73,8 @@ class MappingSettings(Settings):
     """An elastic job may hold so many times its requested GPUs."""
     max_gpus: int = Field(64, ge=1)
     """An elastic job may hold so many GPUs, or as many as it requests if that is more."""
+    model_max_gpus: dict[str, int] = {}
+    """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
     priority_by: Literal["job", "group"] = "job"
@@ -183,7 +185,7 @@ def map_trace(
     recorded = trace.duration * trace.gpus / gpus
     duration = np.clip(recorded, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
-    limits = np.array([(max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus for kind in tables.types])
+    limits = np.array([type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
     rng = np.random.default_rng([seed, 0])
     if settings.mode == "given":
         kind = _given_types(trace, tables, settings)
@@ -227,6 +229,12 @@ def map_trace(
         oversized=int(np.count_nonzero(oversized)),
         unknown=0,
     )
+
+
+def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
+    """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
+    useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
+    return min(useful, settings.model_max_gpus.get(kind.model, useful))
 
 
 def _with_unknown(mapped: Mapped, unknown: int) -> Mapped:
