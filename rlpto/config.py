@@ -113,6 +113,8 @@ class WorkloadSettings(Settings):
     """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in."""
     format: str | None = None
     """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
+    skip_days: float = Field(0.0, ge=0)
+    """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
     windows: WindowSettings = WindowSettings()
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mapping: MappingSettings = MappingSettings()
@@ -187,6 +189,11 @@ class Config(Settings):
     """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Which windows and seeds policies are compared on."""
+
+
+def spec_files(spec: str) -> list[str]:
+    """The YAML files among the options of a policy's spec."""
+    return _SPEC_FILE.findall(spec)
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -357,8 +364,14 @@ def _described(settings: Settings) -> Iterator[str]:
 
 def _inline(value: object) -> str:
     """A plain value or a list of them on one line of YAML."""
-    style = '"' if isinstance(value, str) and "\n" in value else None
-    text = yaml.safe_dump(_plain(value), default_flow_style=True, default_style=style, width=10**6, allow_unicode=True)
+    escaped = isinstance(value, str) and not value.isprintable()
+    text = yaml.safe_dump(
+        _plain(value),
+        default_flow_style=True,
+        default_style='"' if escaped else None,
+        width=10**6,
+        allow_unicode=not escaped,
+    )
     return text.removesuffix("\n").removesuffix("\n...")
 
 

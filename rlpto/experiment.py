@@ -214,7 +214,11 @@ class Experiment:
                 raise ConfigError(f"workload.path: source trace expects one file, got {len(self.files)}")
             trace = read_any(self.files[0], workload.format)
             # The last job still belongs to the last window.
-            span = float(np.nextafter(trace.submit_time[-1], np.inf))
+            end = float(np.nextafter(trace.submit_time[-1], np.inf))
+            skipped = workload.skip_days * DAY
+            if skipped >= end:
+                raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
+            trace, span = trace.slice(skipped, end), end - skipped
         trace = self._fitted(trace)
         if workload.load is not None:
             cap = workload.mapping.max_duration

@@ -52,7 +52,7 @@ def make_progress(quiet: bool = False) -> Progress:
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True, quiet=quiet),
         transient=True,
-        disable=quiet,
+        disable=quiet or not sys.stderr.isatty(),
     )
 
 

@@ -153,7 +153,11 @@ def comparison_table(runs: Sequence[Run]) -> Table:
                     row.append("")
                     continue
                 pair = pd.concat(
-                    [frames[run].query("policy == @policy").assign(policy=run) for run in (base, run.name)]
+                    [
+                        cells[cells["policy"] == policy].assign(policy=at)
+                        for at, cells in frames.items()
+                        if at in (base, run.name)
+                    ]
                 )
                 found = compare_cells(pair, base, name)[0]
                 colour = {"better": "green", "worse": "red"}.get(found.verdict, "default")

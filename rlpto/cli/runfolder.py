@@ -11,9 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from rlpto import __version__
-from rlpto.config import Config, load_config, resolved_yaml
+from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.files import write_text
+from rlpto.experiment import digest
 from rlpto.settings import Settings
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -28,7 +29,12 @@ not how a cell comes out."""
 def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
     """Write the configuration and the versions. Raises CheckpointError if that is not possible."""
     write_text(folder / CONFIG_FILE, resolved_yaml(config))
-    content = {**versions(), "commit": git_commit(), "command": command_line(arguments)}
+    content = {
+        **versions(),
+        "commit": git_commit(),
+        "command": command_line(arguments),
+        "policy_files": {**_policy_files_there(folder), **policy_files(config)},
+    }
     write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -51,6 +57,28 @@ def refuse_foreign(folder: Path, config: Config) -> None:
         raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
     for key, old, new in differing_keys(there, config):
         raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
+    before = _policy_files_there(folder)
+    for path, now in policy_files(config).items():
+        if before.get(path, now) != now:
+            raise CheckpointError(f"{folder}: holds a run with {path} as it was before it changed; {advice}")
+
+
+def policy_files(config: Config) -> dict[str, str]:
+    """Digest of every file that the config's policies name."""
+    return {str(Path(path).absolute()): digest(Path(path)) for spec in config.policies for path in spec_files(spec)}
+
+
+def _policy_files_there(folder: Path) -> dict[str, str]:
+    """Policies' files as they were when the folder was written."""
+    try:
+        content = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))
+        return dict(content.get("policy_files", {}))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / VERSIONS_FILE}: not readable ({error}), expected what a run has written"
+        ) from None
 
 
 def differing_keys(mine: Settings, its: Settings, around: str = "") -> Iterator[tuple[str, object, object]]:

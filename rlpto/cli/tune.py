@@ -70,7 +70,7 @@ def index(
     A candidate's cost is its mean relative difference from the start, window by window. Every
     generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
-    from rlpto.evaluation.tuning import TuningSettings, index_parameters, tuning_fingerprint
+    from rlpto.evaluation.tuning import TuningSettings, index_parameters, read_costs, tuning_fingerprint
     from rlpto.evaluation.tuning import tune as search
     from rlpto.experiment import prepare
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
@@ -87,7 +87,10 @@ def index(
     parameters = index_parameters(first)
     settings = TuningSettings(generations=generations, population=population, seed=settled.seed)
     searched = {"goal": goal.value, "gain": first.gain, "places": places, **experiment.outcome()}
+    fingerprint = tuning_fingerprint(parameters, settings, searched)
     checkpoint = out.with_suffix(".checkpoint.json")
+    if resume and checkpoint.exists():
+        read_costs(checkpoint, fingerprint, population)  # a foreign one is refused before anything runs
     console = make_console(quiet)
 
     def complete(point: Mapping[str, float]) -> IndexWeights:
@@ -107,7 +110,7 @@ def index(
                 parameters,
                 settings,
                 checkpoint,
-                tuning_fingerprint(parameters, settings, searched),
+                fingerprint,
                 resume=resume,
                 each_candidate=lambda: bar.advance(task),
                 each_generation=told,

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rlpto.config import load_config, resolved_yaml
+
+pytestmark = pytest.mark.usefixtures("project")
+
+
+def cells(folder: Path) -> dict[str, int]:
+    """When each finished cell was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+
+
+def untimed(folder: str) -> pd.DataFrame:
+    """The table of cells without what the machine's clock says."""
+    return pd.read_csv(f"{folder}/cells.csv").drop(columns=["latency_p50", "latency_p99", "wall_seconds"])
+
+
+def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo,las", "--seeds", 2)
+    assert answer.code == 0, answer.err
+    assert "report: runs/small/report.html" in answer.out
+    folder = project / "runs/small"
+    assert {path.name for path in folder.iterdir()} == {
+        *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html", "results.json"),
+        *("cells.csv", "summary.csv", "paired.csv"),
+    }
+    frame = pd.read_csv(folder / "cells.csv")
+    counts = frame.groupby("policy").size()
+    assert counts.to_dict() == {"fifo": 4, "las": 4, "lower bound": 4}
+    assert frame.groupby(["window", "seed"])["jobs"].nunique().eq(1).all(), "the same jobs for every policy"
+    versions = json.loads((folder / "versions.json").read_text())
+    assert versions["command"] == "rlpto evaluate exp.yaml --policies fifo,las --seeds 2"
+    assert {"rlpto", "python", "numpy", "commit"} <= versions.keys()
+    again = load_config(folder / "config.resolved.yaml")
+    assert again.evaluation.seeds == 2
+    assert resolved_yaml(again) == (folder / "config.resolved.yaml").read_text()
+    assert list((folder / "plots").glob("*.png"))
+
+
+def test_the_folder_alone_reproduces_the_run(rlpto) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    rlpto("evaluate", "runs/small/config.resolved.yaml", "--no-report", "-q", "--run-dir", "again")
+    pd.testing.assert_frame_equal(untimed("runs/small"), untimed("again"))
+
+
+def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    before = cells(project / "runs/small")
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,las,srtf", "--seeds", 2)
+    after = cells(project / "runs/small")
+    assert len(before) == 2 * 2
+    assert len(after) == 3 * 2 * 2
+    assert all(after[name] == written for name, written in before.items())
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
+    assert all(written > before[name] for name, written in cells(project / "runs/small").items())
+
+
+def test_processes_give_the_same_results(rlpto) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--run-dir", "one")
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--run-dir", "two", "--jobs", 2)
+    pd.testing.assert_frame_equal(untimed("one"), untimed("two"))
+
+
+def test_quiet_prints_nothing(rlpto) -> None:
+    assert rlpto("evaluate", "exp.yaml", "--quiet") == (0, "", "")
+
+
+def test_windows_limit_and_seed_choose_what_is_run(rlpto) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--windows", "train", "--limit", 3, "--seed", 7)
+    frame = pd.read_csv("runs/small/cells.csv")
+    assert frame["window"].nunique() == 3
+    assert frame["window"].str.startswith("train-").all()
+    assert set(frame["seed"]) == {7}
+
+
+def test_policies_chosen_by_hand_are_compared_with_the_first(rlpto) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--policies", "las:levels=[600,6000],srtf")
+    assert "Paired differences from las:levels" in answer.out
+
+
+def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--set", "evaluation.reference=srtf")
+    answer.assert_refused("evaluation.reference: srtf is not evaluated, expected one of: fifo, las")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--set", "simulator.intervall=3"], ["--set: simulator.intervall", "did you mean simulator.interval?"]),
+        (["--policies", "fifo,lass"], ["lass", "did you mean las?"]),
+        (["--policies", "fifo,,las"], ["--policies fifo,,las", "separated by commas"]),
+        (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
+        (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
+        (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),
+        (["--set", "cluster.nodes=[{count: 1, gpus: 2}]"], ["wants 4 GPUs", "at most the 2 the cluster has"]),
+        (["--set", "profiles.folder=nowhere"], ["nowhere"]),
+        (["--set", "workload.windows.hours=20"], ["windows of 20 h do not fit", "expected a smaller windows.hours"]),
+        (["--windows", "validation", "--set", "workload.windows.validation=0"], ["no validation windows"]),
+        (["--set", "workload.skip_days=3"], ["workload.skip_days: 3, but the trace has"]),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(rlpto, project: Path, arguments, parts) -> None:
+    rlpto("evaluate", "exp.yaml", *arguments).assert_refused(*parts)
+    assert sorted(os.listdir(project)) == ["exp.yaml", "jobs.parquet"]
+
+
+def test_a_folder_of_another_configuration_is_refused_and_left_alone(rlpto, project: Path) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    before = {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
+    answer = rlpto("evaluate", "exp.yaml", "--set", "simulator.interval=30")
+    answer.assert_refused("runs/small: holds a run with simulator.interval = 60.0, now it is 30.0", "--fresh")
+    assert before == {path: path.read_bytes() for path in (project / "runs/small").rglob("*") if path.is_file()}
+    assert rlpto("evaluate", "exp.yaml", "--set", "simulator.interval=30", "--fresh", "-q", "--no-report").code == 0
+
+
+def test_a_trace_that_has_changed_does_not_mix_with_old_cells(rlpto) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    rlpto("trace", "generate", "--days", "1", "--rate", "0.2", "-o", "jobs.parquet", "-q")
+    rlpto("evaluate", "exp.yaml", "--set", "workload.mapping.oversized=clip").assert_refused("runs/small")
+
+
+def test_weights_that_have_changed_do_not_mix_with_old_cells(rlpto) -> None:
+    from rlpto.policies.index_weights import IndexWeights, save_index_weights
+
+    save_index_weights(IndexWeights(), Path("w.yaml"))
+    arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,index:weights=w.yaml")
+    assert rlpto(*arguments).code == 0
+    assert rlpto(*arguments).code == 0
+    save_index_weights(IndexWeights(held=3.25), Path("w.yaml"))
+    rlpto(*arguments).assert_refused("w.yaml as it was before it changed", "--fresh")
+
+
+def test_an_unreadable_cell_is_refused(rlpto, project: Path) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q")
+    broken = next((project / "runs/small/cells").glob("*.json"))
+    broken.write_text("not a cell")
+    rlpto("evaluate", "exp.yaml").assert_refused(broken.name, "not readable")
+
+
+PLUGINS = """
+    import numpy as np
+    from rlpto.cluster import Allocation
+    from rlpto.policies.base import NoOptions
+
+
+    class Wrong:
+        summary, source, Options = "wrong", "a test", NoOptions
+
+        def __init__(self, options):
+            self.name = "wrong"
+
+        def reset(self, seed):
+            pass
+
+        def __call__(self, state):
+            return Allocation({wrong})
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("np.full(len(state.jobs), -1)", "-1 GPUs"),
+        ("np.full(len(state.jobs), 0.5)", "0.5 GPUs"),
+        ("np.full(len(state.jobs), np.nan)", "nan GPUs"),
+        ("np.full(len(state.jobs), 1000)", "1000 GPUs"),
+        ("np.zeros(len(state.jobs) + 1, dtype=int)", "shape"),
+        ("np.array(['many'] * len(state.jobs))", "expected whole numbers"),
+    ],
+)
+def test_a_plug_in_that_returns_nonsense_is_named(rlpto, project: Path, monkeypatch, wrong: str, reason: str) -> None:
+    site = project / "site"
+    (site / "wrong-1.dist-info").mkdir(parents=True)
+    (site / "wrong-1.dist-info/METADATA").write_text("Name: wrong\nVersion: 1\n")
+    (site / "wrong-1.dist-info/entry_points.txt").write_text("[rlpto.policies]\nwrong = wrong_policy:Wrong\n")
+    (site / "wrong_policy.py").write_text(textwrap.dedent(PLUGINS).format(wrong=wrong))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(__import__("sys").modules, "wrong_policy", raising=False)
+    assert "wrong" in rlpto("policies").out
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "wrong", "-q")
+    answer.assert_refused("policy wrong", reason)
+    assert not (project / "runs/small/cells").exists(), "no cell is kept"
+    assert not list(project.rglob("*.tmp"))
+
+
+def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Path, monkeypatch) -> None:
+    from rlpto.experiment import Experiment
+
+    whole = Experiment.run_cell
+    calls = 0
+
+    def interrupted_later(self, cell):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return whole(self, cell)
+
+    monkeypatch.setattr(Experiment, "run_cell", interrupted_later)
+    answer = rlpto("evaluate", "exp.yaml", "--no-report")
+    assert answer.code == 130
+    assert "2 of 4 cells are finished" in answer.err
+    assert "run the same command" in answer.err
+    assert len(cells(project / "runs/small")) == 2
+    assert rlpto("evaluate", "exp.yaml", "--no-report", "-q").code == 0
+    assert calls == 3 + 2

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "cma", "pydantic", "yaml"}
+VERBS = (
+    ("evaluate",),
+    ("compare",),
+    ("policies",),
+    ("trace", "import"),
+    ("trace", "describe"),
+    ("trace", "generate"),
+    ("trace", "calibrate"),
+    ("profiles", "show"),
+    ("profiles", "fit"),
+    ("tune", "index"),
+    ("configs", "list"),
+    ("configs", "show"),
+)
+
+
+def start(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlpto.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_every_verb_explains_itself_with_an_example(rlpto, monkeypatch, verb: tuple[str, ...]) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    answer = rlpto(*verb, "--help")
+    assert answer.code == 0
+    assert f"Example: rlpto {' '.join(verb)}" in answer.out
+
+
+def test_importing_the_command_line_imports_nothing_heavy() -> None:
+    code = "import sys, rlpto.cli.main; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "rlpto.cli.evaluate" in modules
+    assert not HEAVY & set(modules)
+
+
+def test_version_and_help_end_well() -> None:
+    assert start("--version").stdout.startswith("rlpto 0.")
+    helped = start("--help")
+    assert helped.returncode == 0
+    assert all(verb[0] in helped.stdout for verb in VERBS)
+
+
+def test_bad_input_ends_with_exit_code_2_and_one_line(project: Path) -> None:
+    (project / "exp.yaml").write_text("queue:\n  insde: fifo\n")
+    answer = start("evaluate", "exp.yaml", folder=project)
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr == "rlpto: error: exp.yaml:2: queue.insde: unknown key, did you mean queue.inside?\n"
+    assert sorted(os.listdir(project)) == ["exp.yaml", "jobs.parquet"]
+
+
+def test_a_wrong_option_ends_with_exit_code_2(rlpto) -> None:
+    answer = rlpto("evaluate", "x.yaml", "--polices", "fifo")
+    assert answer.code == 2
+    assert "--polices" in answer.err

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rlpto.policies.index_weights import load_index_weights
+from rlpto.workloads.trace import read_trace
+
+pytestmark = pytest.mark.usefixtures("project")
+LINES = (
+    "timestamp,duration,num_gpus,gpu_time,cluster",
+    "2017-10-03 10:00:00,60,1,60,a",
+    "2017-10-03 10:01:00,120,2,240,b",
+)
+
+
+def write_lines(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_import_writes_a_trace_and_says_what_was_left_out(rlpto, project: Path) -> None:
+    write_lines(project / "philly.csv", *LINES, "2017-10-03 10:02:00,a while,1,60,a")
+    rlpto("trace", "import", "philly", "philly.csv", "-o", "t/p.parquet").assert_refused("philly.csv:4:", "duration")
+    assert not (project / "t").exists()
+    answer = rlpto("trace", "import", "philly", "philly.csv", "-o", "t/p.parquet", "--skip-bad-lines")
+    assert answer.code == 0
+    assert "t/p.parquet: 2 jobs" in answer.out
+    assert "left out: 1 x" in answer.out
+    assert len(read_trace(project / "t/p.parquet")) == 2
+
+
+def test_import_can_tell_the_format(rlpto, project: Path) -> None:
+    write_lines(project / "x.csv", *LINES)
+    assert rlpto("trace", "import", "auto", "x.csv", "-o", "p.parquet").code == 0
+    rlpto("trace", "import", "phily", "x.csv", "-o", "q.parquet").assert_refused("did you mean philly")
+
+
+def test_describe_shows_figures_and_draws(rlpto, project: Path) -> None:
+    answer = rlpto("trace", "describe", "jobs.parquet", "--gpus", 8)
+    assert answer.code == 0
+    assert "60" in answer.out
+    assert "load on 8 GPUs" in answer.out
+    assert (project / "jobs.png").read_bytes().startswith(b"\x89PNG")
+    rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
+
+
+def test_generate_and_calibrate_go_round(rlpto, project: Path) -> None:
+    assert rlpto("trace", "generate", "--like", "philly", "--days", 8, "-o", "s.parquet", "--rate", 0.1).code == 0
+    assert rlpto("trace", "calibrate", "s.parquet", "-o", "mine.yaml", "-q").out == ""
+    assert rlpto("trace", "generate", "--like", "mine.yaml", "--days", 1, "-o", "t.parquet").code == 0
+    again = rlpto("trace", "generate", "--like", "mine.yaml", "--days", 1, "-o", "u.parquet")
+    assert read_trace(project / "t.parquet").jobs.equals(read_trace(project / "u.parquet").jobs)
+    assert "u.parquet" in again.out
+    rlpto("trace", "generate", "--like", "filly", "-o", "v.parquet").assert_refused("filly", "philly")
+
+
+def test_policies_are_listed_with_source_and_options(rlpto) -> None:
+    answer = rlpto("policies", "--options")
+    assert "Gu et al., NSDI 2019" in answer.out
+    assert "lower bound" in answer.out
+    assert "fifo:backfill=false" in answer.out
+
+
+def test_profiles_are_shown_with_the_errors_of_their_fit(rlpto, project: Path) -> None:
+    answer = rlpto("profiles", "show")
+    assert "ResNet-18 on CIFAR-10" in answer.out
+    assert "%" in answer.out
+    os.mkdir("empty")
+    rlpto("profiles", "show", "--folder", "empty").assert_refused("empty: no profiles there")
+    rlpto("profiles", "fit", "empty", "-o", "out").assert_refused("empty")
+    assert not (project / "out").exists()
+
+
+def test_configs_are_listed_and_shown(rlpto, project: Path) -> None:
+    (project / "broken.yaml").write_text("nam: x\n")
+    listed = rlpto("configs", "list", ".")
+    assert "small" in listed.out
+    assert "did you mean name?" in listed.out
+    shown = rlpto("configs", "show", "exp.yaml", "--set", "seed=5")
+    assert "seed: 5" in shown.out
+    assert "# Seconds between regular decisions." in shown.out
+    (project / "copy.yaml").write_text(shown.out)
+    assert rlpto("configs", "show", "copy.yaml").out == shown.out
+
+
+TUNE = ("tune", "index", "exp.yaml", "-o", "w.yaml", "--limit", 2, "--population", 4)
+
+
+def test_tuning_never_ends_worse_and_resumes(rlpto, project: Path) -> None:
+    answer = rlpto(*TUNE, "--generations", 1)
+    assert answer.code == 0, answer.err
+    assert "w.yaml: better by" in answer.out
+    assert "validation runs, which were not used" in answer.out
+    load_index_weights(project / "w.yaml")
+    first = json.loads((project / "w.checkpoint.json").read_text())
+    assert first["best_cost"] <= 0.0
+    assert rlpto(*TUNE, "--generations", 2, "--resume", "-q") == (0, "", "")
+    second = json.loads((project / "w.checkpoint.json").read_text())
+    assert second["costs"][:1] == first["costs"]
+    assert len(second["costs"]) == 2
+    assert rlpto("evaluate", "exp.yaml", "--policies", "fifo,index:weights=w.yaml", "--no-report", "-q").code == 0
+
+
+def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
+    assert rlpto(*TUNE, "--generations", 1, "-q").code == 0
+    weights = (project / "w.yaml").read_bytes()
+    answer = rlpto(*TUNE, "--generations", 2, "--resume", "--set", "simulator.interval=30")
+    answer.assert_refused("w.checkpoint.json", "another configuration")
+    (project / "w.checkpoint.json").write_bytes(b"\x80\x04\x95torch")
+    rlpto(*TUNE, "--generations", 2, "--resume").assert_refused("w.checkpoint.json", "not a readable checkpoint")
+    assert (project / "w.yaml").read_bytes() == weights
+
+
+def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlpto.experiment import Experiment
+
+    whole = Experiment.run_policy
+    calls = 0
+
+    def interrupted_later(self, policy, window, seed):
+        nonlocal calls
+        calls += 1
+        if calls == 2 + 8 + 3:  # the start, the first generation, some of the second
+            raise KeyboardInterrupt
+        return whole(self, policy, window, seed)
+
+    monkeypatch.setattr(Experiment, "run_policy", interrupted_later)
+    answer = rlpto(*TUNE, "--generations", 3)
+    assert answer.code == 130
+    assert "add --resume to the same command" in answer.err
+    assert not (project / "w.yaml").exists()
+    assert len(json.loads((project / "w.checkpoint.json").read_text())["costs"]) == 1
+
+
+def test_runs_are_compared_policy_by_policy(rlpto) -> None:
+    common = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,srtf")
+    rlpto(*common, "--run-dir", "exact")
+    rlpto(*common, "--run-dir", "noisy", "--set", "knowledge.mode=noisy")
+    answer = rlpto("compare", "exact", "noisy")
+    assert answer.code == 0, answer.err
+    assert "knowledge.mode" in answer.out
+    assert "srtf" in answer.out
+    same = [line for line in answer.out.splitlines() if "+0.0 %" in line and "noisy" in line]
+    assert same, "fifo knows no durations: noise changes nothing"
+
+
+def test_runs_on_other_windows_are_not_compared(rlpto) -> None:
+    common = ("evaluate", "exp.yaml", "--no-report", "-q")
+    rlpto(*common, "--run-dir", "a")
+    rlpto(*common, "--run-dir", "b", "--set", "workload.windows.hours=0.5")
+    rlpto(*common, "--run-dir", "c", "--seeds", 2)
+    rlpto("compare", "a", "b").assert_refused("b: other windows than a: workload.windows.hours is 0.5, not 0.95")
+    rlpto("compare", "a", "c").assert_refused("a: no cells of window", "seed 1")
+    rlpto("compare", "a").assert_refused("one run has nothing to be compared with")
+    rlpto("compare", "a", ".").assert_refused("no config.resolved.yaml there")
