@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlpto.settings import Settings
 
@@ -26,15 +26,27 @@ class SimulatorSettings(Settings):
     interval: float = Field(60.0, gt=0)
     """Seconds between regular decisions."""
     decide_on: Literal["interval", "events"] = "events"
-    """interval: only then; events: also at once when a job arrives or finishes or a node changes."""
+    """interval: only then, first at the end of the first interval; events: also at once when a job arrives or
+    finishes or a node changes."""
     placement: Literal["pack", "most_free"] = "pack"
     """pack: fewest nodes, best fit, a job grows and shrinks in place; most_free: the emptiest nodes first,
     and a job whose size changes is placed anew (as in the Pollux simulator)."""
     rescale_delay: float | None = Field(None, ge=0)
     """Seconds without progress after every change of a job's GPUs, its start included; null: each model's own."""
     epoch_resolution: float = Field(0.0, ge=0)
-    """Round the moment an epoch ends within a round to multiples of this many seconds; 0: exact."""
+    """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
+    does with 1 s; only with `decide_on: interval`; 0: exact."""
     max_hours: float | None = Field(None, gt=0)
     """Stop the run after this many hours even if jobs remain; null: run until all are finished."""
     failures: FailureSettings = FailureSettings()
     """Node failures."""
+
+    @model_validator(mode="after")
+    def _rounded_only_at_intervals(self) -> Self:
+        # With rounded epochs a finish is known only once it has happened, so nobody could decide on it.
+        if self.epoch_resolution > 0 and self.decide_on == "events":
+            raise ValueError(
+                f"epoch_resolution {self.epoch_resolution:g} needs decide_on: interval "
+                "(or set epoch_resolution to 0 to decide on events)"
+            )
+        return self
