@@ -94,6 +94,7 @@ class SimulatedCluster:
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
+        self._keep_log_room()
         order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
         self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
 
@@ -102,8 +103,7 @@ class SimulatedCluster:
         start = self.time
         seen, gains, sums = advance_and_look(self._world, 0)
         self._see(seen)
-        if 2 * self._logged > self._world.log.shape[1]:
-            self._drain_log()
+        self._keep_log_room()
         unfinished, gpu_seconds, rescale_seconds, rescales, arrived, finished = sums
         return Progress(
             start, self.time, np.array(gains), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished
@@ -116,6 +116,11 @@ class SimulatedCluster:
         return AllocationChanges(
             time=log["time"].copy(), job=log["job"].copy(), gpus=log["gpus"].copy(), accuracy=log["accuracy"].copy()
         )
+
+    def _keep_log_room(self) -> None:
+        """Compiled code writes to the log unchecked: between two calls it may fill half of it, no more."""
+        if 2 * self._logged > self._world.log.shape[1]:
+            self._drain_log()
 
     def _drain_log(self) -> None:
         """Move the compiled code's log into `_logs`, in order of time."""
