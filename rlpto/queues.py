@@ -29,7 +29,8 @@ class QueueSettings(Settings):
     aging_low: float = Field(3600.0, gt=0)
     """Seconds a waiting job of class low waits before it counts as normal (and then ages on)."""
     shrink_lower: bool = False
-    """Shrink jobs of a lower class to their min_gpus while a job of a higher class waits."""
+    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
+    uses, then by shrinking jobs of lower classes, down to their min_gpus."""
 
     @property
     def aging_bound(self) -> float:
@@ -74,14 +75,19 @@ class Queue:
         return replace(state, jobs=jobs.reordered(rows, effective[rows]))
 
     def stands_until(self, state: ClusterState) -> float:
-        """Time until which the order of `state` cannot change unless jobs or nodes come or go."""
-        if self._settings.inside != "fifo":
-            return state.time
+        """Time until which, unless jobs or nodes come or go, the order of `state` and what is admitted stand.
+
+        To be asked once the decision on `state` has been carried out.
+        """
+        if self._settings.inside != "fifo" or self._settings.shrink_lower:
+            return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
         jobs = state.jobs
+        # Gathered anew: what the policy saw does not tell who has begun to wait since.
+        wait_start = jobs.reordered(np.arange(len(jobs)), jobs.effective_priority).wait_start
         return next_promotion(
             jobs.priority,
             jobs.effective_priority,
-            jobs.wait_start,
+            wait_start,
             self._settings.aging_normal,
             self._settings.aging_low,
         )
@@ -89,9 +95,11 @@ class Queue:
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none. Raises PolicyError if a policy's
-        numbers are not whole, are negative, or break a job's limits.
+        A job that would get less than its min_gpus gets none. Raises PolicyError if a policy returns
+        no Allocation, or numbers that are not whole, are negative, or break a job's limits.
         """
+        if not isinstance(allocation, Allocation):
+            raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
         jobs = state.jobs
         gpus = whole_numbers(allocation.gpus, len(jobs), policy)
         bad, total = check_limits(gpus, jobs.min_gpus, jobs.max_gpus)
@@ -107,19 +115,21 @@ class Queue:
 
 def whole_numbers(gpus: Any, count: int, policy: str) -> IntArray:
     """`gpus` as int64 [count], or PolicyError naming the policy and what is wrong."""
-    array = np.asarray(gpus)
+    try:
+        array = np.asarray(gpus)
+    except ValueError:
+        raise PolicyError(f"policy {policy} returned ragged GPUs: expected {count} whole numbers") from None
     if array.shape != (count,):
         raise PolicyError(f"policy {policy} returned GPUs of shape {array.shape}: expected ({count},), one per job")
     if array.dtype.kind in "iu":
         return array.astype(np.int64, copy=False)
     if array.dtype.kind != "f":
         raise PolicyError(f"policy {policy} returned GPUs of type {array.dtype}: expected whole numbers")
-    if not np.all(np.isfinite(array)):
-        raise PolicyError(f"policy {policy} returned {array[~np.isfinite(array)][0]} GPUs: expected whole numbers")
-    whole = array.astype(np.int64)
-    if np.any(whole != array):
-        raise PolicyError(f"policy {policy} returned {array[whole != array][0]} GPUs: expected whole numbers")
-    return whole
+    # NaN, infinity and what no int64 can hold fail these comparisons too.
+    wrong = ~((np.abs(array) < 2.0**62) & (np.floor(array) == array))
+    if wrong.any():
+        raise PolicyError(f"policy {policy} returned {array[wrong][0]} GPUs: expected whole numbers")
+    return array.astype(np.int64)
 
 
 def check_order(order: Any, count: int, policy: str) -> IntArray | None:
@@ -159,23 +169,31 @@ def order_rows(
     """
     count = len(index)
     effective = np.empty(count, dtype=np.int64)
-    starts = np.zeros(4, dtype=np.int64)
+    high, normal = 0, 0
     for i in range(count):
         own = priority[i]
-        waited = now - wait_start[i]  # NaN while running: compares false below
+        since = wait_start[i]  # NaN while running: compares false below
         risen = 0
-        if own == 2 and waited >= aging_low:
-            risen = 2 if waited >= aging_low + aging_normal else 1
-        elif own == 1 and waited >= aging_normal:
+        if own == 2 and now >= since + aging_low:
+            risen = 2 if now >= since + (aging_low + aging_normal) else 1
+        elif own == 1 and now >= since + aging_normal:
             risen = 1
         promoted[index[i]] = max(promoted[index[i]], risen)
         effective[i] = own - promoted[index[i]]
-        starts[effective[i] + 1] += 1
-    starts = np.cumsum(starts)
+        high += effective[i] == 0
+        normal += effective[i] == 1
     rows = np.empty(count, dtype=np.int64)
+    at_high, at_normal, at_low = 0, high, high + normal
     for i in range(count):
-        rows[starts[effective[i]]] = i
-        starts[effective[i]] += 1
+        if effective[i] == 0:
+            rows[at_high] = i
+            at_high += 1
+        elif effective[i] == 1:
+            rows[at_normal] = i
+            at_normal += 1
+        else:
+            rows[at_low] = i
+            at_low += 1
     return rows, effective
 
 
@@ -208,8 +226,7 @@ def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tupl
 
 @njit(cache=True)
 def trim(gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool) -> IntArray:
-    """Wishes cut to `capacity` in row order; with `shrink_lower`, waiting rows of a higher class then
-    get their min_gpus out of what rows of lower classes hold above theirs, the last rows giving first."""
+    """Wishes cut to `capacity` in row order (rows sorted by `effective` class); see `shrink_lower_classes`."""
     given = np.zeros(len(gpus), dtype=np.int64)
     left = capacity
     for i in range(len(gpus)):
@@ -217,20 +234,38 @@ def trim(gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int,
         if given[i] < min_gpus[i]:
             given[i] = 0
         left -= given[i]
-    if not shrink_lower:
-        return given
-    donor = len(gpus) - 1
-    for i in range(len(gpus)):
-        if given[i] > 0:
-            continue
-        while left < min_gpus[i] and donor > i and effective[donor] > effective[i]:
-            spare = given[donor] - min_gpus[donor] if given[donor] > 0 else 0
-            taken = min(spare, min_gpus[i] - left)
-            given[donor] -= taken
-            left += taken
-            if taken == spare:
-                donor -= 1
-        if left >= min_gpus[i]:
-            given[i] = min_gpus[i]
-            left -= min_gpus[i]
+    if shrink_lower:
+        shrink_lower_classes(given, min_gpus, effective, left)
     return given
+
+
+@njit(cache=True)
+def shrink_lower_classes(given: IntArray, min_gpus: IntArray, effective: IntArray, left: int) -> None:
+    """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
+    of what those hold above their own min_gpus, the last rows giving first. `given` is changed.
+
+    A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
+    """
+    classes = effective.max() + 1 if len(effective) else 0
+    spare = np.zeros(classes, dtype=np.int64)
+    runs = np.zeros(classes, dtype=np.bool_)
+    for i in range(len(given)):
+        if given[i] > 0:
+            spare[effective[i]] += given[i] - min_gpus[i]
+            runs[effective[i]] = True
+    donor = len(given) - 1
+    for i in range(len(given)):
+        lower = effective[i] + 1
+        if given[i] > 0 or not runs[lower:].any() or left + spare[lower:].sum() < min_gpus[i]:
+            continue
+        while left < min_gpus[i]:
+            taken = 0
+            if given[donor] > 0:
+                taken = min(given[donor] - min_gpus[donor], min_gpus[i] - left)
+            given[donor] -= taken
+            spare[effective[donor]] -= taken
+            left += taken
+            if left < min_gpus[i]:
+                donor -= 1
+        given[i] = min_gpus[i]
+        left -= given[i]
