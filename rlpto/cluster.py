@@ -62,6 +62,7 @@ class Allocation:
 
     gpus: [n] integers; 0 leaves or puts the job in the queue.
     order: [n] row numbers, the order in which changed jobs are placed on nodes; None: queue order.
+        A cluster may place in an order of its own: under `placement: pack` large jobs go first.
     """
 
     gpus: IntArray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -90,10 +90,6 @@ class JobStore:
     rescales: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Back to the state before the first job was submitted."""
         count = len(self.submit_time)
         self.gpus = np.zeros(count, dtype=np.int64)
         self.progress = np.zeros(count)
@@ -111,13 +107,19 @@ class JobStore:
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
         """Columns for `jobs`, which must be sorted by submit time; tables must hold all their types.
 
-        Raises JobError if the jobs are not sorted or a job may hold more GPUs than the tables cover.
+        Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
         """
         index = {job_type: i for i, job_type in enumerate(tables.types)}
         submit = np.array([job.submit_time for job in jobs], dtype=np.float64)
         if np.any(np.diff(submit) < 0):
             raise JobError("jobs must be sorted by submit_time")
-        type_index = np.array([index[JobType(job.model, job.batch_size)] for job in jobs], dtype=np.int64)
+        types = [JobType(job.model, job.batch_size) for job in jobs]
+        foreign = next((job for job, job_type in zip(jobs, types, strict=True) if job_type not in index), None)
+        if foreign is not None:
+            raise JobError(
+                f"job {foreign.name}: no speed table for model {foreign.model} with batch_size {foreign.batch_size}"
+            )
+        type_index = np.array([index[job_type] for job_type in types], dtype=np.int64)
         data_size = np.array([job.data_size for job in jobs], dtype=np.float64)
         max_gpus = np.array([job.max_gpus for job in jobs], dtype=np.int64)
         if len(jobs) and max_gpus.max() > tables.max_gpus:
@@ -331,8 +333,3 @@ class JobTable:
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
         """[n] row numbers by effective priority class, then by ascending `key`, then in queue order."""
         return np.lexsort((key, self.effective_priority))
-
-
-def store_columns() -> tuple[str, ...]:
-    """Names of the arrays of a JobStore, given ones first."""
-    return tuple(f.name for f in fields(JobStore))
