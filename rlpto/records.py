@@ -16,8 +16,9 @@ class JobRecords:
     data_size [samples], epochs: [M] float64.
     submit_time, start_time (first GPU), finish_time: [M] s; NaN where it did not come to that.
     gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], as reached by the end of the run.
-    alone_time: [M] s to finish if the job had the cluster to itself at its fastest GPU count,
-        its start's rescale delay included: no schedule can beat it.
+    alone_time: [M] s to finish if the job had the cluster to itself and in every epoch its fastest
+        GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
+        are rounded, by more than half the resolution per epoch).
     requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included.
     """
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from rlpto.cluster import Allocation, Cluster, Progress
 from rlpto.errors import PolicyError
-from rlpto.performance.solo import fastest_gpus, seconds_to_finish
+from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.policies.base import Policy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import DecisionRecords, JobRecords, RunRecord
 from rlpto.rewards import RewardWeights, reward_parts
 
 PATIENCE = 1000
-"""Decisions in a row that may leave an otherwise eventless cluster without work before that is an error."""
+"""Decision points in a row at which a policy may leave all GPUs unused while jobs that fit wait."""
 
 
 def run(
@@ -50,12 +50,12 @@ def run(
             decide_at = cluster.time
             if stands_until is not None:
                 decide_at = min(stands_until(state), queue.stands_until(state))
-            idle = 0 if cluster.changed or cluster.held_gpus else idle + 1
-            if idle > PATIENCE:
-                raise PolicyError(
-                    f"policy {policy.name} leaves {cluster.active_jobs} jobs without GPUs for ever "
-                    f"(at {cluster.time:.0f} s): expected some to get GPUs"
-                )
+        idle = idle + 1 if starved(cluster) else 0
+        if idle > PATIENCE:
+            raise PolicyError(
+                f"policy {policy.name} leaves {cluster.active_jobs} jobs without GPUs for ever "
+                f"(at {cluster.time:.0f} s): expected some to get GPUs"
+            )
         log.advanced(cluster.advance())
     return RunRecord(
         policy=policy.name,
@@ -67,6 +67,13 @@ def run(
         changes=cluster.changes(),
         wall_seconds=time.perf_counter() - started,
     )
+
+
+def starved(cluster: Cluster) -> bool:
+    """True if no job holds GPUs although every active one could have those it asked for."""
+    if cluster.held_gpus or not cluster.active_jobs:
+        return False
+    return int(cluster.state().jobs.requested_gpus.max()) <= cluster.up_gpus
 
 
 @dataclass
@@ -98,9 +105,9 @@ class DecisionLog:
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
         rows = np.array(self.rows, dtype=np.float64).reshape(-1, 6)
-        sums = np.array(self.sums, dtype=np.float64).reshape(len(self.sums), -1)
         reward = np.zeros((len(rows), 4))
         if len(rows):
+            sums = np.array(self.sums, dtype=np.float64)
             parts = reward_parts(sums[:, :-3], sums[:, -3], sums[:, -2], sums[:, -1], weights)
             np.add.at(reward, np.array(self.owner), parts)
         return DecisionRecords(
@@ -115,28 +122,27 @@ class DecisionLog:
 
 
 def job_records(cluster: Cluster) -> JobRecords:
-    """What became of every job of the cluster's workload."""
+    """What became of every job of the cluster's workload: copies, which outlive the cluster."""
     store, tables = cluster.store, cluster.tables
     everything = np.arange(len(store))
     table = cluster.table_of(everything)
     solo = (tables, store.type_index, store.scale, store.epochs)
     delay = cluster.rescale_delay
-    capped = np.minimum(store.max_gpus, cluster.capacity)
     return JobRecords(
         names=tuple(job.name for job in cluster.jobs),
         models=tuple(job.model for job in cluster.jobs),
-        priority=store.priority,
-        requested_gpus=store.requested_gpus,
-        max_gpus=store.max_gpus,
-        rescales=store.rescales,
+        priority=store.priority.copy(),
+        requested_gpus=store.requested_gpus.copy(),
+        max_gpus=store.max_gpus.copy(),
+        rescales=store.rescales.copy(),
         peak_gpus=cluster.peak_gpus,
-        data_size=store.data_size,
-        epochs=store.epochs,
-        submit_time=store.submit_time,
-        start_time=store.start_time,
-        finish_time=store.finish_time,
-        gpu_seconds=store.attained_service,
+        data_size=store.data_size.copy(),
+        epochs=store.epochs.copy(),
+        submit_time=store.submit_time.copy(),
+        start_time=store.start_time.copy(),
+        finish_time=store.finish_time.copy(),
+        gpu_seconds=store.attained_service.copy(),
         final_accuracy=table.accuracy,
-        alone_time=delay + fastest_gpus(*solo, capped, cluster.gpus_per_node)[1],
+        alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, cluster.capacity)),
         requested_time=delay + seconds_to_finish(*solo, store.requested_gpus, cluster.gpus_per_node),
     )

@@ -96,3 +96,40 @@ def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> Floa
     epoch = np.minimum(progress.astype(np.int64), tables.rates.shape[1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(tables.elapsed[row, epoch] + (progress - epoch) / tables.rates[row, epoch])
+
+
+def alone_bound(
+    tables: SpeedTables, type_index: IntArray, scale: FloatArray, epochs: FloatArray, max_gpus: IntArray
+) -> FloatArray:
+    """Seconds [n] in which no schedule can finish a job, however its GPUs change: a lower bound without delays.
+
+    In every epoch the job runs at the best rate that any number of GPUs up to its max_gpus [n] has, on
+    any number of nodes or measured placement. With epoch ends rounded to a resolution, a run may beat
+    it by half of that per epoch.
+    """
+    seconds = np.zeros(len(type_index))
+    for kind in np.unique(type_index):
+        of_kind = np.flatnonzero(type_index == kind)
+        caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
+        best = _best_rates(tables, int(kind), caps)
+        elapsed = np.zeros((len(caps), best.shape[1] + 1))
+        np.cumsum(1.0 / best, axis=1, out=elapsed[:, 1:])
+        epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)
+        part = (epochs[of_kind] - epoch) / best[which, epoch]
+        seconds[of_kind] = (elapsed[which, epoch] + part) / scale[of_kind]
+    return seconds
+
+
+def _best_rates(tables: SpeedTables, kind: int, caps: IntArray) -> FloatArray:
+    """[caps, P] best rate of type `kind` in every epoch with at most so many GPUs, over all placements."""
+    by_gpus = tables.rates[tables.row[kind]].max(axis=0)  # [K + 1, P]
+    first, last = np.searchsorted(tables.exact_keys, [kind * TYPE_STRIDE, (kind + 1) * TYPE_STRIDE])
+    for key, row in zip(tables.exact_keys[first:last], tables.exact_rows[first:last], strict=True):
+        gpus, code = 0, int(key) - kind * TYPE_STRIDE
+        while code:
+            code, digit = divmod(code, PLACEMENT_BASE)
+            gpus += digit
+        if gpus < len(by_gpus):
+            by_gpus[gpus] = np.maximum(by_gpus[gpus], tables.rates[row])
+    best: FloatArray = np.maximum.accumulate(by_gpus, axis=0)[caps]
+    return best
