@@ -1,0 +1,202 @@
+"""Small hand-made speed tables, jobs and clusters for the tests of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState, Node, Progress
+from rlpto.jobs import Job
+from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+from rlpto.policies.registry import BUILT_IN
+from rlpto.queues import QueueSettings
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+SAMPLES = 1000.0
+"""Samples per epoch of every made-up model: a job with this data_size runs at the tables' own rates."""
+
+
+def make_tables(
+    rates: FloatArray | Sequence[Sequence[Sequence[Sequence[float]]]],
+    delay: Sequence[float] = (0.0,),
+    accuracy: FloatArray | None = None,
+) -> SpeedTables:
+    """Tables of models m0, m1, ... from `rates` [T, S, K, P]: epochs/s by nodes spanned, GPUs and epoch."""
+    given = np.asarray(rates, dtype=np.float64)
+    types, spans, gpus, epochs = given.shape
+    flat = np.concatenate([np.zeros((1, epochs)), given.reshape(-1, epochs)])
+    row = np.zeros((types, spans, gpus + 1), dtype=np.int32)
+    row[:, :, 1:] = 1 + np.arange(types * spans * gpus).reshape(types, spans, gpus)
+    curve = np.linspace(0.1, 0.9, epochs + 1) ** 0.5 if accuracy is None else accuracy
+    return SpeedTables(
+        types=tuple(JobType(f"m{i}") for i in range(types)),
+        rates=flat,
+        elapsed=elapsed_from_rates(flat),
+        row=row,
+        accuracy=np.tile(curve, (types, 1)),
+        epochs=np.full(types, epochs),
+        samples=np.full(types, SAMPLES),
+        rescale_delay=np.resize(np.asarray(delay, dtype=np.float64), types),
+        exact_keys=np.zeros(0, dtype=np.int64),
+        exact_rows=np.zeros(0, dtype=np.int32),
+    )
+
+
+def linear_tables(rate: float = 0.01, gpus: int = 8, delay: float = 0.0) -> SpeedTables:
+    """One model m0 that runs at `rate` epochs/s per GPU in every epoch, however its GPUs are spread."""
+    return make_tables([[[[rate * (k + 1)] * 3 for k in range(gpus)]]], [delay])
+
+
+def random_tables(seed: int, gpus: int, delay: float, types: int = 3, epochs: int = 4) -> SpeedTables:
+    """Models that scale like a power of their GPUs, slower across nodes, faster or slower in every epoch."""
+    rng = np.random.default_rng(seed)
+    power = rng.uniform(0.3, 1.0, types)[:, None, None, None]
+    spread = np.array([1.0, 0.8])[None, :, None, None]
+    unit = np.exp(rng.uniform(np.log(0.001), np.log(0.02), (types, 1, 1, epochs)))
+    wobble = rng.uniform(0.9, 1.1, (types, 2, gpus, epochs))
+    rates = unit * spread * wobble * np.arange(1, gpus + 1)[None, None, :, None] ** power
+    return make_tables(rates, delay * np.arange(1, types + 1))
+
+
+def job(i: int = 0, submit: float = 0.0, epochs: float = 1.0, gpus: int = 1, **more: object) -> Job:
+    """A job of model m0 that wants exactly `gpus` GPUs unless `more` says otherwise."""
+    given: dict[str, object] = {"model": "m0", "data_size": SAMPLES, "min_gpus": gpus, "max_gpus": gpus} | more
+    return Job(name=f"job{i}", submit_time=submit, epochs=epochs, requested_gpus=gpus, **given)  # type: ignore[arg-type]
+
+
+def random_jobs(seed: int, count: int, most: int, capacity: int, types: int = 3) -> list[Job]:
+    """Jobs of all kinds: ties in submit times, fractions of an epoch, more epochs than were measured."""
+    rng = np.random.default_rng(seed)
+    submits = np.sort(rng.choice([0.0, 60.0, 120.0, 300.0, *rng.uniform(0, 5000, 8)], count))
+    jobs = []
+    for i, submit in enumerate(submits):
+        requested = int(rng.integers(1, min(most, capacity, 6) + 1))
+        jobs.append(
+            Job(
+                name=f"job{i}",
+                submit_time=float(submit),
+                model=f"m{rng.integers(types)}",
+                epochs=float(rng.choice([0.05, 0.3, 1.0, 2.5, 4.0, 7.3])),
+                data_size=SAMPLES * float(rng.choice([0.5, 1.0, 3.0])),
+                requested_gpus=requested,
+                min_gpus=int(rng.integers(1, requested + 1)),
+                max_gpus=int(rng.integers(requested, most + 1)),
+                priority=int(rng.integers(3)),
+            )
+        )
+    return jobs
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything a run depends on."""
+
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    tables: SpeedTables
+    settings: SimulatorSettings
+    queue: QueueSettings
+    policy: str
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
+    """Random workloads on random clusters under random policies and settings."""
+    sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=5))
+    seed = draw(st.integers(0, 10_000))
+    decide_on = draw(st.sampled_from(["interval", "events"]))
+    failing = draw(st.booleans())
+    delay = draw(st.sampled_from([0.0, 10.0]))
+    most = draw(st.integers(1, 10))
+    settings = SimulatorSettings(
+        interval=draw(st.sampled_from([59.9, 60.0, 300.0])),
+        decide_on=decide_on,
+        placement=draw(st.sampled_from(["pack", "most_free"])),
+        epoch_resolution=draw(st.sampled_from([0.0, 1.0])) if decide_on == "interval" else 0.0,
+        failures=FailureSettings(
+            mtbf_hours=0.5 if failing else 0.0,
+            mttr_hours=0.05,
+            checkpoint_interval=draw(st.sampled_from([50.0, 600.0])),
+        ),
+    )
+    queue = QueueSettings(
+        inside=draw(st.sampled_from(["fifo", "shortest_first"])),
+        aging_normal=draw(st.sampled_from([100.0, 1800.0])),
+        aging_low=draw(st.sampled_from([130.0, 3600.0])),
+        shrink_lower=draw(st.booleans()),
+    )
+    return Case(
+        nodes=tuple(Node(size) for size in sizes),
+        jobs=tuple(random_jobs(seed, draw(st.integers(1, 20)), most, sum(sizes))),
+        tables=random_tables(seed, most, delay),
+        settings=settings,
+        queue=queue,
+        policy=draw(st.sampled_from(policies)),
+        seed=seed,
+    )
+
+
+def make_cluster(
+    jobs: Sequence[Job],
+    tables: SpeedTables,
+    sizes: Sequence[int] = (8,),
+    seed: int = 0,
+    **settings: object,
+) -> SimulatedCluster:
+    """A cluster of nodes of these sizes."""
+    return SimulatedCluster(
+        tuple(Node(size) for size in sizes),
+        jobs,
+        tables,
+        SimulatorSettings(**settings),
+        seed,  # type: ignore[arg-type]
+    )
+
+
+def give(cluster: SimulatedCluster, gpus: Sequence[int], order: Sequence[int] | None = None) -> None:
+    """Carry out an allocation to the active jobs, in order of submission."""
+    placed = None if order is None else np.array(order)
+    cluster.apply(cluster.state(), Allocation(np.array(gpus, dtype=np.int64), placed))
+
+
+def advance_to(cluster: SimulatedCluster, time: float) -> list[Progress]:
+    """Pass decision points without deciding anything until the first one not earlier than `time`."""
+    passed = []
+    while cluster.time < time:
+        passed.append(cluster.advance())
+    return passed
+
+
+class Scripted:
+    """A policy that does what a function says."""
+
+    def __init__(self, decide: Callable[[ClusterState], object], name: str = "scripted") -> None:
+        self.name = name
+        self._decide = decide
+
+    def reset(self, seed: int) -> None:
+        """Nothing is remembered."""
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Wrap a bare array of GPUs; hand on whatever else it is."""
+        decided = self._decide(state)
+        return Allocation(decided) if isinstance(decided, np.ndarray | list) else decided  # type: ignore[arg-type,return-value]
+
+
+def on_nodes(cluster: SimulatedCluster, jobs: Sequence[int]) -> list[list[int]]:
+    """Nodes of the GPUs of these jobs."""
+    return [cluster.nodes_of(j).tolist() for j in jobs]
+
+
+def counts_per_node(cluster: SimulatedCluster, nodes: int) -> IntArray:
+    """[nodes] GPUs that jobs hold on each node."""
+    held = np.zeros(nodes, dtype=np.int64)
+    for j in range(len(cluster.jobs)):
+        held += np.bincount(cluster.nodes_of(j), minlength=nodes)
+    return held

@@ -1,0 +1,168 @@
+"""What must hold whatever the workload, the cluster, the policy and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState, Progress
+from rlpto.policies.base import StandingPolicy
+from rlpto.policies.registry import make_policy
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+
+from ..builders import Case, Scripted, cases
+
+WEIGHTS = RewardWeights()
+
+
+class WatchedCluster(SimulatedCluster):
+    """Checks every step of a simulated cluster, and keeps what it reported."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.reports: list[Progress] = []
+        super().__init__(case.nodes, case.jobs, case.tables, case.settings, case.seed)
+
+    def apply(self, state: ClusterState, allocation: Allocation) -> None:
+        before = {int(j): self.nodes_of(j) for j in state.jobs.index}
+        super().apply(state, allocation)
+        for j, gpus in zip(state.jobs.index, allocation.gpus, strict=True):
+            nodes = self.nodes_of(j)
+            assert len(nodes) == self.store.gpus[j] == gpus
+            starts = 1 + np.count_nonzero(np.diff(nodes)) if gpus else 0
+            assert starts == len(np.unique(nodes)), "GPUs of one node stand together"
+            if len(before[j]) == gpus:
+                assert np.array_equal(nodes, before[j]), "unchanged jobs stay where they are"
+            elif gpus < len(before[j]) and self.case.settings.placement == "pack":
+                kept, had = np.bincount(nodes, minlength=9), np.bincount(before[j], minlength=9)
+                assert (kept <= had).all(), "a job shrinks in place"
+        self.check_nodes()
+
+    def advance(self) -> Progress:
+        before, progress = self.time, self.store.progress.copy()
+        report = super().advance()
+        self.reports.append(report)
+        assert report.start == before and report.end == self.time >= before
+        if not self.case.settings.failures.mtbf_hours:
+            assert (self.store.progress >= progress).all(), "work is never lost"
+        assert (self.store.progress <= self.store.epochs).all()
+        self.check_nodes()
+        return report
+
+    def check_nodes(self) -> None:
+        machines = self._world.machines[0]
+        held = np.zeros(len(machines), dtype=np.int64)
+        for j in np.flatnonzero(self.store.gpus):
+            np.add.at(held, self.nodes_of(j), 1)
+        assert np.array_equal(held + self._world.free[0], machines["size"] * machines["up"])
+        assert self.held_gpus == held.sum() == self.store.gpus.sum() <= self.up_gpus
+        assert self.up_gpus == (machines["size"] * machines["up"]).sum()
+
+
+def simulate(case: Case) -> tuple[WatchedCluster, RunRecord]:
+    cluster = WatchedCluster(case)
+    return cluster, run(cluster, make_policy(case.policy), case.queue, WEIGHTS, seed=case.seed)
+
+
+def held_seconds(record: RunRecord) -> FloatArray:
+    """[M] GPU-seconds of every job, from the changes alone."""
+    held = np.zeros(len(record.jobs.names))
+    gpus = np.zeros(len(held), dtype=np.int64)
+    since = np.zeros(len(held))
+    for time, j, now in zip(record.changes.time, record.changes.job, record.changes.gpus, strict=True):
+        held[j] += gpus[j] * (time - since[j])
+        gpus[j], since[j] = now, time
+    assert not gpus.any(), "everything is given back"
+    return held
+
+
+def total_after(record: RunRecord) -> IntArray:
+    """GPUs held in all after the last change of each moment."""
+    gpus = np.zeros(len(record.jobs.names), dtype=np.int64)
+    totals = []
+    for i, (j, now) in enumerate(zip(record.changes.job, record.changes.gpus, strict=True)):
+        gpus[j] = now
+        if i + 1 == len(record.changes.time) or record.changes.time[i + 1] > record.changes.time[i]:
+            totals.append(gpus.sum())
+    return np.array(totals)
+
+
+def same(a: RunRecord, b: RunRecord) -> bool:
+    """True if two runs agree bit for bit on all that is not wall-clock time."""
+    pairs = [(vars(a.jobs), vars(b.jobs)), (vars(a.changes), vars(b.changes))]
+    return all(
+        np.array_equal(np.asarray(one[key]), np.asarray(two[key]), equal_nan=np.asarray(one[key]).dtype.kind == "f")
+        for one, two in pairs
+        for key in one
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(cases())
+def test_every_run_keeps_the_books(case: Case) -> None:
+    cluster, record = simulate(case)
+    jobs, changes, decisions = record.jobs, record.changes, record.decisions
+    # Every job runs, once, and after it came.
+    assert cluster.done and cluster.active_jobs == 0 and cluster.held_gpus == 0
+    assert np.isfinite(jobs.finish_time).all()
+    assert (jobs.start_time >= jobs.submit_time).all() and (jobs.finish_time > jobs.start_time).all()
+    assert sum(report.finished for report in cluster.reports) == len(jobs.names)
+    assert np.array_equal(cluster.store.progress, cluster.store.epochs)
+    for j in range(len(jobs.names)):
+        own = np.flatnonzero(changes.job == j)
+        assert changes.time[own[0]] == jobs.start_time[j] and changes.time[own[-1]] == jobs.finish_time[j]
+        assert changes.gpus[own[-1]] == 0 and jobs.peak_gpus[j] == changes.gpus[own].max()
+    # Never more GPUs than there are; time goes forward.
+    assert (np.diff(changes.time) >= 0).all() and (np.diff(decisions.time) >= 0).all()
+    assert (total_after(record) <= cluster.capacity).all()
+    assert (decisions.held <= decisions.capacity).all() and (decisions.waiting <= decisions.active).all()
+    # GPU-seconds add up on every path.
+    assert held_seconds(record) == pytest.approx(jobs.gpu_seconds, rel=1e-9, abs=1e-6)
+    assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
+    # The reward is what the metrics say.
+    accuracy, time, resources, rescale = decisions.reward.sum(axis=0)
+    assert time == pytest.approx(-WEIGHTS.time * (jobs.finish_time - jobs.submit_time).sum() / 3600, rel=1e-9)
+    assert resources == pytest.approx(-WEIGHTS.resources * jobs.gpu_seconds.sum() / 3600, rel=1e-9)
+    assert accuracy == pytest.approx(WEIGHTS.accuracy * np.array(WEIGHTS.classes)[jobs.priority].sum(), rel=1e-9)
+    delays = (jobs.rescales * cluster.rescale_delay).sum()
+    assert rescale == pytest.approx(-WEIGHTS.rescale * delays / 3600, rel=1e-9, abs=1e-12)
+    # Nobody beats the bound.
+    rounding = case.settings.epoch_resolution / 2 * np.ceil(jobs.epochs)
+    assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(cases())
+def test_same_seed_same_run(case: Case) -> None:
+    assert same(simulate(case)[1], simulate(case)[1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases(policies=("fifo", "fifo:backfill=true", "sjf", "las", "las:levels=[300,1000]", "tiresias:threshold=900")))
+def test_a_skipped_decision_changes_nothing(case: Case) -> None:
+    standing, asked = make_policy(case.policy), make_policy(case.policy)
+    assert isinstance(standing, StandingPolicy)
+    often = Scripted(asked, case.policy)
+    often.reset = asked.reset  # type: ignore[method-assign]
+    assert not isinstance(often, StandingPolicy)
+    skipping = run(WatchedCluster(case), standing, case.queue, WEIGHTS, seed=case.seed)
+    asking = run(WatchedCluster(case), often, case.queue, WEIGHTS, seed=case.seed)
+    assert len(skipping.decisions.time) <= len(asking.decisions.time)
+    assert same(skipping, asking)
+
+
+def test_seeds_change_random_policies_and_failures(case_of: Case) -> None:
+    random = replace(case_of, policy="random")
+    assert not same(simulate(random)[1], simulate(replace(random, seed=1))[1])
+    calm = replace(case_of, policy="fifo")
+    assert same(simulate(calm)[1], simulate(replace(calm, seed=1))[1])
+    failures = calm.settings.failures.model_copy(update={"mtbf_hours": 0.5})
+    failing = replace(calm, settings=calm.settings.model_copy(update={"failures": failures}))
+    assert not same(simulate(failing)[1], simulate(replace(failing, seed=1))[1])
