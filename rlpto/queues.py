@@ -61,7 +61,8 @@ class Queue:
         key = None
         if self._settings.inside == "shortest_first":
             key = jobs.remaining_time(jobs.requested_gpus)
-        rows, effective = order_rows(
+        rows, effective = np.empty_like(jobs.index), np.empty_like(jobs.index)
+        order_rows(
             jobs.index,
             jobs.priority,
             jobs.wait_start,
@@ -69,6 +70,8 @@ class Queue:
             self._settings.aging_normal,
             self._settings.aging_low,
             self._promoted,
+            rows,
+            effective,
         )
         if key is not None:
             rows = np.lexsort((key, effective))
@@ -109,7 +112,8 @@ class Queue:
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
         if total > state.capacity or self._settings.shrink_lower:
-            gpus = trim(gpus, jobs.min_gpus, jobs.effective_priority, state.capacity, self._settings.shrink_lower)
+            wishes, gpus = gpus, np.empty_like(gpus)
+            trim(wishes, jobs.min_gpus, jobs.effective_priority, state.capacity, self._settings.shrink_lower, gpus)
         return Allocation(gpus, check_order(allocation.order, len(jobs), policy))
 
 
@@ -162,13 +166,15 @@ def order_rows(
     aging_normal: float,
     aging_low: float,
     promoted: IntArray,
-) -> tuple[IntArray, IntArray]:
-    """Rows by effective class (stable, so by submission inside a class), and the effective classes [n].
+    rows: IntArray,
+    effective: IntArray,
+) -> None:
+    """Fill `rows` [n] by effective class (stable, so by submission inside a class), and `effective` [n],
+    the classes after aging.
 
     promoted [jobs]: classes each job has risen so far; brought up to date here.
     """
     count = len(index)
-    effective = np.empty(count, dtype=np.int64)
     high, normal = 0, 0
     for i in range(count):
         own = priority[i]
@@ -182,7 +188,6 @@ def order_rows(
         effective[i] = own - promoted[index[i]]
         high += effective[i] == 0
         normal += effective[i] == 1
-    rows = np.empty(count, dtype=np.int64)
     at_high, at_normal, at_low = 0, high, high + normal
     for i in range(count):
         if effective[i] == 0:
@@ -194,7 +199,6 @@ def order_rows(
         else:
             rows[at_low] = i
             at_low += 1
-    return rows, effective
 
 
 @njit(cache=True)
@@ -225,9 +229,11 @@ def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tupl
 
 
 @njit(cache=True)
-def trim(gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool) -> IntArray:
-    """Wishes cut to `capacity` in row order (rows sorted by `effective` class); see `shrink_lower_classes`."""
-    given = np.zeros(len(gpus), dtype=np.int64)
+def trim(
+    gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool, given: IntArray
+) -> None:
+    """Fill `given` [n] with wishes `gpus` [n] cut to `capacity` in row order, rows sorted by `effective` class;
+    see `shrink_lower_classes`."""
     left = capacity
     for i in range(len(gpus)):
         given[i] = min(gpus[i], left)
@@ -236,7 +242,6 @@ def trim(gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int,
         left -= given[i]
     if shrink_lower:
         shrink_lower_classes(given, min_gpus, effective, left)
-    return given
 
 
 @njit(cache=True)

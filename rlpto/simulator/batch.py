@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numba import njit
 
-from rlpto.arrays import IntArray
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Node, total_gpus
 from rlpto.jobs import Job, JobStore
 from rlpto.performance.tables import SpeedTables
@@ -80,34 +80,41 @@ def admit_wishes(
     w: World,
     promoted: IntArray,
     b: int,
-    wishes: IntArray,
     aging_normal: float,
     aging_low: float,
     shrink_lower: bool,
+    scratch: IntArray,
+    since: FloatArray,
 ) -> None:
-    """Carry out wishes[i] GPUs for the i-th active job of cluster b, trimmed in queue order."""
-    cluster, jobs = w.clusters[b], w.jobs[b]
-    index = w.active[b, : cluster.active]
-    first_aging = min(aging_normal, aging_low)
-    total, aged = 0, False
-    for i in range(len(index)):
+    """Carry out the wishes of cluster b's active jobs, trimmed in queue order.
+
+    scratch: [8, M], row 0 the wish of each active job; the other rows, and since [M], are overwritten
+    (memory of their own would cost each decision half a microsecond).
+    """
+    cluster, jobs, count = w.clusters[b], w.jobs[b], w.clusters[b].active
+    active = w.active[b, :count]
+    wishes, priority, rows, effective = scratch[0], scratch[1], scratch[2], scratch[3]
+    index, sorted_wishes, lowest, classes = scratch[4], scratch[5], scratch[6], scratch[7]
+    total = 0
+    for i in range(count):
+        job = jobs[active[i]]
+        priority[i] = job.priority
+        since[i] = job.wait_start
         total += wishes[i]
-        aged = aged or cluster.time - jobs[index[i]].wait_start >= first_aging
-    order = np.arange(len(index))
-    if total > cluster.capacity or aged or shrink_lower:  # else all fits, and nobody's turn matters
-        priority = np.empty(len(index), dtype=np.int64)
-        wait_start = np.empty(len(index))
-        for i in range(len(index)):
-            job = jobs[index[i]]
-            priority[i] = job.priority
-            wait_start[i] = job.wait_start
-        rows, effective = order_rows(index, priority, wait_start, cluster.time, aging_normal, aging_low, promoted[b])
-        lowest = np.empty(len(index), dtype=np.int64)
-        for i in range(len(index)):
-            lowest[i] = jobs[index[rows[i]]].min_gpus
-        wishes = trim(wishes[rows], lowest, effective[rows], cluster.capacity, shrink_lower)
-        index = index[rows]
-    apply_allocation(w, b, index, wishes, order)
+    order_rows(active, priority, since, cluster.time, aging_normal, aging_low, promoted[b], rows, effective)
+    for i in range(count):
+        row = rows[i]
+        index[i] = active[row]
+        sorted_wishes[i] = wishes[row]
+        lowest[i] = jobs[index[i]].min_gpus
+        classes[i] = effective[row]
+    gpus = sorted_wishes
+    if total > cluster.capacity or shrink_lower:
+        gpus = wishes
+        trim(sorted_wishes[:count], lowest, classes[:count], cluster.capacity, shrink_lower, gpus[:count])
+    for i in range(count):
+        rows[i] = i
+    apply_allocation(w, b, index[:count], gpus[:count], rows[:count])
 
 
 @njit(cache=True)
@@ -122,16 +129,17 @@ def run_requested(
 ) -> int:
     """See `BatchSimulator.run_requested`."""
     taken = 0
+    scratch = np.empty((8, w.jobs.shape[1]), dtype=np.int64)
+    since = np.empty(w.jobs.shape[1])
     for b in range(len(w.clusters)):
         cluster, jobs, active = w.clusters[b], w.jobs[b], w.active[b]
-        wishes = np.empty(len(jobs), dtype=np.int64)
         for _ in range(decisions):
             if (cluster.active == 0 and cluster.arrived == cluster.jobs) or cluster.time >= w.rules[0].limit:
                 begin(w, start, promoted, b)
             if cluster.active > 0:
                 for i in range(cluster.active):
-                    wishes[i] = jobs[active[i]].requested_gpus
-                admit_wishes(w, promoted, b, wishes[: cluster.active], aging_normal, aging_low, shrink_lower)
+                    scratch[0, i] = jobs[active[i]].requested_gpus
+                admit_wishes(w, promoted, b, aging_normal, aging_low, shrink_lower, scratch, since)
                 taken += 1
             clear_sums(w, b)
             advance(w, b)

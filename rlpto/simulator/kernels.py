@@ -44,7 +44,7 @@ def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def speed_row(w: World, b: int, j: int) -> int:
     """Row of the speed tables for the placement job j has now."""
     job = w.jobs[b, j]
@@ -58,7 +58,7 @@ def speed_row(w: World, b: int, j: int) -> int:
     return int(w.row[job.type_index, min(spanned, w.row.shape[1]) - 1, job.gpus])
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def log_change(w: World, b: int, j: int, time: float) -> None:
     """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
     if w.log.shape[1] == 0:

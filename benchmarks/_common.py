@@ -1,0 +1,81 @@
+"""What the benchmark programs share: arguments, CPU time, and checks that decide the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A figure and what it must reach. least: True if it must be at least `limit`, else at most."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float
+    least: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+def data_folder() -> Path:
+    """Folder with real traces and profiles: $RLPTO_DATA, else shared/ beside the checkout."""
+    named = os.environ.get("RLPTO_DATA")
+    return Path(named) if named else ROOT.parent / "shared"
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    return arguments
+
+
+def needed(path: Path, given: bool) -> Path:
+    """`path` if it is there. Ends the program otherwise: with exit code 2 if the user named it, else skipping."""
+    if path.exists():
+        return path
+    if given:
+        sys.exit(f"error: {path}: no such file or folder")
+    print(f"skipped: no real data at {path} (set RLPTO_DATA, or name it)")
+    sys.exit(0)
+
+
+def cpu_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median CPU seconds of a call over repeats, after one that warms up (compilation, caches)."""
+    call()
+    taken = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken)
+
+
+def finish(checks: list[Check], as_json: bool, **facts: object) -> None:
+    """Print all checks and leave: with exit code 1 if one of them fell short."""
+    if as_json:
+        rows = [asdict(check) | {"passed": check.passed} for check in checks]
+        print(json.dumps({"checks": rows} | facts, indent=2, default=str))
+    else:
+        for name, fact in facts.items():
+            print(f"{name}: {fact}")
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            verdict = "ok  " if check.passed else "SHORT"
+            bound = "at least" if check.least else "at most"
+            print(f"{verdict:5} {check.name:{width}} {check.value:14,.4g} {check.unit}  ({bound} {check.limit:,.4g})")
+    sys.exit(0 if all(check.passed for check in checks) else 1)

@@ -1,0 +1,73 @@
+"""Speed of the batched simulator alone: decisions per CPU-second of 64 clusters with about 32 visible jobs.
+
+Counted as one decision: one cluster's policy is asked (a trivial one, compiled in: every job wishes
+for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and the
+cluster runs to its next decision point, finishing and starting jobs and adding up the reward's parts.
+Not counted: compilation, observations, decisions of an empty cluster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import _common
+import numpy as np
+
+from rlpto.cluster import Node
+from rlpto.jobs import Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.simulator.batch import BatchSimulator
+from rlpto.simulator.settings import SimulatorSettings
+
+BATCH = 64
+NODES = (Node(4),) * 16
+LIMIT = 500_000
+HOUR = 3600.0
+
+
+def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]:
+    """Elastic jobs of 1 to 4 requested GPUs and 0.2 to 3 hours on one GPU, one every `gap` seconds on average."""
+    rng = np.random.default_rng(seed)
+    alone = tables.elapsed[tables.row[:, 0, 1], tables.epochs]
+    submits = np.cumsum(rng.exponential(gap, jobs))
+    made = []
+    for number, submit in enumerate(submits):
+        kind = int(rng.integers(len(tables.types)))
+        share = rng.uniform(0.2, 3.0) * HOUR / alone[kind]
+        gpus = int(rng.integers(1, 5))
+        size = float(tables.samples[kind] * share)
+        epochs = float(tables.epochs[kind])
+        model = tables.types[kind].model
+        made.append(Job(f"job-{number}", float(submit), model, epochs, size, gpus, 1, 16, int(rng.integers(3))))
+    return made
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("--decisions", type=int, default=2000, help="decisions of each cluster in a repeat")
+    arguments.add_argument("--repeats", type=int, default=7)
+    arguments.add_argument("--gap", type=float, default=70.0, help="mean seconds between submissions")
+    options = arguments.parse_args()
+    profiles = load_profiles(None)
+    tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
+    jobs = [workload(tables, 400, options.gap, seed) for seed in range(BATCH)]
+    checks, facts = [], {}
+    for decide_on in ("interval", "events"):
+        batch = BatchSimulator(NODES, jobs, tables, SimulatorSettings(decide_on=decide_on))
+        batch.run_requested(200)
+        rates, visible = [], []
+        for _ in range(options.repeats):
+            start = time.process_time()
+            taken = batch.run_requested(options.decisions)
+            rates.append(taken / (time.process_time() - start))
+            visible.append(batch.world.clusters["active"].mean())
+        facts[f"visible jobs, {decide_on}"] = f"{np.mean(visible):.1f} on average"
+        rate = statistics.median(rates)
+        checks.append(_common.Check(f"decisions on {decide_on}", rate, "per CPU-s", LIMIT, True))
+    _common.finish(checks, options.json, batch=BATCH, **facts)
+
+
+if __name__ == "__main__":
+    main()

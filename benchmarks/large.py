@@ -1,0 +1,86 @@
+"""Decision latency of every baseline at 1,000 nodes x 8 GPUs with 10,000 active jobs (configs/large.yaml).
+
+Counted as one decision, in wall-clock time: the table of jobs, the queue's order, the policy, checks
+and trimming, and the placement on nodes. Jobs are those of the config's test window, all submitted
+in the first hour, in which nearly none finishes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import _common
+import numpy as np
+
+from rlpto.config import load_config
+from rlpto.errors import RlptoError
+from rlpto.experiment import Experiment
+from rlpto.jobs import Job
+from rlpto.policies.registry import available
+from rlpto.queues import Queue
+from rlpto.simulator.cluster import SimulatedCluster
+
+ACTIVE = 10_000
+LIMIT = 100.0
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("--trace", type=Path, help="take the jobs of this trace instead of the synthetic ones")
+    arguments.add_argument("--decisions", type=int, default=200, help="decisions of each policy")
+    arguments.add_argument("--policies", help="comma-separated, instead of all")
+    options = arguments.parse_args()
+    overrides = []
+    if options.trace is not None:
+        path = json.dumps(str(_common.needed(options.trace, True)))
+        overrides = [f"workload.path={path}", "workload.source=files", "workload.format=null", "workload.load=null"]
+    try:
+        experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
+        jobs = crowd(experiment)
+    except RlptoError as error:
+        sys.exit(f"error: {error}")
+    names = options.policies.split(",") if options.policies else [info.name for info in available()]
+    checks = []
+    for name in names:
+        latency = latencies(experiment, name, jobs, options.decisions)
+        checks.append(_common.Check(f"{name}, p99", float(np.percentile(latency, 99)), "ms", LIMIT, False))
+    _common.finish(checks, options.json, gpus=experiment.capacity, active_jobs=ACTIVE, decisions=options.decisions)
+
+
+def crowd(experiment: Experiment) -> list[Job]:
+    """The longest 10,000 jobs of the test window (repeated if it has fewer), submitted in the first hour."""
+    found = experiment.jobs(experiment.windows()[0], 0)
+    found = sorted(found, key=lambda job: -job.data_size * job.epochs)[:ACTIVE]
+    rng = np.random.default_rng(0)
+    submits = np.sort(rng.uniform(0, 3600, ACTIVE))
+    order = rng.permutation(ACTIVE)
+    return [
+        replace(found[order[i] % len(found)], name=f"job-{i}", submit_time=float(submit))
+        for i, submit in enumerate(submits)
+    ]
+
+
+def latencies(experiment: Experiment, name: str, jobs: list[Job], decisions: int) -> list[float]:
+    """Milliseconds of every decision after the first hour and five that warm up."""
+    settings = experiment.config.simulator.model_copy(update={"decide_on": "interval"})
+    cluster = SimulatedCluster(experiment.nodes, jobs, experiment.tables, settings)
+    while cluster.active_jobs < ACTIVE:
+        cluster.advance()
+    queue, policy = Queue(experiment.config.queue), experiment.policy(name)
+    policy.reset(0)
+    taken = []
+    for _ in range(decisions + 5):
+        start = time.perf_counter()
+        state = queue.order(cluster.state())
+        cluster.apply(state, queue.admit(state, policy(state), name))
+        taken.append((time.perf_counter() - start) * 1000)
+        cluster.advance()
+    return taken[5:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The whole of Philly (64,000 jobs) on 310 nodes x 8 GPUs under FIFO, SRTF and LAS.
+
+Counted: CPU seconds of the whole simulation of one policy, jobs already mapped. Not counted:
+compilation, reading the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import _common
+
+from rlpto.config import load_config
+from rlpto.errors import RlptoError
+from rlpto.evaluation.metrics import measure
+from rlpto.experiment import Experiment
+from rlpto.records import RunRecord
+
+POLICIES = ("fifo", "srtf", "las")
+LIMIT = 30.0
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("--trace", type=Path, help="trace in any format that rlpto imports")
+    arguments.add_argument("--repeats", type=int, default=3)
+    options = arguments.parse_args()
+    trace = _common.needed(
+        options.trace or _common.data_folder() / "traces" / "philly.csv.gz", options.trace is not None
+    )
+    overrides = [
+        f"workload.path={json.dumps(str(trace))}",
+        "workload.source=files",
+        "workload.format=null",
+        "workload.skip_days=0",
+        "workload.load=null",
+        "workload.mapping.max_duration=1e9",
+        "cluster.nodes=[{count: 310, gpus: 8}]",
+        "simulator.decide_on=interval",
+    ]
+    try:
+        experiment = Experiment(load_config(_common.CONFIGS / "philly.yaml", overrides))
+        (window,) = experiment.windows()
+        jobs = experiment.jobs(window, 0)
+    except RlptoError as error:
+        sys.exit(f"error: {error}")
+    experiment.jobs = lambda *_: jobs  # type: ignore[method-assign]  # mapped once, not in every run
+    checks, facts = [], {"trace": trace, "jobs": len(jobs)}
+    for policy in POLICIES:
+        last: list[RunRecord] = []
+
+        def simulate(policy: str = policy, last: list[RunRecord] = last) -> None:
+            last[:] = [experiment.run_policy(experiment.policy(policy), window, 0)]
+
+        seconds = _common.cpu_seconds(simulate, options.repeats)
+        checks.append(_common.Check(f"{policy}, whole trace", seconds, "CPU-s", LIMIT, False))
+        metrics = measure(last[0])
+        facts[policy] = f"mean JCT {metrics['jct_mean']:,.0f} s, {len(last[0].decisions.time):,} decisions"
+    _common.finish(checks, options.json, **facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Speed of the simulator on the Pollux simulator's own input: Tiresias on a 160-job workload.
+
+The Pollux simulator manages 12.8 jobs per CPU-second there. Counted: building the cluster from the
+job list and the whole run, records included. Not counted: compilation, reading files, speed tables.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import _common
+
+from rlpto.config import load_config
+from rlpto.errors import RlptoError
+from rlpto.evaluation.runner import Cell
+from rlpto.experiment import Experiment
+
+POLLUX_JOBS_PER_SECOND = 12.8
+TIMES_FASTER = 100
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument(
+        "--trace", type=Path, help="workload csv (name, time, application, num_replicas, batch_size)"
+    )
+    arguments.add_argument("--profiles", type=Path, help="folder with measured profiles")
+    arguments.add_argument("--repeats", type=int, default=9)
+    options = arguments.parse_args()
+    data = _common.data_folder()
+    trace = _common.needed(options.trace or data / "traces" / "pollux" / "workload-1.csv", options.trace is not None)
+    profiles = _common.needed(options.profiles or data / "profiles", options.profiles is not None)
+    overrides = [f"workload.path={json.dumps(str(trace))}", f"profiles.folder={json.dumps(str(profiles))}"]
+    try:
+        experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
+        cell = Cell("tiresias", experiment.windows()[0], 0)
+        jobs = len(experiment.run_cell(cell).jobs.names)
+    except RlptoError as error:
+        sys.exit(f"error: {error}")
+    seconds = _common.cpu_seconds(lambda: experiment.run_cell(cell), options.repeats)
+    rate = jobs / seconds
+    times = _common.Check("times the Pollux simulator", rate / POLLUX_JOBS_PER_SECOND, "x", TIMES_FASTER, True)
+    _common.finish([times], options.json, trace=trace, jobs=jobs, jobs_per_cpu_second=round(rate, 1))
+
+
+if __name__ == "__main__":
+    main()
