@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from numba import njit
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import JobError
@@ -286,7 +287,8 @@ class JobTable:
         if known is not None:
             speed = known[self.type_index]
         else:
-            speed = self._tables.rates[self._packed_rows, self.epoch[:, None]] * self._column("scale")[:, None]
+            packed = self._tables.packed_rows(self._gpus_per_node)
+            speed = gather_speeds(self._tables.rates, packed, self.type_index, self.epoch, self._column("scale"))
         if self._noise is None:
             return speed
         gpus = np.maximum(np.arange(speed.shape[1]), 1)
@@ -294,18 +296,14 @@ class JobTable:
         noisy: FloatArray = speed * self._noise.speed[self.index][:, None] * scaling
         return noisy
 
-    @cached_property
-    def _packed_rows(self) -> IntArray:
-        """[n, K + 1] rows of the speed tables for packed placements."""
-        spans = self._tables.row.shape[1]
-        gpus = np.arange(self._tables.max_gpus + 1)
-        nodes = np.clip(-(-gpus // self._gpus_per_node), 1, spans)
-        packed = self._tables.row[:, nodes - 1, gpus]
-        return packed[self.type_index].astype(np.int64)
-
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""
-        speed = self.speed[np.arange(len(self)), gpus]
+        if self._noise is None and self._tables.known_speed is None:
+            # The whole table of speeds would be fifty times the work for one entry a job.
+            row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
+            speed = self._tables.rates[row, self.epoch] * self._column("scale")
+        else:
+            speed = self.speed[np.arange(len(self)), gpus]
         with np.errstate(divide="ignore"):
             seconds: FloatArray = self.remaining / speed
         return seconds
@@ -333,3 +331,15 @@ class JobTable:
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
         """[n] row numbers by effective priority class, then by ascending `key`, then in queue order."""
         return np.lexsort((key, self.effective_priority))
+
+
+@njit(cache=True)
+def gather_speeds(
+    rates: FloatArray, packed: IntArray, type_index: IntArray, epoch: IntArray, scale: FloatArray
+) -> FloatArray:
+    """[n, K + 1] rates of n jobs with 0..K packed GPUs, each times its job's scale."""
+    speed = np.empty((len(type_index), packed.shape[1]))
+    for i in range(len(type_index)):
+        for k in range(packed.shape[1]):
+            speed[i, k] = rates[packed[type_index[i], k], epoch[i]] * scale[i]
+    return speed

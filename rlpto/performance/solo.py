@@ -6,34 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.performance.tables import (
-    MAX_EXACT_GROUPS,
-    NO_GPUS,
-    PLACEMENT_BASE,
-    TYPE_STRIDE,
-    SpeedTables,
-    placement_key,
-)
-
-
-def packed_rows(tables: SpeedTables, gpus_per_node: int) -> IntArray:
-    """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
-
-    The row measured for that very placement where there is one, else the one of its size.
-    """
-    gpus = np.arange(tables.max_gpus + 1)
-    nodes = np.clip(-(-gpus // gpus_per_node), 1, tables.row.shape[1])
-    rows = tables.row[:, nodes - 1, gpus].astype(np.int64)
-    if len(tables.exact_keys) == 0 or gpus_per_node >= PLACEMENT_BASE:
-        return rows
-    most = min(tables.max_gpus, MAX_EXACT_GROUPS * gpus_per_node)
-    for k in range(1, most + 1):
-        full, rest = divmod(k, gpus_per_node)
-        groups = (gpus_per_node,) * full + ((rest,) if rest else ())
-        keys = placement_key(0, groups) + TYPE_STRIDE * np.arange(len(tables.types))
-        at = np.minimum(np.searchsorted(tables.exact_keys, keys), len(tables.exact_keys) - 1)
-        rows[:, k] = np.where(tables.exact_keys[at] == keys, tables.exact_rows[at], rows[:, k])
-    return rows
+from rlpto.performance.tables import NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE, SpeedTables
 
 
 def seconds_to_finish(
@@ -51,7 +24,7 @@ def seconds_to_finish(
     job); epochs, progress: may lie within an epoch or beyond the measured ones, which repeat the
     last. Shapes broadcast. Infinity with no GPUs and work left.
     """
-    rows = packed_rows(tables, gpus_per_node)
+    rows = tables.packed_rows(gpus_per_node)
     row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
     return _seconds(tables, row, scale, epochs, progress)
 
@@ -68,7 +41,7 @@ def fastest_gpus(
 
     No job that keeps one packed placement from start to finish can complete sooner.
     """
-    rows = packed_rows(tables, gpus_per_node)
+    rows = tables.packed_rows(gpus_per_node)
     best = np.ones(len(type_index), dtype=np.int64)
     seconds = np.full(len(type_index), np.inf)
     for gpus in range(1, int(max_gpus.max(initial=0)) + 1):

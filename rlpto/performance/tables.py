@@ -8,7 +8,7 @@ such curve over epochs each; `row` says which row serves (type, nodes spanned, G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -62,11 +62,36 @@ class SpeedTables:
     exact_rows: np.ndarray[tuple[int], np.dtype[np.int32]]
     known_remaining: FloatArray | None = None
     known_speed: FloatArray | None = None
+    _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def max_gpus(self) -> int:
         """Largest number of GPUs the tables cover."""
         return int(self.row.shape[2]) - 1
+
+    def packed_rows(self, gpus_per_node: int) -> IntArray:
+        """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
+
+        The row measured for that very placement where there is one, else the one of its size.
+        Computed once for each node size.
+        """
+        if gpus_per_node not in self._packed:
+            self._packed[gpus_per_node] = self._find_packed_rows(gpus_per_node)
+        return self._packed[gpus_per_node]
+
+    def _find_packed_rows(self, gpus_per_node: int) -> IntArray:
+        gpus = np.arange(self.max_gpus + 1)
+        nodes = np.clip(-(-gpus // gpus_per_node), 1, self.row.shape[1])
+        rows = self.row[:, nodes - 1, gpus].astype(np.int64)
+        if len(self.exact_keys) == 0 or gpus_per_node >= PLACEMENT_BASE:
+            return rows
+        for k in range(1, min(self.max_gpus, MAX_EXACT_GROUPS * gpus_per_node) + 1):
+            full, rest = divmod(k, gpus_per_node)
+            groups = (gpus_per_node,) * full + ((rest,) if rest else ())
+            keys = placement_key(0, groups) + TYPE_STRIDE * np.arange(len(self.types))
+            at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
+            rows[:, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[:, k])
+        return rows
 
     def type_index(self, job_type: JobType) -> int:
         """Position of a type on the first axis; KeyError if the tables do not hold it."""

@@ -73,7 +73,7 @@ class MappingSettings(Settings):
     """An elastic job may hold so many times its requested GPUs."""
     max_gpus: int = Field(64, ge=1)
     """An elastic job may hold so many GPUs, or as many as it requests if that is more."""
-    model_max_gpus: dict[str, int] = {}
+    model_max_gpus: dict[str, int] = Field(default_factory=dict)
     """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
     """Shares of the classes high, normal and low among jobs whose priority is not recorded."""
