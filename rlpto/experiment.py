@@ -138,12 +138,15 @@ class Experiment:
             self._useful_gpus,
         )
 
-    def cluster(self, window: str, seed: int) -> SimulatedCluster:
-        """A simulated cluster with the jobs of a window."""
+    def cluster(self, window: str, seed: int, max_hours: float | None = None) -> SimulatedCluster:
+        """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say."""
         jobs = self.jobs(window, seed)
         own_seed = self._seed(window, seed)
         noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-        return SimulatedCluster(self.nodes, jobs, self.tables, self.config.simulator, own_seed, noise)
+        settings = self.config.simulator
+        if max_hours is not None:
+            settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
+        return SimulatedCluster(self.nodes, jobs, self.tables, settings, own_seed, noise)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -153,9 +156,9 @@ class Experiment:
             policy.name = spec
         return policy
 
-    def run_policy(self, policy: Policy, window: str, seed: int) -> RunRecord:
-        """Let a policy schedule the jobs of a window."""
-        cluster = self.cluster(window, seed)
+    def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
+        """Let a policy schedule the jobs of a window, for at most so many hours."""
+        cluster = self.cluster(window, seed, max_hours)
         return run(cluster, policy, self.config.queue, self.config.reward, window=window, seed=seed)
 
     def run_cell(self, cell: Cell) -> RunRecord:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Tune the constants of a policy on training windows.", no_args_is_help=True)
 
+HOUR = 3600.0
 Place = tuple[str, int]
 """A window and a seed."""
 
@@ -99,14 +100,14 @@ def index(
     with _costs(settled, goal, jobs) as costs, make_progress(quiet) as bar:
         started = complete({p.name: p.start for p in parameters})
         task = bar.add_task("start", total=generations * population)
-        base = costs(started, places)
+        base = costs(started, places, None)
 
         def told(state: TuningState) -> None:
             bar.update(task, description=f"best {-state.best_cost:+.2%}", completed=len(state.costs) * population)
 
         try:
             found = search(
-                lambda point: _relative(costs(complete(point), places), base),
+                lambda point: _relative(costs(complete(point), places, base), base),
                 parameters,
                 settings,
                 checkpoint,
@@ -122,39 +123,69 @@ def index(
             interrupted(f"the generations so far are in {checkpoint}; add --resume to the same command to go on")
         best = complete(found.best)
         save_index_weights(best, out)
-        console.print(f"{out}: better by {-found.best_cost:.2%} in {goal.value} on {len(places)} training runs")
+        console.print(f"{out}: better by {abs(found.best_cost):.2%} in {goal.value} on {len(places)} training runs")
         windows = experiment.windows("validation", required=False)
         unseen = [(window, s) for window in windows for s in experiment.seeds()]
         if unseen:
             bar.update(task, description="validation")
-            change = -_relative(costs(best, unseen), costs(started, unseen))
+            unseen_base = costs(started, unseen, None)
+            change = -_relative(costs(best, unseen, unseen_base), unseen_base) + 0.0  # no negative zero
             console.print(f"on {len(unseen)} validation runs, which were not used: {change:+.2%}")
 
 
-Costs = Callable[["IndexWeights", Sequence[Place]], list[float]]
+class Cost(NamedTuple):
+    """Cost of one run, and the hours until its last job finished."""
+
+    cost: float
+    hours: float
+
+
+Costs = Callable[["IndexWeights", Sequence[Place], Sequence[Cost] | None], list[Cost]]
+"""From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
+
+PATIENCE = 3.0
+"""A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
 
 
 @contextmanager
 def _costs(config: Config, goal: Goal, jobs: int) -> Iterator[Costs]:
-    """A function from weights and places to the cost of each place, computed in `jobs` processes."""
+    """A function that computes costs in `jobs` processes."""
     task = partial(_cost, config, goal.value)
+
+    def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
+        return [None] * len(places) if base is None else [PATIENCE * start.hours for start in base]
+
     if jobs == 1:
-        yield lambda weights, places: [task(weights, place) for place in places]
+        yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield lambda weights, places: list(pool.map(partial(task, weights), places))
+        yield lambda weights, places, base: list(pool.map(partial(task, weights), places, limits(places, base)))
 
 
-def _cost(config: Config, goal: str, weights: IndexWeights, place: Place) -> float:
-    """Minus the total reward, or the mean JCT in seconds, of the index with these weights on one window."""
-    from rlpto.evaluation.metrics import measure
+def _cost(config: Config, goal: str, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
+    """Minus the total reward, or the mean JCT in seconds, of the index with these weights on one window.
+
+    A job that is not finished when the run is stopped counts as finishing then.
+    """
+    import numpy as np
+
     from rlpto.experiment import prepare
     from rlpto.policies.index import Index
 
-    metrics = measure(prepare(config).run_policy(Index(weights=weights), *place))
-    return metrics["jct_mean"] if goal == "jct" else -metrics["reward"]
+    window, seed = place
+    record = prepare(config).run_policy(Index(weights=weights), window, seed, max_hours)
+    jobs = record.jobs
+    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
+    last = float(finished.max()) if len(finished) else 0.0
+    end = last if max_hours is None else max_hours * HOUR
+    jct = (
+        np.where(np.isfinite(jobs.finish_time), jobs.finish_time, np.maximum(end, jobs.submit_time)) - jobs.submit_time
+    )
+    cost = float(jct.mean()) if goal == "jct" else -float(record.decisions.reward.sum())
+    return Cost(cost, last / HOUR)
 
 
-def _relative(costs: Sequence[float], base: Sequence[float]) -> float:
+def _relative(costs: Sequence[Cost], base: Sequence[Cost]) -> float:
     """Mean over places of (cost - base) / |base|."""
-    return sum((cost - start) / max(abs(start), 1e-9) for cost, start in zip(costs, base, strict=True)) / len(base)
+    changes = [(now.cost - start.cost) / max(abs(start.cost), 1e-9) for now, start in zip(costs, base, strict=True)]
+    return sum(changes) / len(changes)

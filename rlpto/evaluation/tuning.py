@@ -77,7 +77,7 @@ INDEX_RANGES: Mapping[str, tuple[float, float]] = {
     "priority": (0.0, 4.0),
     "age": (-1.0, 1.0),
     "attained": (-1.0, 1.0),
-    "start": (-2.0, 4.0),
+    "start": (-2.0, 8.0),
     "held": (0.0, 4.0),
     "held_remaining": (-0.5, 0.5),
 }

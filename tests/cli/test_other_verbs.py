@@ -121,12 +121,12 @@ def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch
     whole = Experiment.run_policy
     calls = 0
 
-    def interrupted_later(self, policy, window, seed):
+    def interrupted_later(self, *arguments):
         nonlocal calls
         calls += 1
         if calls == 2 + 8 + 3:  # the start, the first generation, some of the second
             raise KeyboardInterrupt
-        return whole(self, policy, window, seed)
+        return whole(self, *arguments)
 
     monkeypatch.setattr(Experiment, "run_policy", interrupted_later)
     answer = rlpto(*TUNE, "--generations", 3)
