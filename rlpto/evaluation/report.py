@@ -248,10 +248,9 @@ def _methods(results: Results) -> str:
     return (
         f"A cell is one policy on one window with one seed. Intervals are {results.level:.0%} bootstrap percentile "
         "intervals, drawing one value less than there are and with Student's t levels, so that they hold for few "
-        "cells; below six values they are Student's intervals, which are wide. Where every window was run with "
-        "several seeds and these differ, values are resampled within windows: the interval is about chance on these "
-        "windows. Otherwise windows are resampled, and the interval is about windows of this kind. IQM: mean without "
-        "the lowest and highest quarter of the cells."
+        "samples; below six values they are Student's intervals, which are wide. What is sampled are windows: the "
+        "seeds of a window are averaged first, for another seed is no further window. With one window the interval "
+        "is about seeds on it alone. IQM: mean without the lowest and highest quarter of the windows."
     )
 
 

@@ -28,7 +28,7 @@ from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
 
 LEVEL = 0.95
 FEWEST_FREEDOM = 5
-"""Degrees of freedom (values less groups) from which percentiles of resamples serve as bounds."""
+"""Degrees of freedom (values less one) from which percentiles of resamples serve as bounds."""
 RESAMPLES = 5000
 
 Statistic = Callable[[FloatArray, FloatArray], FloatArray]
@@ -96,7 +96,7 @@ def interquartile_mean(values: FloatArray, counts: FloatArray) -> FloatArray:
 
 def bootstrap_interval(
     values: FloatArray,
-    strata: Sequence[object] | None = None,
+    windows: Sequence[object] | None = None,
     statistic: Statistic = mean,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
@@ -104,31 +104,28 @@ def bootstrap_interval(
 ) -> Interval:
     """Confidence interval of a statistic of `values` [n]; NaNs are left out.
 
-    strata: [n] windows the values belong to. Where every window has the same number of values, two or
-    more, values are resampled within their window: the interval is then about chance on these windows.
-    Otherwise, and where the values of each window are all the same (a seed that changes nothing is no
-    new evidence), windows are resampled: the interval is about windows of this kind.
+    windows: [n] window of each value. Windows are what is sampled: jobs inside one share their fate, and
+    another seed on the same window is no further window. So the values of a window are averaged first,
+    and windows are resampled: the interval is about windows of this kind. Where all values are of one
+    window it is about seeds on that window; seeds that change nothing are no evidence at all.
     A single value has no interval: its bounds are NaN.
     """
     known = ~np.isnan(values)
-    values = values[known]
-    if len(values) == 0:
+    units = _units(values[known], None if windows is None else np.asarray(windows, dtype=object)[known])
+    if len(units) == 0:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
-    groups = _groups(values, None if strata is None else np.asarray(strata, dtype=object)[known])
-    pooled = np.concatenate(groups)
-    estimate = float(statistic(pooled, np.ones((1, len(pooled))))[0])
-    freedom = sum(len(group) - 1 for group in groups)
+    estimate = float(statistic(units, np.ones((1, len(units))))[0])
+    freedom = len(units) - 1
     if freedom == 0:
-        return Interval(estimate, float("nan"), float("nan"), len(pooled))
-    counts = _resample_counts(len(groups), len(groups[0]), resamples, seed)
-    resampled = statistic(pooled, counts)
+        return Interval(estimate, float("nan"), float("nan"), 1)
+    resampled = statistic(units, _resample_counts(len(units), resamples, seed))
     reach = float(student_t.ppf((1 + level) / 2, freedom))
     if freedom < FEWEST_FREEDOM:
         spread = reach * float(resampled.std())
-        return Interval(estimate, estimate - spread, estimate + spread, len(pooled))
+        return Interval(estimate, estimate - spread, estimate + spread, len(units))
     tail = float(norm.cdf(-reach))
     low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Interval(estimate, float(low), float(high), len(pooled))
+    return Interval(estimate, float(low), float(high), len(units))
 
 
 def compare(
@@ -216,28 +213,22 @@ def _by_cell(frame: pd.DataFrame, policy: str, metric: str) -> pd.Series[float]:
     return column
 
 
-def _groups(values: FloatArray, strata: np.ndarray | None) -> list[FloatArray]:
-    """Values split into the groups within which they are resampled, all of one size."""
-    if strata is None:
-        return [values]
+def _units(values: FloatArray, windows: np.ndarray | None) -> FloatArray:
+    """The independent values: means over each window, or the values themselves where there is one window."""
+    if windows is None or len(values) == 0:
+        return values
     members: dict[object, list[float]] = {}
-    for stratum, value in zip(strata.tolist(), values.tolist(), strict=True):
-        members.setdefault(stratum, []).append(value)
-    groups = [np.array(group) for group in members.values()]
-    if all(len(group) == 1 for group in groups):
-        return [values]
-    if all((group == group[0]).all() for group in groups):
-        return [np.array([group[0] for group in groups])]
-    if len({len(group) for group in groups}) == 1:
-        return groups
-    return [values]
+    for window, value in zip(windows.tolist(), values.tolist(), strict=True):
+        members.setdefault(window, []).append(value)
+    if len(members) > 1:
+        return np.array([np.mean(group) for group in members.values()])
+    return values[:1] if (values == values[0]).all() else values
 
 
 @lru_cache(maxsize=8)
-def _resample_counts(groups: int, size: int, resamples: int, seed: int) -> FloatArray:
-    """How often each of groups x size values is drawn: [resamples, groups * size], size - 1 draws a group."""
+def _resample_counts(size: int, resamples: int, seed: int) -> FloatArray:
+    """How often each of `size` values is drawn in size - 1 draws: [resamples, size]."""
     rng = np.random.default_rng(seed)
-    draws = rng.multinomial(size - 1, np.full(size, 1 / size), size=(resamples, groups))
-    counts = draws.reshape(resamples, groups * size).astype(np.float64)
+    counts = rng.multinomial(size - 1, np.full(size, 1 / size), size=resamples).astype(np.float64)
     counts.flags.writeable = False
     return counts

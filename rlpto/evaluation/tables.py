@@ -148,8 +148,8 @@ def warnings(results: Results) -> list[str]:
     windows = results.cells["window"].nunique()
     if count < FEW_CELLS:
         notes.append(
-            f"Intervals rest on only {count} {'sample' if count == 1 else 'samples'} per policy and are unreliable: "
-            f"use {FEW_CELLS} or more windows or seeds."
+            f"Intervals rest on only {count} independent {'sample' if count == 1 else 'samples'} per policy "
+            f"and are unreliable: use {FEW_CELLS} or more windows."
         )
     if windows == 1:
         notes.append("All runs are on one window: the results say nothing about other times of the trace.")

@@ -85,7 +85,7 @@ def test_policies_setting_metrics_and_reproduction_are_all_there(html: str) -> N
                  "rlpto evaluate configs/toy.yaml", "price: $5", "noisy", "w0, w1", "0, 1, 2",
                  *(metric.description for metric in METRICS)):  # fmt: skip
         assert word in text
-    assert "only 6 samples per policy" in text
+    assert "only 2 independent samples per policy" in text
 
 
 def test_each_policy_but_the_reference_has_its_sentence(html: str, toy_results: Results) -> None:

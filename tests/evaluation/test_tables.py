@@ -112,11 +112,11 @@ def test_unfinished_jobs_are_said_everywhere(cut_short: Results) -> None:
 
 def test_warnings_name_few_samples_one_window_and_oracle_knowledge(cut_short: Results, toy_results: Results) -> None:
     notes = " ".join(warnings(cut_short))
-    assert "only 1 sample per policy" in notes
+    assert "only 1 independent sample per policy" in notes
     assert "one window" in notes
     assert "Knowledge is exact" in notes
     calm = " ".join(warnings(toy_results))
-    assert "only 6 samples" in calm
+    assert "only 2 independent samples" in calm
     assert "one window" not in calm
     assert "exact" not in calm
 
