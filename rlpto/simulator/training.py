@@ -20,6 +20,7 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
 def progress_at(rates: FloatArray, elapsed: FloatArray, row: int, epoch: int, clock: float) -> float:
     """Epochs done when the row's curve has run for `clock` seconds; `epoch`: one that had begun by then."""
     last = rates.shape[1] - 1
+    epoch = min(epoch, last)  # later ones are not in the tables: they repeat the last
     while epoch < last and elapsed[row, epoch + 1] <= clock:
         epoch += 1
     return float(epoch + (clock - elapsed[row, epoch]) * rates[row, epoch])
