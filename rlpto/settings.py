@@ -8,4 +8,4 @@ from pydantic import BaseModel, ConfigDict
 class Settings(BaseModel):
     """Immutable, refuses unknown keys; every field carries a description with its unit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
