@@ -111,7 +111,7 @@ METRICS: tuple[Metric, ...] = (
         "slowdown",
         "",
         "lower",
-        "Mean of JCT / time the job needs alone on the cluster at its fastest GPU count, start delay included.",
+        "Mean of JCT / time the job needs alone on the cluster, as fast as it can be, start delay included.",
     ),
     Metric(
         "final_accuracy",

@@ -238,8 +238,8 @@ def _summary_note(results: Results) -> str:
     unfinished = sum(summary.mean["unfinished"].estimate > 0 for summary in results.policies)
     note = (
         f"Means over cells with {results.level:.0%} intervals; green: best mean of all policies. "
-        f"Knowledge: {results.knowledge}. The {LOWER_BOUND} has every job alone on the cluster at its fastest GPU "
-        "count, from its submit on: no policy can beat it."
+        f"Knowledge: {results.knowledge}. The {LOWER_BOUND} has every job alone on the cluster from its "
+        "submit on, in every epoch as fast as it can be: no policy can beat it."
     )
     return note + (" JCT, queueing and rho cover only the jobs that finished." if unfinished else "")
 
