@@ -13,7 +13,7 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.installed  ## install, evaluate the baselines, write runs/quickstart/report.html
-	$(BIN)/rlpto evaluate configs/quickstart.yaml --policies all --run-dir runs/quickstart
+	$(BIN)/rlpto evaluate configs/quickstart.yaml --run-dir runs/quickstart
 
 install: $(VENV)/.installed  ## make .venv with RLPTO in it
 

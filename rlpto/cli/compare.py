@@ -55,6 +55,7 @@ def compare(
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Raises ConfigError or CheckpointError if a folder is not a finished evaluation."""
+    from rlpto.cli.evaluate import labelled
     from rlpto.cli.runfolder import read_run_config
     from rlpto.evaluation.runner import load_cells
 
@@ -64,7 +65,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     if len(set(names)) < len(names):
         raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
     return [
-        Run(name, folder, read_run_config(folder), load_cells(folder))
+        Run(name, folder, read_run_config(folder), labelled(load_cells(folder)))
         for name, folder in zip(names, folders, strict=True)
     ]
 

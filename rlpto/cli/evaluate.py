@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -84,8 +85,10 @@ def _policy_list(text: str) -> list[str]:
 
 def _with_reference(config: Config, chosen: bool) -> Config:
     """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be."""
+    from rlpto.policies.registry import policy_label
+
     reference = config.evaluation.reference
-    if reference in config.policies:
+    if reference in {*config.policies, *map(policy_label, config.policies)}:
         return config
     if not chosen:
         listed = ", ".join(config.policies)
@@ -124,9 +127,11 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bo
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool, quiet: bool) -> None:
     """Tables on the terminal, as CSV and as JSON; plots and the report if wanted."""
     from rlpto.evaluation.tables import print_results, results, write_csv, write_json
+    from rlpto.policies.registry import policy_label
 
     console = make_console(quiet)
-    found = results(finished, config.knowledge.mode, config.evaluation.reference, seed=config.seed)
+    finished = labelled(finished)
+    found = results(finished, config.knowledge.mode, policy_label(config.evaluation.reference), seed=config.seed)
     print_results(found, console)
     write_csv(found, folder)
     write_json(found, folder / "results.json")
@@ -150,6 +155,18 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     )
     write_report(folder / "report.html", found, plots, about)
     console.print(f"\nreport: {folder / 'report.html'}", style="bold")
+
+
+def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
+    """The same cells under the labels of their policies. Raises ConfigError if two policies share one."""
+    from rlpto.policies.registry import policy_label
+
+    specs = dict.fromkeys(done.cell.policy for done in finished)
+    labels = {spec: policy_label(spec) for spec in specs}
+    shared = next((label for label in labels.values() if list(labels.values()).count(label) > 1), None)
+    if shared is not None:
+        raise ConfigError(f"policies: two are called {shared}, expected a label of its own for each")
+    return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
 
 
 def _workload_text(config: Config) -> str:

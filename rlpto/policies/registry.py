@@ -80,9 +80,9 @@ def available() -> list[PolicyInfo]:
 def make_policy(spec: str | Mapping[str, object]) -> Policy:
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
-    The policy's `name` is the spec, so that variants can be told apart; a mapping may set another
-    one with `label`. Raises ConfigError for a name or an option that does not exist, a value an
-    option cannot have, or a plug-in that cannot be loaded.
+    The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
+    Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
+    a plug-in that cannot be loaded.
     """
     name, options = _parse(spec)
     label = options.pop("label", None)
@@ -92,6 +92,12 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
     policy = policy_class(_checked(name, policy_class.Options, options))
     policy.name = label or _label(name, options)
     return policy
+
+
+def policy_label(spec: str) -> str:
+    """What a policy is called in tables: the spec's own `label`, else the spec itself."""
+    label = _parse(spec)[1].get("label")
+    return spec if label is None else str(label)
 
 
 def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
