@@ -16,7 +16,7 @@ from rlpto.records import DecisionRecords, JobRecords, RunRecord
 from rlpto.rewards import RewardWeights, reward_parts
 
 PATIENCE = 1000
-"""Decision points in a row at which a policy may leave all GPUs unused while jobs that fit wait."""
+"""Decision points at which a policy may leave all GPUs unused, between two that see some in use."""
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
             decide_at = cluster.time
             if stands_until is not None:
                 decide_at = min(stands_until(state), queue.stands_until(state))
-        idle = idle + 1 if starved(cluster) else 0
+        idle = 0 if cluster.held_gpus else idle + starved(cluster)
         if idle > PATIENCE:
             raise PolicyError(
                 f"policy {policy.name} leaves {cluster.active_jobs} jobs without GPUs for ever "
