@@ -49,7 +49,8 @@ class WatchedCluster(SimulatedCluster):
         before, progress = self.time, self.store.progress.copy()
         report = super().advance()
         self.reports.append(report)
-        assert report.start == before and report.end == self.time >= before
+        assert report.start == before
+        assert report.end == self.time >= before
         if not self.case.settings.failures.mtbf_hours:
             assert (self.store.progress >= progress).all(), "work is never lost"
         assert (self.store.progress <= self.store.epochs).all()
@@ -110,19 +111,28 @@ def test_every_run_keeps_the_books(case: Case) -> None:
     cluster, record = simulate(case)
     jobs, changes, decisions = record.jobs, record.changes, record.decisions
     # Every job runs, once, and after it came.
-    assert cluster.done and cluster.active_jobs == 0 and cluster.held_gpus == 0
+    assert cluster.done
+    assert cluster.active_jobs == 0
+    assert cluster.held_gpus == 0
     assert np.isfinite(jobs.finish_time).all()
-    assert (jobs.start_time >= jobs.submit_time).all() and (jobs.finish_time > jobs.start_time).all()
+    assert (jobs.start_time >= jobs.submit_time).all()
+    assert (jobs.finish_time >= jobs.start_time).all()
+    if not case.settings.epoch_resolution:  # else an epoch of less than half of it takes no time
+        assert (jobs.finish_time > jobs.start_time).all()
     assert sum(report.finished for report in cluster.reports) == len(jobs.names)
     assert np.array_equal(cluster.store.progress, cluster.store.epochs)
     for j in range(len(jobs.names)):
         own = np.flatnonzero(changes.job == j)
-        assert changes.time[own[0]] == jobs.start_time[j] and changes.time[own[-1]] == jobs.finish_time[j]
-        assert changes.gpus[own[-1]] == 0 and jobs.peak_gpus[j] == changes.gpus[own].max()
+        assert changes.time[own[0]] == jobs.start_time[j]
+        assert changes.time[own[-1]] == jobs.finish_time[j]
+        assert changes.gpus[own[-1]] == 0
+        assert jobs.peak_gpus[j] == changes.gpus[own].max()
     # Never more GPUs than there are; time goes forward.
-    assert (np.diff(changes.time) >= 0).all() and (np.diff(decisions.time) >= 0).all()
+    assert (np.diff(changes.time) >= 0).all()
+    assert (np.diff(decisions.time) >= 0).all()
     assert (total_after(record) <= cluster.capacity).all()
-    assert (decisions.held <= decisions.capacity).all() and (decisions.waiting <= decisions.active).all()
+    assert (decisions.held <= decisions.capacity).all()
+    assert (decisions.waiting <= decisions.active).all()
     # GPU-seconds add up on every path.
     assert held_seconds(record) == pytest.approx(jobs.gpu_seconds, rel=1e-9, abs=1e-6)
     assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)

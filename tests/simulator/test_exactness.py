@@ -1,0 +1,237 @@
+"""Finish times against closed forms: the simulator has no step size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.arrays import FloatArray
+from rlpto.performance.tables import SpeedTables
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+
+from ..builders import Scripted, advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
+
+INTERVALS = [0.1, 0.7, 1 / 3, 59.9, 60.0, 1000.0]
+
+
+def rates_of(tables: SpeedTables, gpus: int) -> FloatArray:
+    """[P] epochs/s of m0 on one node."""
+    rates: FloatArray = tables.rates[tables.row[0, 0, gpus]]
+    return rates
+
+
+def seconds(rates: FloatArray, start: float, end: float) -> float:
+    """Sum over epochs: the part of each that lies between start and end, over its rate; the last repeats."""
+    total, at = 0.0, start
+    while at < end:
+        until = min(np.floor(at) + 1, end)
+        total += (until - at) / rates[min(int(at), len(rates) - 1)]
+        at = until
+    return float(total)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 6),
+    st.floats(0.01, 9.0),
+    st.floats(0.2, 4.0),
+    st.sampled_from([0.0, 1.5, 400.0]),
+    st.floats(0.0, 500.0),
+    st.sampled_from(INTERVALS[2:]),
+)
+def test_one_job_finishes_after_delay_and_the_sum_over_its_epochs(seed, gpus, epochs, size, delay, submit, interval):
+    tables = random_tables(seed, 6, delay, types=1)
+    one = job(submit=submit, epochs=epochs, gpus=gpus, data_size=1000.0 * size)
+    cluster = make_cluster([one], tables, interval=interval)
+    give(cluster, [gpus])
+    while not cluster.done:
+        cluster.advance()
+    expected = submit + delay + seconds(rates_of(tables, gpus), 0.0, epochs) * size
+    assert cluster.store.start_time[0] == submit
+    assert cluster.store.finish_time[0] == pytest.approx(expected, rel=1e-12)
+    assert cluster.store.attained_service[0] == pytest.approx(gpus * (expected - submit), rel=1e-9)
+    assert cluster.store.rescales[0] == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.floats(0.5, 9.0), st.floats(1.0, 400.0), st.sampled_from([0.0, 30.0]))
+def test_a_rescale_keeps_the_work_done_and_costs_its_delay_once(seed, epochs, after, delay):
+    tables = random_tables(seed, 4, delay, types=1)
+    before, now = rates_of(tables, 1), rates_of(tables, 4)
+    alone = delay + seconds(before, 0.0, epochs)
+    other = job(1, after, epochs=1.0, gpus=1)  # its arrival is the decision point
+    cluster = make_cluster([job(epochs=epochs, max_gpus=4), other], tables, interval=1e6)
+    give(cluster, [1])
+    cluster.advance()
+    if alone <= after:  # finished on the first GPU
+        assert cluster.store.finish_time[0] == pytest.approx(alone)
+        return
+    assert cluster.time == after
+    trained = max(0.0, after - delay)
+    done = float(cluster.store.progress[0])
+    assert seconds(before, 0.0, done) == pytest.approx(trained, rel=1e-9, abs=1e-9)
+    give(cluster, [4, 0])
+    cluster.advance()
+    expected = after + delay + seconds(now, done, epochs)
+    assert cluster.store.finish_time[0] == pytest.approx(expected, rel=1e-9)
+    assert cluster.store.rescales[0] == 1
+
+
+@pytest.mark.parametrize("decide_on", ["interval", "events"])
+def test_the_interval_does_not_matter_while_allocations_stand(decide_on):
+    tables = random_tables(3, 4, 20.0, types=1)
+    finishes = []
+    for interval in INTERVALS:
+        cluster = make_cluster([job(epochs=5.5, gpus=3)], tables, interval=interval, decide_on=decide_on)
+        start = cluster.time
+        give(cluster, [3])
+        while not cluster.done:
+            cluster.advance()
+        finishes.append(cluster.store.finish_time[0] - start)
+    assert np.ptp(finishes) < 1e-9
+    assert finishes[0] == pytest.approx(20.0 + seconds(rates_of(tables, 3), 0.0, 5.5))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.floats(0.01, 500.0), st.sampled_from(["interval", "events"]))
+def test_ticks_always_come_and_are_multiples_of_the_interval(interval, decide_on):
+    """Dividing a multiple of an interval by it can round down, which must not stop time."""
+    cluster = make_cluster([job(epochs=1e6)], linear_tables(), interval=interval, decide_on=decide_on)
+    first = 0 if decide_on == "events" else 1
+    for k in range(first, first + 60):
+        assert cluster.time == k * interval
+        cluster.advance()
+
+
+class TestTicksAndEvents:
+    def test_events_are_noticed_at_once_or_at_the_next_tick(self):
+        jobs = [job(0, 10.0, epochs=0.4), job(1, 70.0, epochs=0.2)]
+        events = make_cluster(jobs, linear_tables(), interval=60)
+        assert events.time == 10.0
+        give(events, [1])
+        assert [events.advance().end, events.advance().end] == [50.0, 70.0]
+        ticks = make_cluster(jobs, linear_tables(), interval=60, decide_on="interval")
+        assert ticks.time == 60.0
+        give(ticks, [1])
+        assert ticks.advance().end == 120.0
+        assert ticks.store.finish_time[0] == 100.0
+        assert ticks.held_gpus == 0
+
+    def test_a_job_that_finishes_at_a_tick_makes_room_there(self):
+        jobs = [job(0, 0.0, epochs=0.6), job(1, 0.0, epochs=0.6)]
+        for decide_on, start in (("interval", 60.0), ("events", 0.0)):
+            cluster = make_cluster(jobs, linear_tables(), [1], interval=60, decide_on=decide_on)
+            give(cluster, [1, 0])
+            report = cluster.advance()
+            assert cluster.time == start + 60
+            assert report.finished == 1
+            give(cluster, [1])
+            cluster.advance()
+            assert cluster.store.start_time[1] == cluster.store.finish_time[0] == start + 60
+
+    def test_thousands_of_simultaneous_events_are_one_decision(self):
+        jobs = [job(i, 5.0, epochs=1.0) for i in range(3000)]
+        cluster = make_cluster(jobs, linear_tables(), [3000], interval=60)
+        assert cluster.active_jobs == 3000
+        give(cluster, [1] * 3000)
+        report = [cluster.advance(), cluster.advance()][-1]
+        assert report.end == 105.0
+        assert report.finished == 3000
+        assert cluster.done
+        assert len(cluster.changes().time) == 6000
+
+    def test_an_idle_cluster_goes_straight_to_the_next_arrival(self):
+        jobs = [job(0, 0.0, epochs=0.1), job(1, 1e6 + 1, epochs=0.1)]
+        ends = []
+        for decide_on in ("interval", "events"):
+            cluster = make_cluster(jobs, linear_tables(), interval=60, decide_on=decide_on)
+            give(cluster, [1])
+            cluster.advance()
+            ends.append(cluster.advance().end)
+        assert ends == [1000020.0, 1e6 + 1]
+
+    def test_the_time_limit_stops_everything(self):
+        cluster = make_cluster([job(0, epochs=100.0), job(1, 4000.0)], linear_tables(), interval=60, max_hours=1)
+        give(cluster, [1])
+        advance_to(cluster, 3600)
+        assert cluster.done
+        assert cluster.time == 3600
+        assert cluster.store.progress[0] == pytest.approx(36)
+        assert np.isnan(cluster.store.finish_time).all()
+
+    def test_no_jobs_are_done_at_once(self):
+        record = run(make_cluster([], linear_tables()), Scripted(lambda _: []), QueueSettings(), RewardWeights())
+        assert len(record.jobs.names) == len(record.decisions.time) == len(record.changes.time) == 0
+        assert record.decisions.reward.shape == (0, 4)
+
+
+class TestDelay:
+    def test_the_first_start_costs_delay_but_is_no_rescale(self):
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(delay=30.0), interval=1000)
+        give(cluster, [1])
+        report = cluster.advance()
+        assert (report.rescales, report.rescale_seconds) == (0, 0.0)
+        assert cluster.store.finish_time[0] == 130.0
+        assert cluster.store.attained_service[0] == 130.0
+
+    def test_a_change_during_the_delay_starts_it_anew(self):
+        cluster = make_cluster([job(epochs=1.0, max_gpus=2)], linear_tables(delay=30.0), interval=20)
+        give(cluster, [1])
+        cluster.advance()
+        assert cluster.store.rescale_left[0] == 10.0
+        give(cluster, [2])
+        report = cluster.advance()
+        assert (report.rescales, report.rescale_seconds) == (1, 30.0)
+        while not cluster.done:
+            cluster.advance()
+        assert cluster.store.finish_time[0] == 20.0 + 30.0 + 50.0
+
+    def test_stopping_is_free_and_resuming_a_rescale(self):
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(delay=10.0), interval=50)
+        give(cluster, [1])
+        cluster.advance()
+        give(cluster, [0])
+        assert cluster.store.wait_start[0] == 50.0
+        assert cluster.advance().rescales == 0
+        assert cluster.store.progress[0] == pytest.approx(0.4)
+        give(cluster, [1])
+        assert cluster.advance().rescales == 1
+        cluster.advance()
+        assert cluster.store.finish_time[0] == pytest.approx(100 + 10 + 60)
+
+    def test_settings_override_the_models_own(self):
+        cluster = make_cluster([job()], linear_tables(delay=30.0), rescale_delay=5.0)
+        assert cluster.rescale_delay.tolist() == [5.0]
+
+
+class TestEpochResolution:
+    """Epochs of 10.4 s: an end that falls into an interval comes after 10 s, and the next epoch begins there."""
+
+    def finish(self, epochs: float, interval: float) -> float:
+        tables = make_tables([[[[1 / 10.4] * 3]]])
+        settings = {"interval": interval, "decide_on": "interval", "epoch_resolution": 1.0}
+        cluster = make_cluster([job(epochs=epochs)], tables, **settings)
+        start = cluster.time
+        give(cluster, [1])
+        while not cluster.done:
+            cluster.advance()
+        return float(cluster.store.finish_time[0] - start)
+
+    def test_every_epoch_end_is_rounded(self):
+        assert self.finish(3.0, 1000.0) == 30.0
+
+    def test_an_interval_in_mid_epoch_counts_anew(self):
+        # 8 s of the first epoch in the first interval; 2.4 s left in the second, rounded to 2; then 10.
+        assert self.finish(2.0, 8.0) == pytest.approx(8.0 + 2.0 + 6.0 + 4.0)
+
+    def test_halves_go_to_the_even_number(self):
+        tables = make_tables([[[[1 / 10.5] * 3]]])
+        cluster = make_cluster([job(epochs=1.0)], tables, interval=100, decide_on="interval", epoch_resolution=1.0)
+        give(cluster, [1])
+        cluster.advance()
+        assert cluster.store.finish_time[0] == 110.0
