@@ -19,39 +19,49 @@ CLASSES = 3
 
 JOB = np.dtype(
     [
-        ("submit_time", "f8"),
-        ("epochs", "f8"),
-        ("data_size", "f8"),
+        # What every advance touches comes first, so that it shares cache lines.
+        ("gpus", "i8"),
+        ("rescale_left", "f8"),
+        ("finish_at", "f8"),
+        ("clock", "f8"),
         ("scale", "f8"),
         ("progress", "f8"),
-        ("rescale_left", "f8"),
+        ("epoch", "i8"),
+        ("epoch_start", "f8"),
+        ("epoch_end", "f8"),
+        ("rate", "f8"),
+        ("slope", "f8"),
+        ("gain_scale", "f8"),
+        ("accuracy", "f8"),
+        ("trained", "f8"),
         ("attained_service", "f8"),
+        ("priority", "i8"),
+        ("wait_start", "f8"),
+        ("min_gpus", "i8"),
+        ("requested_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("submit_time", "f8"),
         ("start_time", "f8"),
         ("finish_time", "f8"),
-        ("wait_start", "f8"),
-        ("finish_at", "f8"),
+        ("epochs", "f8"),
+        ("data_size", "f8"),
         ("base_progress", "f8"),
-        ("trained", "f8"),
-        ("clock", "f8"),
-        ("accuracy", "f8"),
-        ("gain_scale", "f8"),
-        ("requested_gpus", "i8"),
-        ("min_gpus", "i8"),
-        ("max_gpus", "i8"),
-        ("priority", "i8"),
         ("type_index", "i8"),
-        ("gpus", "i8"),
-        ("rescales", "i8"),
         ("row", "i8"),
+        ("rescales", "i8"),
         ("peak", "i8"),
     ],
     align=True,
 )
-"""Fields of `rlpto.jobs.JobStore`, and further: finish_at [s], when the job will finish if nothing changes
-(infinity without GPUs); row of the speed tables it runs at; peak, most GPUs held so far; base_progress
-[epochs] and trained [s], where it stood at its last change of GPUs and how long it has trained since:
-together they say what its last checkpoint holds; clock [s], where it stands on the time axis of its row;
-accuracy reached, and gain_scale, 1 / all the accuracy it can gain (0: none)."""
+"""Fields of `rlpto.jobs.JobStore`, and further:
+
+finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
+row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
+epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
+slope [accuracy per epoch] in it: read from the tables once an epoch, see `enter_epoch`.
+accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
+base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
+trained since; together they say what its last checkpoint holds. peak: most GPUs held so far."""
 
 CLUSTER = np.dtype(
     [

@@ -15,7 +15,13 @@ from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, 
 from rlpto.placement import main_node, release, shrink_in_place, span, take_most_free, take_packed
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import next_toggle_after
-from rlpto.simulator.training import accuracy_at, progress_at, progress_in_steps, work_seconds
+from rlpto.simulator.training import (
+    accuracy_at,
+    enter_epoch,
+    last_epoch,
+    progress_in_steps,
+    work_seconds,
+)
 
 
 @njit(cache=True)
@@ -72,7 +78,7 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
     w.clusters[b].logged += 1
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def start_running(w: World, b: int, j: int) -> None:
     """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
     job, cluster = w.jobs[b, j], w.clusters[b]
@@ -90,13 +96,15 @@ def start_running(w: World, b: int, j: int) -> None:
         cluster.rescales += 1
         cluster.rescale_seconds += delay
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
+    epoch = min(int(job.progress), w.rates.shape[1] - 1)
+    enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
     if w.rules[0].resolution == 0.0:
         work = work_seconds(w.rates, w.elapsed, job.row, job.epochs)
         # Rounding must not let a job that is all but done finish in the past.
         job.finish_at = cluster.time + delay + max(0.0, work - job.clock) / job.scale
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]
@@ -109,6 +117,26 @@ def stop_running(w: World, b: int, j: int, now: float) -> None:
     job.wait_start = now
 
 
+@njit(cache=True)
+def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
+    """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
+    get most GPUs first (they need whole nodes), first of equals first."""
+    if most_free:
+        turn = np.empty(len(order), dtype=np.int64)
+        for place in range(len(order)):
+            turn[order[place]] = place
+        growing[:] = growing[np.argsort(turn[growing])]
+    elif len(growing) > 16:
+        growing[:] = growing[np.argsort(-gpus[growing], kind="mergesort")]
+    else:  # few rows: sorting in place spares the memory that argsort takes
+        for k in range(1, len(growing)):
+            row, at = growing[k], k
+            while at > 0 and gpus[growing[at - 1]] < gpus[row]:
+                growing[at] = growing[at - 1]
+                at -= 1
+            growing[at] = row
+
+
 @njit(cache=True, inline="always")
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
@@ -117,7 +145,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
     are not touched.
     """
     now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
-    growing = 0
+    growing, count = index, 0  # rows that get more GPUs (an array of their own is made for the first of them)
     for i in range(len(index)):
         j = index[i]
         job = jobs[j]
@@ -134,17 +162,16 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
             log_change(w, b, j, now)
         else:
             release(w.nodes[b, j], job.gpus, free)
-            growing += 1
-    if growing == 0:
-        return
-    if growing > 1 and not most_free:  # large jobs first: they need whole nodes
-        order = np.argsort(-gpus, kind="mergesort")
-    for i in order:
+            if count == 0:
+                growing = np.empty(len(index) - i, dtype=np.int64)
+            growing[count] = i
+            count += 1
+    if count > 1:
+        sort_growing(growing[:count], gpus, order, most_free)
+    for k in range(count):
+        i = growing[k]
         j = index[i]
-        job = jobs[j]
-        if job.gpus == gpus[i]:
-            continue
-        nodes = w.nodes[b, j]
+        job, nodes = jobs[j], w.nodes[b, j]
         if most_free:
             take_most_free(nodes, gpus[i], free)
         else:
@@ -194,7 +221,8 @@ def train_jobs(w: World, b: int, until: float) -> None:
             continue
         delay = min(job.rescale_left, seconds)
         job.rescale_left -= delay
-        before, after, unused, finished = job.progress, job.epochs, 0.0, True
+        before, after, unused = job.progress, job.epochs, 0.0
+        finished, same_epoch = True, False
         if resolution > 0.0:
             after, unused = progress_in_steps(
                 rates, job.row, job.scale, before, job.epochs, seconds - delay, resolution
@@ -205,8 +233,13 @@ def train_jobs(w: World, b: int, until: float) -> None:
         else:
             finished = False
             job.clock += (seconds - delay) * job.scale
+            same_epoch = job.clock < job.epoch_end
+            if not same_epoch:
+                epoch = last_epoch(elapsed, job.row, job.epoch, rates.shape[1], job.clock)
+                enter_epoch(job, rates, elapsed, curves, types[job.type_index].epochs, epoch)
+            after = job.epoch + (job.clock - job.epoch_start) * job.rate
             # Rounding must neither take work back nor finish a job early.
-            after = max(before, min(after, progress_at(rates, elapsed, job.row, int(before), job.clock)))
+            after = max(before, min(job.epochs, after))
         held = seconds - unused
         job.progress = after
         job.trained += held - delay
@@ -214,7 +247,10 @@ def train_jobs(w: World, b: int, until: float) -> None:
         gpu_seconds += job.gpus * held
         unfinished += held
         if after > before:
-            accuracy = accuracy_at(curves, job.type_index, types[job.type_index].epochs, after)
+            if same_epoch:
+                accuracy = job.accuracy + (after - before) * job.slope
+            else:
+                accuracy = accuracy_at(curves, job.type_index, types[job.type_index].epochs, after)
             gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
             job.accuracy = accuracy
         if finished:
@@ -271,7 +307,9 @@ def stop_jobs_of(w: World, b: int, node: int) -> None:
         saved = np.floor(job.trained / interval) * interval * job.scale
         start = job.base_progress
         clock = work_seconds(w.rates, w.elapsed, job.row, start) + saved
-        back = max(start, min(job.progress, progress_at(w.rates, w.elapsed, job.row, int(start), clock)))
+        epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
+        reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
+        back = max(start, min(job.progress, reached))
         accuracy = accuracy_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
         w.accuracy_gain[b, job.priority] += (accuracy - job.accuracy) * job.gain_scale
         job.accuracy = accuracy

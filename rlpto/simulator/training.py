@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -17,13 +19,37 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
 
 
 @njit(cache=True, inline="always")
-def progress_at(rates: FloatArray, elapsed: FloatArray, row: int, epoch: int, clock: float) -> float:
-    """Epochs done when the row's curve has run for `clock` seconds; `epoch`: one that had begun by then."""
-    last = rates.shape[1] - 1
-    epoch = min(epoch, last)  # later ones are not in the tables: they repeat the last
-    while epoch < last and elapsed[row, epoch + 1] <= clock:
+def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
+    """The epoch that the row's curve is in after `clock` seconds; `epoch`: one that had begun by then.
+
+    epochs: how many the tables hold; later ones repeat the last.
+    """
+    epoch = min(epoch, epochs - 1)
+    while epoch < epochs - 1 and elapsed[row, epoch + 1] <= clock:
         epoch += 1
-    return float(epoch + (clock - elapsed[row, epoch]) * rates[row, epoch])
+    return epoch
+
+
+@njit(cache=True, inline="always")
+def enter_epoch(
+    job: Any, rates: FloatArray, elapsed: FloatArray, curves: FloatArray, measured: int, epoch: int
+) -> None:
+    """Read from the tables what holds for a JOB record while its clock is in `epoch`.
+
+    curves: accuracy [T, P + 1], known for `measured` epochs of the job's type and flat from there on.
+    """
+    row = job.row
+    job.epoch = epoch
+    job.epoch_start = elapsed[row, epoch]
+    job.epoch_end = elapsed[row, epoch + 1]
+    job.rate = rates[row, epoch]
+    past_tables = epoch == rates.shape[1] - 1 and job.clock >= job.epoch_end
+    if past_tables:
+        job.epoch_end = np.inf
+    if epoch < measured and not past_tables:
+        job.slope = curves[job.type_index, epoch + 1] - curves[job.type_index, epoch]
+    else:
+        job.slope = 0.0
 
 
 @njit(cache=True)
