@@ -54,6 +54,9 @@ class WatchedCluster(SimulatedCluster):
         if not self.case.settings.failures.mtbf_hours:
             assert (self.store.progress >= progress).all(), "work is never lost"
         assert (self.store.progress <= self.store.epochs).all()
+        came = self.store.submit_time <= self.time
+        on_curve = self.table_of(np.arange(len(self.jobs))).accuracy
+        assert self._world.jobs["accuracy"][0, came] == pytest.approx(on_curve[came], rel=1e-9)
         self.check_nodes()
         return report
 
