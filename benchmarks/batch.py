@@ -28,14 +28,14 @@ HOUR = 3600.0
 
 
 def workload(tables: SpeedTables, jobs: int, gap: float, seed: int) -> list[Job]:
-    """Elastic jobs of 1 to 4 requested GPUs and 0.2 to 3 hours on one GPU, one every `gap` seconds on average."""
+    """Elastic jobs of 1 to 4 requested GPUs and 0.5 to 8 hours on one GPU, one every `gap` seconds on average."""
     rng = np.random.default_rng(seed)
     alone = tables.elapsed[tables.row[:, 0, 1], tables.epochs]
     submits = np.cumsum(rng.exponential(gap, jobs))
     made = []
     for number, submit in enumerate(submits):
         kind = int(rng.integers(len(tables.types)))
-        share = rng.uniform(0.2, 3.0) * HOUR / alone[kind]
+        share = rng.uniform(0.5, 8.0) * HOUR / alone[kind]
         gpus = int(rng.integers(1, 5))
         size = float(tables.samples[kind] * share)
         epochs = float(tables.epochs[kind])
@@ -48,7 +48,7 @@ def main() -> None:
     arguments = _common.parser(__doc__.split("\n")[0])
     arguments.add_argument("--decisions", type=int, default=2000, help="decisions of each cluster in a repeat")
     arguments.add_argument("--repeats", type=int, default=7)
-    arguments.add_argument("--gap", type=float, default=70.0, help="mean seconds between submissions")
+    arguments.add_argument("--gap", type=float, default=315.0, help="mean seconds between submissions")
     options = arguments.parse_args()
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.compiled import njit
 from rlpto.errors import JobError
 from rlpto.performance.tables import JobType, SpeedTables
 
@@ -333,7 +333,7 @@ class JobTable:
         return np.lexsort((key, self.effective_priority))
 
 
-@njit(cache=True)
+@njit()
 def gather_speeds(
     rates: FloatArray, packed: IntArray, type_index: IntArray, epoch: IntArray, scale: FloatArray
 ) -> FloatArray:

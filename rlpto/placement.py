@@ -8,19 +8,18 @@ simulator, under which a job whose size changes is placed anew.
 
 from __future__ import annotations
 
-from numba import njit
-
 from rlpto.arrays import AnyArray, IntArray
+from rlpto.compiled import kernel
 
 
-@njit(cache=True)
+@kernel()
 def release(nodes: AnyArray, held: int, free: IntArray) -> None:
     """Give all GPUs of a job back: nodes [G] holds the node of each of its `held` GPUs."""
     for i in range(held):
         free[nodes[i]] += 1
 
 
-@njit(cache=True)
+@kernel()
 def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
     """Fill nodes[:count] from the emptiest node, then the next. The cluster must have `count` free."""
     held = 0
@@ -36,7 +35,7 @@ def take_most_free(nodes: AnyArray, count: int, free: IntArray) -> None:
             held += 1
 
 
-@njit(cache=True)
+@kernel()
 def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
     """Fill nodes[:count] spanning few nodes. `home`: node to prefer where it is as good, or -1.
 
@@ -65,7 +64,7 @@ def take_packed(nodes: AnyArray, count: int, free: IntArray, home: int) -> None:
             held += 1
 
 
-@njit(cache=True)
+@kernel()
 def main_node(nodes: AnyArray, held: int) -> int:
     """The node that holds most of a job's GPUs (first of equals), -1 if it holds none."""
     best, most = -1, 0
@@ -79,7 +78,7 @@ def main_node(nodes: AnyArray, held: int) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel()
 def shrink_in_place(nodes: AnyArray, held: int, count: int, free: IntArray) -> None:
     """Give GPUs back until `count` are left, emptying the nodes with fewest of the job's GPUs first."""
     while held > count:
@@ -97,7 +96,7 @@ def shrink_in_place(nodes: AnyArray, held: int, count: int, free: IntArray) -> N
         held -= given
 
 
-@njit(cache=True)
+@kernel()
 def span(nodes: AnyArray, held: int) -> int:
     """Number of nodes a job spans (runs of equal node numbers)."""
     groups = 0
@@ -105,3 +104,12 @@ def span(nodes: AnyArray, held: int) -> int:
         if i == 0 or nodes[i] != nodes[i - 1]:
             groups += 1
     return groups
+
+
+@kernel()
+def holds(nodes: AnyArray, held: int, node: int) -> bool:
+    """True if one of a job's `held` GPUs is on `node`."""
+    for i in range(held):  # noqa: SIM110 - compiled code without memory knows no generators
+        if nodes[i] == node:
+            return True
+    return False

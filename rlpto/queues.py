@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-from numba import njit
 from pydantic import Field
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
 from rlpto.settings import Settings
 
@@ -146,7 +146,7 @@ def check_order(order: Any, count: int, policy: str) -> IntArray | None:
     return array.astype(np.int64)
 
 
-@njit(cache=True)
+@njit()
 def is_permutation(order: IntArray) -> bool:
     """True if every number from 0 to len - 1 stands in `order` once."""
     seen = np.zeros(len(order), dtype=np.bool_)
@@ -157,7 +157,7 @@ def is_permutation(order: IntArray) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel()
 def order_rows(
     index: IntArray,
     priority: IntArray,
@@ -201,7 +201,7 @@ def order_rows(
             at_low += 1
 
 
-@njit(cache=True)
+@kernel()
 def next_promotion(
     priority: IntArray, effective: IntArray, wait_start: FloatArray, aging_normal: float, aging_low: float
 ) -> float:
@@ -217,7 +217,7 @@ def next_promotion(
     return earliest
 
 
-@njit(cache=True)
+@kernel()
 def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tuple[int, int]:
     """First row whose GPUs break its limits (-1: none), and the sum of all."""
     total = 0
@@ -228,7 +228,7 @@ def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tupl
     return -1, total
 
 
-@njit(cache=True)
+@kernel()
 def trim(
     gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool, given: IntArray
 ) -> None:
@@ -244,7 +244,7 @@ def trim(
         shrink_lower_classes(given, min_gpus, effective, left)
 
 
-@njit(cache=True)
+@njit()
 def shrink_lower_classes(given: IntArray, min_gpus: IntArray, effective: IntArray, left: int) -> None:
     """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
     of what those hold above their own min_gpus, the last rows giving first. `given` is changed.

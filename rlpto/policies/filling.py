@@ -7,13 +7,13 @@ All take integer arrays over the n rows of a table and return GPUs [n] whose sum
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.compiled import njit
 from rlpto.policies.greedy import heapify, replace_top, shrink_top
 
 
-@njit(cache=True)
+@njit()
 def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
     """All or nothing: each row of `order` in turn gets its wish if that still fits, else none."""
     gpus = np.zeros(len(wish), dtype=np.int64)
@@ -25,7 +25,7 @@ def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
     return gpus
 
 
-@njit(cache=True)
+@njit()
 def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, backfill: bool) -> IntArray:
     """Running rows keep what they hold; waiting rows of `order` in turn get their wish if it fits.
 
@@ -49,7 +49,7 @@ def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, 
     return gpus
 
 
-@njit(cache=True)
+@njit()
 def fill_in_order(order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
     """Each row of `order` in turn gets as many GPUs as are left, within its limits, else none."""
     gpus = np.zeros(len(lowest), dtype=np.int64)
@@ -61,7 +61,7 @@ def fill_in_order(order: IntArray, lowest: IntArray, highest: IntArray, capacity
     return gpus
 
 
-@njit(cache=True)
+@njit()
 def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: int) -> IntArray:
     """Water-filling: raise one common level, each row within its own limits.
 
@@ -103,7 +103,7 @@ def fill_evenly(lowest: IntArray, highest: IntArray, held: IntArray, capacity: i
     return gpus
 
 
-@njit(cache=True)
+@njit()
 def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
     """Whole GPUs in proportion to `share` [n] >= 0, by Webster's method (divisors 1/2, 3/2, ...).
 
@@ -139,7 +139,7 @@ EARLY = 1e-6
 """Seconds by which a limit may be announced early, so that rounding never announces it too late."""
 
 
-@njit(cache=True)
+@njit()
 def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> float:
     """Seconds until the first row reaches `limit` [n] GPU-seconds of service; infinity if none will."""
     seconds = np.inf

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.compiled import njit
 
 
 class Steps(NamedTuple):
@@ -27,7 +27,7 @@ class Steps(NamedTuple):
     gain: FloatArray
 
 
-@njit(cache=True)
+@njit()
 def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Steps:
     """Steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
     count, width = value.shape
@@ -59,7 +59,7 @@ def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Steps:
     return Steps(target, gain)
 
 
-@njit(cache=True)
+@njit()
 def grow(
     gpus: IntArray, target: IntArray, score: FloatArray, lowest: IntArray, capacity: int, threshold: float
 ) -> IntArray:
@@ -98,20 +98,20 @@ def grow(
     return gpus
 
 
-@njit(cache=True)
+@njit()
 def heapify(heap: IntArray, size: int, key: FloatArray) -> None:
     """Order `heap[:size]`, row numbers, so that the row with the largest key, first of equals, is on top."""
     for at in range(size // 2 - 1, -1, -1):
         _sift_down(heap, size, key, at)
 
 
-@njit(cache=True)
+@njit()
 def replace_top(heap: IntArray, size: int, key: FloatArray) -> None:
     """Put the top row where it belongs after its key has changed."""
     _sift_down(heap, size, key, 0)
 
 
-@njit(cache=True)
+@njit()
 def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
     """Drop the top row; returns the new size."""
     heap[0] = heap[size - 1]
@@ -119,7 +119,7 @@ def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
     return size - 1
 
 
-@njit(cache=True)
+@njit()
 def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
     row = heap[at]
     while 2 * at + 1 < size:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.compiled import njit
 from rlpto.policies.greedy import Steps, grow, hull_steps
 from rlpto.policies.index_weights import INDEX_FEATURES, IndexWeights, load_index_weights
 from rlpto.policies.speeds import unit_speed
@@ -111,7 +111,7 @@ def index_scores(state: ClusterState, steps: Steps, weights: FloatArray) -> Floa
     )
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _score_steps(
     target: IntArray,
     gain: FloatArray,

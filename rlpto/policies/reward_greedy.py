@@ -20,11 +20,11 @@ GPUs go to the largest value per GPU, along the concave hull, until nothing more
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from pydantic import Field
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.compiled import njit
 from rlpto.jobs import JobTable
 from rlpto.policies.greedy import grow, hull_steps
 from rlpto.policies.speeds import unit_speed
@@ -97,7 +97,7 @@ def expected_reward(jobs: JobTable, horizon: float, weights: RewardWeights) -> F
     )
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _value(
     speed: FloatArray,
     remaining: FloatArray,

@@ -122,7 +122,7 @@ class World(NamedTuple):
     accuracy_gain: [B, CLASSES] sums since the last decision. machines: [B, N] NODE.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
-    types: [T] TYPE. rules: [1] RULES.
+    types: [T] TYPE. rules: [1] RULES. scratch: [M] memory that compiled code may use as it likes.
     """
 
     jobs: AnyArray
@@ -141,6 +141,7 @@ class World(NamedTuple):
     accuracy: FloatArray
     types: AnyArray
     rules: AnyArray
+    scratch: IntArray
 
 
 def build_world(
@@ -178,6 +179,7 @@ def build_world(
         accuracy=np.ascontiguousarray(tables.accuracy),
         types=compile_types(tables, settings.rescale_delay),
         rules=compile_rules(settings, seed),
+        scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 
 

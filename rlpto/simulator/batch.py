@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Node, total_gpus
+from rlpto.compiled import kernel, njit
 from rlpto.jobs import Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.queues import QueueSettings, order_rows, trim
@@ -58,11 +58,23 @@ class BatchSimulator:
         Returns how many of them had an active job, over all clusters.
         """
         queue = self._queue
-        aging = (queue.aging_normal, queue.aging_low)
-        return int(run_requested(self.world, self._start, self._promoted, *aging, queue.shrink_lower, decisions))
+        jobs = self.world.jobs.shape[1]
+        return int(
+            run_requested(
+                self.world,
+                self._start,
+                self._promoted,
+                queue.aging_normal,
+                queue.aging_low,
+                queue.shrink_lower,
+                decisions,
+                np.empty((8, jobs), dtype=np.int64),
+                np.empty(jobs),
+            )
+        )
 
 
-@njit(cache=True)
+@njit()
 def begin(w: World, start: World, promoted: IntArray, b: int) -> None:
     """Put cluster b back to the start of its workload and run it to its first decision."""
     w.jobs[b] = start.jobs[b]
@@ -75,7 +87,7 @@ def begin(w: World, start: World, promoted: IntArray, b: int) -> None:
     advance(w, b)
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def admit_wishes(
     w: World,
     promoted: IntArray,
@@ -117,7 +129,7 @@ def admit_wishes(
     apply_allocation(w, b, index[:count], gpus[:count], rows[:count])
 
 
-@njit(cache=True)
+@kernel()
 def run_requested(
     w: World,
     start: World,
@@ -126,11 +138,11 @@ def run_requested(
     aging_low: float,
     shrink_lower: bool,
     decisions: int,
+    scratch: IntArray,
+    since: FloatArray,
 ) -> int:
-    """See `BatchSimulator.run_requested`."""
+    """See `BatchSimulator.run_requested`; scratch, since: as in `admit_wishes`."""
     taken = 0
-    scratch = np.empty((8, w.jobs.shape[1]), dtype=np.int64)
-    since = np.empty(w.jobs.shape[1])
     for b in range(len(w.clusters)):
         cluster, jobs, active = w.clusters[b], w.jobs[b], w.active[b]
         for _ in range(decisions):

@@ -6,12 +6,12 @@ So a node's failures do not depend on what the policy does, and every policy mee
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from rlpto.compiled import kernel
 from rlpto.simulator.arrays import World
 
 
-@njit(cache=True)
+@kernel()
 def uniform(seed: int, node: int, toggles: int) -> float:
     """A number in (0, 1), the SplitMix64 finaliser (Steele, Lea, Flood 2014) of the three arguments."""
     z = np.uint64(0)
@@ -23,7 +23,7 @@ def uniform(seed: int, node: int, toggles: int) -> float:
     return float((float(z >> np.uint64(11)) + 0.5) / 9007199254740992.0)  # 2**53
 
 
-@njit(cache=True)
+@kernel()
 def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: int) -> float:
     """Time of a node's next failure or repair: exponential with `mean` seconds, never if mean is 0."""
     if mean == 0.0:
@@ -31,7 +31,7 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
     return float(now - mean * np.log(uniform(seed, node, toggles)))
 
 
-@njit(cache=True)
+@kernel()
 def schedule_failures(w: World, b: int) -> None:
     """Draw the first failure of every node of cluster b."""
     rules, cluster = w.rules[0], w.clusters[b]

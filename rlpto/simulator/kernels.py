@@ -8,11 +8,11 @@ the world over costs a third of a microsecond a call.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import IntArray
+from rlpto.compiled import kernel, njit
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
-from rlpto.placement import main_node, release, shrink_in_place, span, take_most_free, take_packed
+from rlpto.placement import holds, main_node, release, shrink_in_place, span, take_most_free, take_packed
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import next_toggle_after
 from rlpto.simulator.training import (
@@ -24,7 +24,7 @@ from rlpto.simulator.training import (
 )
 
 
-@njit(cache=True)
+@njit()
 def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     """Row measured for exactly the placement of job j, or -1."""
     job, nodes = w.jobs[b, j], w.nodes[b, j]
@@ -50,7 +50,7 @@ def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     return -1
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def speed_row(w: World, b: int, j: int) -> int:
     """Row of the speed tables for the placement job j has now."""
     job = w.jobs[b, j]
@@ -64,7 +64,7 @@ def speed_row(w: World, b: int, j: int) -> int:
     return int(w.row[job.type_index, min(spanned, w.row.shape[1]) - 1, job.gpus])
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def log_change(w: World, b: int, j: int, time: float) -> None:
     """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
     if w.log.shape[1] == 0:
@@ -78,7 +78,7 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
     w.clusters[b].logged += 1
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def start_running(w: World, b: int, j: int) -> None:
     """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
     job, cluster = w.jobs[b, j], w.clusters[b]
@@ -104,7 +104,7 @@ def start_running(w: World, b: int, j: int) -> None:
         job.finish_at = cluster.time + delay + max(0.0, work - job.clock) / job.scale
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]
@@ -117,7 +117,7 @@ def stop_running(w: World, b: int, j: int, now: float) -> None:
     job.wait_start = now
 
 
-@njit(cache=True)
+@njit()
 def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: int) -> None:
     """Sort rows into the order in which they are placed: as `order` says under most_free, else those that
     get most GPUs first (they need whole nodes), first of equals first."""
@@ -137,7 +137,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
             growing[at] = row
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
 
@@ -145,7 +145,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
     are not touched.
     """
     now, most_free, free, jobs = w.clusters[b].time, w.rules[0].most_free, w.free[b], w.jobs[b]
-    growing, count = index, 0  # rows that get more GPUs (an array of their own is made for the first of them)
+    growing, count = w.scratch, 0  # rows that get more GPUs
     for i in range(len(index)):
         j = index[i]
         job = jobs[j]
@@ -162,8 +162,6 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
             log_change(w, b, j, now)
         else:
             release(w.nodes[b, j], job.gpus, free)
-            if count == 0:
-                growing = np.empty(len(index) - i, dtype=np.int64)
             growing[count] = i
             count += 1
     if count > 1:
@@ -182,7 +180,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
         log_change(w, b, j, now)
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def join_arrivals(w: World, b: int) -> None:
     """Make every job active whose submit time has come."""
     cluster = w.clusters[b]
@@ -200,7 +198,7 @@ def join_arrivals(w: World, b: int) -> None:
         cluster.changed = 1
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def train_jobs(w: World, b: int, until: float) -> None:
     """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
     # Arrays are taken out of the world once: each access to one costs a reference count, and this
@@ -268,7 +266,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
     cluster.time = until
 
 
-@njit(cache=True)
+@kernel()
 def toggle_nodes(w: World, b: int) -> None:
     """Fail or repair the nodes whose time has come."""
     cluster, rules = w.clusters[b], w.rules[0]
@@ -294,7 +292,7 @@ def toggle_nodes(w: World, b: int) -> None:
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
 
 
-@njit(cache=True)
+@kernel()
 def stop_jobs_of(w: World, b: int, node: int) -> None:
     """Stop every job that holds a GPU of a failing node and take it back to its last checkpoint: the
     latest whole checkpoint interval of training since its last change of GPUs."""
@@ -302,7 +300,7 @@ def stop_jobs_of(w: World, b: int, node: int) -> None:
     for i in range(w.clusters[b].active):
         j = w.active[b, i]
         job = w.jobs[b, j]
-        if not np.any(w.nodes[b, j, : job.gpus] == node):
+        if not holds(w.nodes[b, j], job.gpus, node):
             continue
         saved = np.floor(job.trained / interval) * interval * job.scale
         start = job.base_progress
@@ -318,21 +316,21 @@ def stop_jobs_of(w: World, b: int, node: int) -> None:
         log_change(w, b, j, now)
 
 
-@njit(cache=True)
+@kernel()
 def tick_after(time: float, interval: float) -> float:
     """The first multiple of `interval` later than `time`, however division rounds: time must pass."""
     nearest = np.rint(time / interval)
     return float(nearest * interval if nearest * interval > time else (nearest + 1.0) * interval)
 
 
-@njit(cache=True)
+@kernel()
 def tick_from(time: float, interval: float) -> float:
     """The first multiple of `interval` not earlier than `time`."""
     nearest = np.rint(time / interval)
     return float(nearest * interval if nearest * interval >= time else (nearest + 1.0) * interval)
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def next_decision(w: World, b: int) -> float:
     """Time of the next decision: the next tick at which a job is there or, if asked for, the next event.
 
@@ -353,7 +351,7 @@ def next_decision(w: World, b: int) -> float:
     return float(event if idle else min(tick, event))
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def clear_sums(w: World, b: int) -> None:
     """Begin a new interval's sums."""
     cluster = w.clusters[b]
@@ -366,7 +364,7 @@ def clear_sums(w: World, b: int) -> None:
     cluster.finished = 0
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
@@ -384,14 +382,14 @@ def advance(w: World, b: int) -> None:
     join_arrivals(w, b)
 
 
-@njit(cache=True)
+@kernel()
 def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int]:
     """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log."""
     cluster = w.clusters[b]
     return cluster.time, cluster.capacity, cluster.held, cluster.active, cluster.changed, cluster.logged
 
 
-@njit(cache=True)
+@kernel()
 def apply_and_look(
     w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray
 ) -> tuple[float, int, int, int, int, int]:
@@ -400,7 +398,7 @@ def apply_and_look(
     return outlook(w, b)
 
 
-@njit(cache=True)
+@kernel()
 def advance_and_look(
     w: World, b: int
 ) -> tuple[

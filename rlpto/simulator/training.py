@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from rlpto.arrays import FloatArray
+from rlpto.compiled import kernel
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: float) -> float:
     """Seconds the row's curve takes from epoch 0 to `progress` epochs."""
     last = rates.shape[1] - 1
@@ -18,7 +18,7 @@ def work_seconds(rates: FloatArray, elapsed: FloatArray, row: int, progress: flo
     return float(elapsed[row, epoch] + (progress - epoch) / rates[row, epoch])
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: float) -> int:
     """The epoch that the row's curve is in after `clock` seconds; `epoch`: one that had begun by then.
 
@@ -30,7 +30,7 @@ def last_epoch(elapsed: FloatArray, row: int, epoch: int, epochs: int, clock: fl
     return epoch
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def enter_epoch(
     job: Any, rates: FloatArray, elapsed: FloatArray, curves: FloatArray, measured: int, epoch: int
 ) -> None:
@@ -52,7 +52,7 @@ def enter_epoch(
         job.slope = 0.0
 
 
-@njit(cache=True)
+@kernel()
 def progress_in_steps(
     rates: FloatArray, row: int, scale: float, progress: float, target: float, seconds: float, resolution: float
 ) -> tuple[float, float]:
@@ -74,7 +74,7 @@ def progress_in_steps(
     return progress, seconds
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def accuracy_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
     """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
     at = min(progress, float(epochs))

@@ -1,0 +1,73 @@
+"""Compilation by numba, with a cache on disk that cannot go stale.
+
+numba's own cache looks at the file of the function alone: change a function that others call, or a
+constant they import, and they keep running the old code from their cache. Here the cache lies in a
+folder named after the content of all sources that compiled code is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
+
+PACKAGE = Path(__file__).resolve().parent
+SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py")
+"""Where compiled functions, and the constants in them, come from."""
+
+
+def njit(**options: Any) -> Callable[[Function], Function]:
+    """Decorator: compile a function on its first call, and keep the machine code for later processes.
+
+    options: those of `numba.njit`, without `cache`.
+    """
+
+    def decorate(function: Function) -> Function:
+        before = _CONFIG.CACHE_DIR
+        _CONFIG.CACHE_DIR = cache_folder()
+        try:
+            # Said even where it is the default: a callee would take it over from a `kernel`.
+            compiled: Any = numba.njit(cache=True, **({"_nrt": True} | options))(function)
+        finally:
+            _CONFIG.CACHE_DIR = before
+        return cast(Function, compiled)
+
+    return decorate
+
+
+def kernel(**options: Any) -> Callable[[Function], Function]:
+    """`njit` for functions that allocate no memory: numba then keeps no reference counts.
+
+    Counting is atomic and happens at every access to an array; in the simulator's short loops it
+    took more time than the work. A function that does allocate fails to compile.
+    """
+    return njit(_nrt=False, **options)
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> str:
+    """Folder of this version's machine code: in $NUMBA_CACHE_DIR, beside the package, or in the user's cache."""
+    name = f"rlpto-{sources_digest(PACKAGE)}"
+    if _CONFIG.CACHE_DIR:
+        return str(Path(_CONFIG.CACHE_DIR) / name)
+    if os.access(PACKAGE, os.W_OK):
+        return str(PACKAGE / "__pycache__" / name)
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlpto" / name)
+
+
+def sources_digest(package: Path) -> str:
+    """Digest of the names and contents of all sources that compiled code is made of."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
+        digest.update(f"{path.relative_to(package)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
