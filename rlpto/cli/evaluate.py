@@ -84,11 +84,18 @@ def _policy_list(text: str) -> list[str]:
 
 
 def _with_reference(config: Config, chosen: bool) -> Config:
-    """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be."""
+    """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be.
+
+    Raises ConfigError if the reference is not evaluated, or two policies go by one name.
+    """
     from rlpto.policies.registry import policy_label
 
+    labels = [policy_label(spec) for spec in config.policies]
+    shared = next((label for label in labels if labels.count(label) > 1), None)
+    if shared is not None:
+        raise ConfigError(f"policies: two are called {shared}, expected a label of its own for each")
     reference = config.evaluation.reference
-    if reference in {*config.policies, *map(policy_label, config.policies)}:
+    if reference in {*config.policies, *labels}:
         return config
     if not chosen:
         listed = ", ".join(config.policies)
@@ -158,15 +165,10 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
-    """The same cells under the labels of their policies. Raises ConfigError if two policies share one."""
+    """The same cells under the labels of their policies."""
     from rlpto.policies.registry import policy_label
 
-    specs = dict.fromkeys(done.cell.policy for done in finished)
-    labels = {spec: policy_label(spec) for spec in specs}
-    shared = next((label for label in labels.values() if list(labels.values()).count(label) > 1), None)
-    if shared is not None:
-        raise ConfigError(f"policies: two are called {shared}, expected a label of its own for each")
-    return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
+    return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
 
 
 def _workload_text(config: Config) -> str:

@@ -212,3 +212,16 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Pat
     assert len(cells(project / "runs/small")) == 2
     assert rlpto("evaluate", "exp.yaml", "--no-report", "-q").code == 0
     assert calls == 3 + 2
+
+
+def test_a_policy_may_go_by_a_label(rlpto) -> None:
+    specs = "fifo,las:label=levelled,levels=[3600]"
+    answer = rlpto("evaluate", "exp.yaml", "--policies", specs, "--set", "evaluation.reference=levelled")
+    assert answer.code == 0, answer.err
+    assert "Paired differences from levelled" in answer.out
+    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "levelled", "lower bound"}
+
+
+def test_two_policies_of_one_label_are_refused(rlpto) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo:label=same,las:label=same")
+    answer.assert_refused("policies: two are called same, expected a label of its own for each")
