@@ -29,30 +29,6 @@ def seconds_to_finish(
     return _seconds(tables, row, scale, epochs, progress)
 
 
-def fastest_gpus(
-    tables: SpeedTables,
-    type_index: IntArray,
-    scale: FloatArray,
-    epochs: FloatArray,
-    max_gpus: IntArray,
-    gpus_per_node: int,
-) -> tuple[IntArray, FloatArray]:
-    """GPUs from 1 to max_gpus [n] on which each job finishes first alone, fewest of equals, and its seconds; [n] each.
-
-    No job that keeps one packed placement from start to finish can complete sooner.
-    """
-    rows = tables.packed_rows(gpus_per_node)
-    best = np.ones(len(type_index), dtype=np.int64)
-    seconds = np.full(len(type_index), np.inf)
-    for gpus in range(1, int(max_gpus.max(initial=0)) + 1):
-        allowed = np.flatnonzero(max_gpus >= gpus)
-        alone = _seconds(tables, rows[type_index[allowed], gpus], scale[allowed], epochs[allowed], 0.0)
-        faster = alone < seconds[allowed]
-        best[allowed[faster]] = gpus
-        seconds[allowed[faster]] = alone[faster]
-    return best, seconds
-
-
 def _seconds(
     tables: SpeedTables, row: IntArray, scale: ArrayLike, epochs: ArrayLike, progress: ArrayLike
 ) -> FloatArray:

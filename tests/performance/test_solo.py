@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.solo import fastest_gpus, seconds_to_finish
+from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 
 TABLES = compile_tables(load_profiles(None), [JobType("bert"), JobType("cifar10")], 16, 4)
@@ -56,14 +56,3 @@ def test_a_packed_placement_measured_by_itself_is_used(measured_folder: Path) ->
 def test_without_gpus_work_takes_for_ever_and_no_work_no_time() -> None:
     seconds = seconds_to_finish(TABLES, np.array([0, 0]), np.ones(2), np.array([2.0, 1.0]), 0, 4, progress=1.0)
     assert seconds.tolist() == [np.inf, 0.0]
-
-
-def test_fastest_is_the_least_of_all_counts() -> None:
-    type_index, scale = np.array([0, 1, 1]), np.array([1.0, 2.0, 1.0])
-    epochs, max_gpus = np.array([2.0, 100.0, 30.5]), np.array([16, 16, 3])
-    gpus, seconds = fastest_gpus(TABLES, type_index, scale, epochs, max_gpus, 4)
-    for i in range(3):
-        counts = np.arange(1, max_gpus[i] + 1)
-        alone = seconds_to_finish(TABLES, type_index[i], scale[i], epochs[i], counts, 4)
-        assert seconds[i] == alone.min()
-        assert gpus[i] == counts[alone.argmin()]
