@@ -30,6 +30,8 @@ from rlpto.settings import Settings
 _COLUMN = {name: column for column, name in enumerate(INDEX_FEATURES)}
 _OF_JOB = slice(_COLUMN["remaining"], _COLUMN["attained"] + 1)
 _OF_HELD = slice(_COLUMN["held"], _COLUMN["held_remaining"] + 1)
+STRICT = 1e6
+"""Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
 SHORTEST = 1.0
 """Remaining times below this many seconds count as this."""
 
@@ -64,11 +66,16 @@ class Index:
 
 
 def index_gpus(state: ClusterState, weights: FloatArray) -> IntArray:
-    """GPUs [n] by index; weights: [features] for all jobs, or [n, features]."""
+    """GPUs [n] by index; weights: [features] for all jobs, or [n, features].
+
+    Whatever the weights, jobs of a higher class start before any job of the lowest class present
+    starts, and before any job grows.
+    """
     jobs = state.jobs
     lowest = jobs.min_gpus
     steps = hull_steps(jobs.speed, lowest, jobs.max_gpus)
     scores = index_scores(state, steps, weights)
+    scores[:, 0] += STRICT * (jobs.effective_priority.max() - jobs.effective_priority)
     return grow(np.zeros_like(lowest), steps.target, scores, lowest, state.capacity, -np.inf)
 
 

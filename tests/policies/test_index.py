@@ -56,6 +56,13 @@ def test_a_large_weight_of_the_start_lets_everyone_in_short_jobs_first() -> None
     assert gpus(jobs, 2, gain=1.0, remaining=-1.0, start=10.0) == [1, 1, 0, 0]
 
 
+def test_no_weights_let_a_lower_class_start_before_a_higher_one() -> None:
+    jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
+    assert gpus(jobs, 1, remaining=-2.0, priority=-5.0) == [1, 0]
+    held = [J(work=1e6, highest=8, priority=1), J(work=10, highest=8, priority=2, held=8)]
+    assert gpus(held, 8, remaining=-2.0, priority=-5.0, held=4.0) == [1, 7]
+
+
 def test_a_higher_class_goes_first() -> None:
     jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
     assert list(make_policy("index")(make_state(jobs, 1)).gpus) == [1, 0]
