@@ -8,7 +8,7 @@ such curve over epochs each; `row` says which row serves (type, nodes spanned, G
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,12 @@ class SpeedTables:
             at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
             rows[:, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[:, k])
         return rows
+
+    def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
+        """The same tables with one rescale delay for every type; None keeps each type's own."""
+        if seconds is None:
+            return self
+        return replace(self, rescale_delay=np.full(len(self.types), seconds))
 
     def type_index(self, job_type: JobType) -> int:
         """Position of a type on the first axis; KeyError if the tables do not hold it."""

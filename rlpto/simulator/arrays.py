@@ -177,16 +177,16 @@ def build_world(
         exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
-        types=compile_types(tables, settings.rescale_delay),
+        types=compile_types(tables),
         rules=compile_rules(settings, seed),
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 
 
-def compile_types(tables: SpeedTables, rescale_delay: float | None) -> AnyArray:
-    """[T] TYPE; a `rescale_delay` in seconds overrides every model's own."""
+def compile_types(tables: SpeedTables) -> AnyArray:
+    """[T] TYPE from the tables."""
     types = np.zeros(len(tables.types), dtype=TYPE)
-    types["delay"] = tables.rescale_delay if rescale_delay is None else rescale_delay
+    types["delay"] = tables.rescale_delay
     types["epochs"] = tables.epochs
     return types
 

@@ -37,6 +37,7 @@ class BatchSimulator:
     ) -> None:
         for jobs in workloads:
             check_jobs_fit(jobs, total_gpus(nodes))
+        tables = tables.with_rescale_delay(settings.rescale_delay)
         records = np.zeros((len(workloads), max(len(jobs) for jobs in workloads)), dtype=JOB)
         for b, jobs in enumerate(workloads):
             records[b, : len(jobs)] = shared_store(JobStore.from_jobs(jobs, tables))[1]

@@ -40,7 +40,7 @@ class SimulatedCluster:
         self.capacity = total_gpus(nodes)
         self.gpus_per_node = max(node.gpus for node in nodes)
         self.jobs = tuple(jobs)
-        self.tables = tables
+        self.tables = tables = tables.with_rescale_delay(settings.rescale_delay)
         self._settings = settings
         self._noise = noise
         self.store, records = shared_store(JobStore.from_jobs(jobs, tables))

@@ -57,3 +57,10 @@ def test_nothing_is_forgotten_however_often_allocations_are_applied():
     assert changes.gpus.tolist() == [1, 0] * 500
     assert np.unique(changes.time).tolist() == [0.0]
     assert cluster.peak_gpus.tolist() == [1]
+
+
+def test_policies_are_told_the_rescale_delay_that_the_settings_impose() -> None:
+    settings = SimulatorSettings(rescale_delay=42.0)
+    cluster = SimulatedCluster((Node(4),), [job()], linear_tables(delay=5.0), settings)
+    assert cluster.state().jobs.rescale_delay.tolist() == [42.0]
+    assert cluster.rescale_delay.tolist() == [42.0]
