@@ -40,8 +40,9 @@ def read_expected(path: Path) -> dict[tuple[str, str], float]:
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             try:
-                expected[row["policy"], row["workload"]] = float(row["mean_jct"])
-            except (KeyError, TypeError, ValueError):
+                workload = row["workload"].removesuffix(".csv")
+                expected[row["policy"].lower(), workload] = float(row["mean_jct"])
+            except (AttributeError, KeyError, TypeError, ValueError):
                 sys.exit(f"error: {path}: expected columns policy, workload, mean_jct (s), got the row {row}")
     if not expected:
         sys.exit(f"error: {path}: no rows, expected columns policy, workload, mean_jct (s)")
@@ -68,7 +69,8 @@ def main() -> None:
     except RlptoError as error:
         sys.exit(f"error: {error}")
     report(rows, options.json)
-    missing = set(expected) - {(row["policy"], row["workload"]) for row in rows}
+    ran = {(row["policy"], row["workload"]) for row in rows}
+    missing = set(expected) - ran if options.expect else set()  # of the published ones, those that are there count
     for policy, workload in sorted(missing):
         print(f"expected {policy} on {workload}, but {workloads} has no such workload", file=sys.stderr)
     sys.exit(1 if missing or not all(row["passed"] for row in rows) else 0)
