@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -44,12 +45,18 @@ def parser(description: str) -> argparse.ArgumentParser:
     return arguments
 
 
+def refuse(message: str) -> NoReturn:
+    """End the program over bad input: one line, exit code 2."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
 def needed(path: Path, given: bool) -> Path:
     """`path` if it is there. Ends the program otherwise: with exit code 2 if the user named it, else skipping."""
     if path.exists():
         return path
     if given:
-        sys.exit(f"error: {path}: no such file or folder")
+        refuse(f"{path}: no such file or folder")
     print(f"skipped: no real data at {path} (set RLPTO_DATA, or name it)")
     sys.exit(0)
 

@@ -8,7 +8,6 @@ in the first hour, in which nearly none finishes.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +41,7 @@ def main() -> None:
         experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
         jobs = crowd(experiment)
     except RlptoError as error:
-        sys.exit(f"error: {error}")
+        _common.refuse(f"{error}")
     names = options.policies.split(",") if options.policies else [info.name for info in available()]
     checks = []
     for name in names:

@@ -43,9 +43,9 @@ def read_expected(path: Path) -> dict[tuple[str, str], float]:
                 workload = row["workload"].removesuffix(".csv")
                 expected[row["policy"].lower(), workload] = float(row["mean_jct"])
             except (AttributeError, KeyError, TypeError, ValueError):
-                sys.exit(f"error: {path}: expected columns policy, workload, mean_jct (s), got the row {row}")
+                _common.refuse(f"{path}: expected columns policy, workload, mean_jct (s), got the row {row}")
     if not expected:
-        sys.exit(f"error: {path}: no rows, expected columns policy, workload, mean_jct (s)")
+        _common.refuse(f"{path}: no rows, expected columns policy, workload, mean_jct (s)")
     return expected
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
         rows = [compare(experiment, window, policy, expected) for window in experiment.windows() for policy in POLICIES]
     except RlptoError as error:
-        sys.exit(f"error: {error}")
+        _common.refuse(f"{error}")
     report(rows, options.json)
     ran = {(row["policy"], row["workload"]) for row in rows}
     missing = set(expected) - ran if options.expect else set()  # of the published ones, those that are there count

@@ -7,7 +7,6 @@ compilation, reading the trace.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import _common
@@ -45,7 +44,7 @@ def main() -> None:
         (window,) = experiment.windows()
         jobs = experiment.jobs(window, 0)
     except RlptoError as error:
-        sys.exit(f"error: {error}")
+        _common.refuse(f"{error}")
     experiment.jobs = lambda *_: jobs  # type: ignore[method-assign]  # mapped once, not in every run
     checks, facts = [], {"trace": trace, "jobs": len(jobs)}
     for policy in POLICIES:

@@ -7,7 +7,6 @@ job list and the whole run, records included. Not counted: compilation, reading 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import _common
@@ -38,7 +37,7 @@ def main() -> None:
         cell = Cell("tiresias", experiment.windows()[0], 0)
         jobs = len(experiment.run_cell(cell).jobs.names)
     except RlptoError as error:
-        sys.exit(f"error: {error}")
+        _common.refuse(f"{error}")
     seconds = _common.cpu_seconds(lambda: experiment.run_cell(cell), options.repeats)
     rate = jobs / seconds
     times = _common.Check("times the Pollux simulator", rate / POLLUX_JOBS_PER_SECOND, "x", TIMES_FASTER, True)
