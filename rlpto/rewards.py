@@ -6,7 +6,6 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.arrays import FloatArray
-from rlpto.cluster import Progress
 from rlpto.settings import Settings
 
 HOUR = 3600.0
@@ -46,11 +45,4 @@ def reward_parts(
             -weights.rescale * np.asarray(rescale_seconds) / HOUR,
         ],
         axis=-1,
-    )
-
-
-def reward_of(progress: Progress, weights: RewardWeights) -> FloatArray:
-    """The reward's four parts [4] for one interval of one cluster."""
-    return reward_parts(
-        progress.accuracy_gain, progress.unfinished, progress.gpu_seconds, progress.rescale_seconds, weights
     )

@@ -10,7 +10,7 @@ import numpy as np
 from rlpto.cluster import Allocation, Cluster, Progress
 from rlpto.errors import PolicyError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
-from rlpto.policies.base import Policy
+from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import DecisionRecords, JobRecords, RunRecord
 from rlpto.rewards import RewardWeights, reward_parts
@@ -36,7 +36,6 @@ def run(
     queue = Queue(queue_settings)
     policy.reset(seed)
     log = DecisionLog()
-    stands_until = getattr(policy, "stands_until", None)
     decide_at = -np.inf
     idle = 0
     while not cluster.done:
@@ -48,8 +47,8 @@ def run(
             cluster.apply(state, allocation)
             log.decided(cluster, latency, allocation)
             decide_at = cluster.time
-            if stands_until is not None:
-                decide_at = min(stands_until(state), queue.stands_until(state))
+            if isinstance(policy, StandingPolicy):
+                decide_at = min(policy.stands_until(state), queue.stands_until(state))
         idle = 0 if cluster.held_gpus else idle + starved(cluster)
         if idle > PATIENCE:
             raise PolicyError(

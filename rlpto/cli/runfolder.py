@@ -13,8 +13,8 @@ from pathlib import Path
 from rlpto import __version__
 from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.evaluation.files import write_text
 from rlpto.experiment import digest
+from rlpto.files import write_text
 from rlpto.settings import Settings
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -28,14 +28,14 @@ not how a cell comes out."""
 
 def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
     """Write the configuration and the versions. Raises CheckpointError if that is not possible."""
-    write_text(folder / CONFIG_FILE, resolved_yaml(config))
+    write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
     content = {
         **versions(),
         "commit": git_commit(),
         "command": command_line(arguments),
         "policy_files": {**_policy_files_there(folder), **policy_files(config)},
     }
-    write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n")
+    write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")
 
 
 def read_run_config(folder: Path) -> Config:

@@ -116,12 +116,11 @@ def calibrate(
     """Measure the statistics of a trace that `generate --like FILE` imitates."""
     import pandas as pd
 
-    from rlpto.evaluation.files import write_text
-    from rlpto.workloads.calibration import calibration_yaml
+    from rlpto.workloads.calibration import write_calibration
     from rlpto.workloads.synthetic import calibrate as measure
     from rlpto.workloads.trace import read_trace
 
     first = None if start is None else pd.Timestamp(start)
     calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
-    write_text(out, calibration_yaml(calibration))
+    write_calibration(calibration, out)
     make_console(quiet).print(f"{out}: statistics of {calibration.days} days")

@@ -17,12 +17,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
 
 from rlpto.arrays import FloatArray
-from rlpto.evaluation.files import write_atomic
 from rlpto.evaluation.formatting import scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
 from rlpto.evaluation.statistics import Interval
 from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
+from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.records import REWARD_PARTS, RunRecord
 from rlpto.rewards import HOUR
@@ -286,8 +286,8 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
     """Write every plot as PNG to `folder`. Raises CheckpointError if a file cannot be written."""
     paths = [folder / f"{plot.name}.png" for plot in plots]
     for path, plot in zip(paths, plots, strict=True):
-        image = png(plot.figure)
-        write_atomic(path, lambda file, image=image: file.write(image))  # type: ignore[misc]
+        with whole_file(path, "a plot") as unfinished:
+            unfinished.write_bytes(png(plot.figure))
     return paths
 
 

@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from rlpto.evaluation.files import write_text
 from rlpto.evaluation.formatting import Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.plots import Plot, all_plots, png
@@ -26,6 +25,7 @@ from rlpto.evaluation.tables import (
     signed_interval,
     warnings,
 )
+from rlpto.files import write_text
 from rlpto.records import RunRecord
 
 PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
@@ -59,7 +59,7 @@ def records_by_policy(finished: Sequence[FinishedCell]) -> dict[str, list[RunRec
 
 def write_report(path: Path, results: Results, plots: Sequence[Plot], about: About) -> None:
     """Write the report. Raises CheckpointError if `path` cannot be written."""
-    write_text(path, report_html(results, plots, about))
+    write_text(path, report_html(results, plots, about), "the report")
 
 
 def make_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]:

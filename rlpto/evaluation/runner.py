@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rlpto import __version__
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.evaluation.files import write_text
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
+from rlpto.files import write_text
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 
@@ -149,7 +149,7 @@ class _Task:
         finished = FinishedCell(cell, measure(record), lower_bound(record, self.weights), _record_path(self, cell))
         save_record(record, finished.path)
         # The JSON file comes last: where it exists, the cell is finished.
-        write_text(self.folder / f"{cell.key}.json", _cell_json(finished, self.fingerprint))
+        write_text(self.folder / f"{cell.key}.json", _cell_json(finished, self.fingerprint), "a cell")
         return finished
 
 

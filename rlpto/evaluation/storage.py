@@ -12,7 +12,7 @@ import numpy as np
 
 from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
-from rlpto.evaluation.files import write_atomic
+from rlpto.files import whole_file
 from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
@@ -33,7 +33,8 @@ def save_record(record: RunRecord, path: Path) -> None:
             arrays[f"{group}.{field.name}"] = np.array(value, dtype=np.str_) if isinstance(value, tuple) else value
     # NumPy's stubs take every keyword for the option allow_pickle.
     save: Callable[..., None] = np.savez_compressed
-    write_atomic(path, lambda file: save(file, allow_pickle=False, **arrays))
+    with whole_file(path, "a record") as unfinished, unfinished.open("wb") as file:
+        save(file, allow_pickle=False, **arrays)
 
 
 def load_record(path: Path) -> RunRecord:

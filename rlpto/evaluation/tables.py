@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rlpto.errors import ConfigError
-from rlpto.evaluation.files import write_text
 from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import FinishedCell
@@ -31,6 +30,7 @@ from rlpto.evaluation.statistics import (
     interquartile_mean,
     mean,
 )
+from rlpto.files import write_text
 
 KEY_METRICS = (
     "reward",
@@ -228,7 +228,7 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
         "paired.csv": pd.DataFrame(_paired_rows(results), columns=_PAIRED_COLUMNS),
     }
     for name, table in tables.items():
-        write_text(folder / name, table.to_csv(index=False, lineterminator="\n"))
+        write_text(folder / name, table.to_csv(index=False, lineterminator="\n"), "a table")
     return [folder / name for name in tables]
 
 
@@ -247,7 +247,7 @@ def write_json(results: Results, path: Path) -> None:
         "summary": [_json_row(row) for row in _summary_rows(results)],
         "paired": [_json_row(row) for row in _paired_rows(results)],
     }
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "results")
 
 
 def column_scale(results: Results, name: str) -> Scale:

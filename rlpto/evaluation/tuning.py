@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.evaluation.files import write_text
+from rlpto.files import write_text
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.settings import Settings
 
@@ -136,7 +136,7 @@ def tune(
             costs.append(cost)
             each_candidate()
         state = search.learn(candidates, costs, state)
-        write_text(checkpoint, _checkpoint_json(state, fingerprint))
+        write_text(checkpoint, _checkpoint_json(state, fingerprint), "the checkpoint")
         each_generation(state)
     return state
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.errors import ProfileError
+from rlpto.files import write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.measurements import Measurements, read_measurements
@@ -52,8 +51,10 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
     if not applications:
         raise ProfileError(f"{folder}: no sub-folder holds a placements.csv")
     texts = {path.name: profile_yaml(fit_profile(read_measurements(path))) for path in applications}
-    out.mkdir(parents=True, exist_ok=True)
-    return [_write(out / f"{name}.yaml", text) for name, text in texts.items()]
+    paths = [out / f"{name}.yaml" for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_text(path, text, "a profile", ProfileError)
+    return paths
 
 
 def measured_applications(folder: Path) -> list[Path]:
@@ -99,17 +100,3 @@ def fit_profile(measured: Measurements) -> Profile:
 def _digits(value: float, count: int) -> float:
     """The value to `count` significant digits."""
     return float(f"{value:.{count}g}")
-
-
-def _write(path: Path, text: str) -> Path:
-    """Write a whole file or none of it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path

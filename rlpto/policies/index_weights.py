@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from pydantic import Field, ValidationError
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import CheckpointError, ConfigError
+from rlpto.files import write_text
 from rlpto.settings import Settings
 from rlpto.yamlfile import read_yaml
 
@@ -67,13 +66,7 @@ INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 def save_index_weights(weights: IndexWeights, path: Path) -> None:
     """Write a weights file, whole or not at all. Raises CheckpointError if that is not possible."""
     text = yaml.safe_dump({"format": FORMAT, "weights": weights.model_dump()}, sort_keys=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot write index weights: {error.strerror or error}") from None
+    write_text(path, text, "index weights")
 
 
 def load_index_weights(path: Path) -> IndexWeights:

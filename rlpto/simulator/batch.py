@@ -9,6 +9,7 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Node, total_gpus
 from rlpto.compiled import kernel, njit
+from rlpto.errors import ConfigError
 from rlpto.jobs import Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.queues import QueueSettings, order_rows, trim
@@ -46,7 +47,7 @@ class BatchSimulator:
         self.world.clusters["jobs"] = [len(jobs) for jobs in workloads]
         self._queue = queue or QueueSettings()
         if self._queue.inside != "fifo":
-            raise ValueError(f"a batch serves each class first in, first out: queue.inside is {self._queue.inside}")
+            raise ConfigError(f"queue.inside: a batch serves each class fifo, not {self._queue.inside}")
         self._promoted = np.zeros(records.shape, dtype=np.int64)
         self._start = World._make(part.copy() for part in self.world)
         for b in range(len(workloads)):
@@ -88,7 +89,7 @@ def begin(w: World, start: World, promoted: IntArray, b: int) -> None:
     advance(w, b)
 
 
-@kernel(inline="always")
+@kernel()
 def admit_wishes(
     w: World,
     promoted: IntArray,

@@ -1,8 +1,7 @@
 """The compiled heart of the simulator: allocations and the passage of time for cluster b of a batch.
 
 Between decisions allocations are constant, so every job is advanced analytically from event to
-event; only node failures interrupt. Functions that every decision runs through are inlined: handing
-the world over costs a third of a microsecond a call.
+event; only node failures interrupt.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def exact_row(w: World, b: int, j: int, spanned: int) -> int:
     return -1
 
 
-@kernel(inline="always")
+@kernel()
 def speed_row(w: World, b: int, j: int) -> int:
     """Row of the speed tables for the placement job j has now."""
     job = w.jobs[b, j]
@@ -64,7 +63,7 @@ def speed_row(w: World, b: int, j: int) -> int:
     return int(w.row[job.type_index, min(spanned, w.row.shape[1]) - 1, job.gpus])
 
 
-@kernel(inline="always")
+@kernel()
 def log_change(w: World, b: int, j: int, time: float) -> None:
     """Note in the log, if one is kept, how many GPUs job j holds from `time` on."""
     if w.log.shape[1] == 0:
@@ -78,7 +77,7 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
     w.clusters[b].logged += 1
 
 
-@kernel(inline="always")
+@kernel()
 def start_running(w: World, b: int, j: int) -> None:
     """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
     job, cluster = w.jobs[b, j], w.clusters[b]
@@ -104,7 +103,7 @@ def start_running(w: World, b: int, j: int) -> None:
         job.finish_at = cluster.time + delay + max(0.0, work - job.clock) / job.scale
 
 
-@kernel(inline="always")
+@kernel()
 def stop_running(w: World, b: int, j: int, now: float) -> None:
     """Job j gives all its GPUs back and waits from `now` on (NaN: it has finished)."""
     job = w.jobs[b, j]
@@ -137,7 +136,7 @@ def sort_growing(growing: IntArray, gpus: IntArray, order: IntArray, most_free: 
             growing[at] = row
 
 
-@kernel(inline="always")
+@kernel()
 def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray) -> None:
     """Give job index[i] gpus[i] GPUs, for every active job; order: rows in which jobs are placed.
 
@@ -180,7 +179,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
         log_change(w, b, j, now)
 
 
-@kernel(inline="always")
+@kernel()
 def join_arrivals(w: World, b: int) -> None:
     """Make every job active whose submit time has come."""
     cluster = w.clusters[b]
@@ -198,11 +197,9 @@ def join_arrivals(w: World, b: int) -> None:
         cluster.changed = 1
 
 
-@kernel(inline="always")
+@kernel()
 def train_jobs(w: World, b: int, until: float) -> None:
     """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
-    # Arrays are taken out of the world once: each access to one costs a reference count, and this
-    # loop is where a simulation spends its time.
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
     curves, types, gain = w.accuracy, w.types, w.accuracy_gain[b]
     cluster, resolution = w.clusters[b], w.rules[0].resolution
@@ -330,7 +327,7 @@ def tick_from(time: float, interval: float) -> float:
     return float(nearest * interval if nearest * interval >= time else (nearest + 1.0) * interval)
 
 
-@kernel(inline="always")
+@kernel()
 def next_decision(w: World, b: int) -> float:
     """Time of the next decision: the next tick at which a job is there or, if asked for, the next event.
 
@@ -351,7 +348,7 @@ def next_decision(w: World, b: int) -> float:
     return float(event if idle else min(tick, event))
 
 
-@kernel(inline="always")
+@kernel()
 def clear_sums(w: World, b: int) -> None:
     """Begin a new interval's sums."""
     cluster = w.clusters[b]
@@ -364,7 +361,7 @@ def clear_sums(w: World, b: int) -> None:
     cluster.finished = 0
 
 
-@kernel(inline="always")
+@kernel()
 def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]

@@ -13,8 +13,8 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rlpto.errors import ConfigError
+from rlpto.files import write_text
 from rlpto.settings import Settings
-from rlpto.workloads.files import whole_file
 
 HOURS_OF_WEEK = 168
 LEVELS = (
@@ -165,8 +165,7 @@ def calibration_yaml(calibration: Calibration) -> str:
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
     """Write the YAML file, whole or not at all; ConfigError if that is not possible."""
-    with whole_file(path, "a calibration", ConfigError) as unfinished:
-        unfinished.write_text(calibration_yaml(calibration), encoding="utf-8")
+    write_text(path, calibration_yaml(calibration), "a calibration", ConfigError)
 
 
 def _class_yaml(group: GpuClass) -> list[str]:

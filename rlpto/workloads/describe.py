@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import TraceError
-from rlpto.workloads.files import whole_file
+from rlpto.files import whole_file
 from rlpto.workloads.load import DURATION_CAP, offered_load
 from rlpto.workloads.trace import Trace
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import TraceError
+from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.workloads.files import whole_file
 
 UNKNOWN_PRIORITY = -1
 

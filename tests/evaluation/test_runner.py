@@ -180,5 +180,5 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot write"):
         run(tmp_path / "file", Counting())

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.errors import CheckpointError
-from rlpto.evaluation.files import write_atomic
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.storage import is_record, load_record, save_record
+from rlpto.files import whole_file
 from rlpto.records import RunRecord
 
 from .helpers import empty_record, tiny_record, toy_record
@@ -79,11 +79,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     path = tmp_path / "file.txt"
     path.write_text("old")
 
-    def fail(file: object) -> None:
-        file.write(b"half")  # type: ignore[attr-defined]
+    def fill(unfinished: Path) -> None:
+        unfinished.write_text("half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"file\.txt: cannot be written: No space left"):
-        write_atomic(path, fail)
+    said = r"file\.txt: cannot write a record there: no space left"
+    with pytest.raises(CheckpointError, match=said), whole_file(path, "a record") as unfinished:
+        fill(unfinished)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]

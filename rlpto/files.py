@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlpto.errors import RlptoError
+from rlpto.errors import CheckpointError, RlptoError
 
 
 @contextmanager
-def whole_file(path: Path, what: str, error: type[RlptoError]) -> Iterator[Path]:
+def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError) -> Iterator[Path]:
     """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
 
     Folders on the way are made. Raises `error`, saying that `what` cannot be written, where the
-    file system refuses.
+    file system refuses; what stood at `path` before is then unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.part")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -27,3 +28,9 @@ def whole_file(path: Path, what: str, error: type[RlptoError]) -> Iterator[Path]
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise error(f"{path}: cannot write {what} there: {reason}") from None
+
+
+def write_text(path: Path, text: str, what: str, error: type[RlptoError] = CheckpointError) -> None:
+    """Write `text` as UTF-8 by `whole_file`."""
+    with whole_file(path, what, error) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="")
