@@ -104,13 +104,23 @@ class WorkloadSettings(Settings):
     """Where jobs come from, how they are cut into windows, and what they train."""
 
     source: Literal["synthetic", "trace", "files"] = "synthetic"
-    """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one test window."""
+    """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
+    gives several (`draws`)."""
     calibration: NameOrPath = "philly"
     """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
     days: float = Field(14.0, gt=0)
     """synthetic: days to generate, before they are cut into windows."""
     path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
-    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in."""
+    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
+    files: these are the test windows."""
+    train_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """files: further files, whose windows are for training; none of them may be a test file."""
+    validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """files: further files, whose windows are for validation; with `draws` the files for training may serve again,
+    for other draws."""
+    draws: int = Field(0, ge=0)
+    """files: windows to draw from every file, each `windows.hours` long and with jobs drawn from the file with
+    replacement, as many as `load` asks for (null: as the file has); 0: every file is one window, as it is."""
     format: str | None = None
     """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
     skip_days: float = Field(0.0, ge=0)
@@ -120,14 +130,17 @@ class WorkloadSettings(Settings):
     mapping: MappingSettings = MappingSettings()
     """How a recorded job is given a model and its work."""
     load: float | None = Field(None, gt=0)
-    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them."""
+    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
+    files: needs `draws`."""
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
         if self.source != "synthetic" and not self.path:
             raise ValueError(f"source {self.source} needs a path")
-        if self.source == "files" and self.load is not None:
-            raise ValueError("load: files are taken as they are, expected null")
+        if self.source == "files" and self.load is not None and not self.draws:
+            raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
+        if self.source != "files" and (self.draws or self.train_path or self.validation_path):
+            raise ValueError(f"source {self.source}: draws, train_path and validation_path are for source files")
         return self
 
 

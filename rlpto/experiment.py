@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,9 +32,10 @@ from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.calibration import load_calibration
+from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 from rlpto.workloads.load import offered_load, scale_load
-from rlpto.workloads.mapping import job_types, map_jobs
+from rlpto.workloads.mapping import job_types, map_jobs, requested_work
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 from rlpto.workloads.windows import Window, select, split_windows
@@ -67,14 +69,26 @@ class Experiment:
         return load_profiles(self.config.profiles.folder)
 
     @cached_property
-    def files(self) -> tuple[Path, ...]:
-        """Trace files, wildcards expanded. Raises TraceError where there are none, ConfigError if two share a name."""
-        files = tuple(path for pattern in self.config.workload.path for path in _expand(pattern))
-        twice = next((path for i, path in enumerate(files) if _stem(path) in map(_stem, files[:i])), None)
-        if twice is not None:
-            raise ConfigError(
-                f"workload.path: {twice}: a second file called {_stem(twice)}, expected one for each window"
-            )
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """Trace files by split, wildcards expanded; those of a trace that is cut into windows count as `test`.
+
+        Raises TraceError where there are none, ConfigError if two share a name, or one serves testing
+        and something else.
+        """
+        workload = self.config.workload
+        keys = {"train": "train_path", "validation": "validation_path", "test": "path"}
+        files = {
+            split: tuple(path for pattern in getattr(workload, key) for path in _expand(pattern))
+            for split, key in keys.items()
+        }
+        # Draws of one file have numbers of their own in every split, whole files do not.
+        together = (("train",), ("validation",), ("test",)) if workload.draws else (tuple(keys),)
+        for splits in together:
+            _refuse_namesakes([(keys[split], path) for split in splits for path in files[split]])
+        for split in ("train", "validation"):
+            seen = next((path for path in files[split] if _stem(path) in map(_stem, files["test"])), None)
+            if seen is not None:
+                raise ConfigError(f"workload.{keys[split]}: {seen} is also a test file, expected one or the other")
         return files
 
     @cached_property
@@ -84,7 +98,7 @@ class Experiment:
         Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
         """
         if self.config.workload.source == "files":
-            found = [self._whole_file(path) for path in self.files]
+            found = self._file_windows()
         else:
             trace, span = self._whole_trace()
             settings = self.config.workload.windows.model_copy(update={"limit": None})
@@ -119,7 +133,12 @@ class Experiment:
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
         mapping = self.config.workload.mapping
-        traces = [cut.trace for cut in self.window_traces.values()]
+        if self.config.workload.source == "files":  # from which windows are drawn, by work that the tables tell
+            traces = [trace for trace in self._file_traces.values() if len(trace)]
+        else:
+            traces = [cut.trace for cut in self.window_traces.values()]
+        if not traces:
+            raise TraceError(f"{self._workload}: no jobs")
         types = {kind for trace in traces for kind in job_types(trace, mapping, self.profiles.models)}
         requested = max(int(trace.gpus.max()) for trace in traces)
         most = min(self.capacity, max(requested, mapping.max_gpus))
@@ -193,7 +212,8 @@ class Experiment:
         """What decides how a cell comes out, as plain data: settings, and digests of the files they name."""
         free = {"name": True, "description": True, "policies": True, "evaluation": True}
         settings = self.config.model_dump(mode="json", exclude={**free, "workload": {"windows": {"limit", "seed"}}})
-        settings["workload"]["path"] = [digest(path) for path in self.files]
+        keys = {"path": "test", "train_path": "train", "validation_path": "validation"}
+        settings["workload"].update({key: [digest(path) for path in self.files[split]] for key, split in keys.items()})
         if self.config.profiles.folder is not None:
             files = sorted(path for path in self.config.profiles.folder.rglob("*") if path.is_file())
             settings["profiles"]["folder"] = [digest(path) for path in files]
@@ -201,11 +221,40 @@ class Experiment:
             settings["workload"]["calibration"] = digest(Path(self.config.workload.calibration))
         return settings
 
-    def _whole_file(self, path: Path) -> WindowTrace:
-        """A file that is one test window."""
-        trace = self._fitted(read_any(path, self.config.workload.format))
+    @cached_property
+    def _file_traces(self) -> dict[Path, Trace]:
+        """Traces of all files, without jobs that are too large if those are to be skipped."""
+        paths = [path for files in self.files.values() for path in files]
+        return {path: self._fitted(read_any(path, self.config.workload.format)) for path in dict.fromkeys(paths)}
+
+    def _file_windows(self) -> list[WindowTrace]:
+        """Every file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, going on from split to split."""
+        if not self.config.workload.draws:
+            return [self._whole_file(path, split) for split, files in self.files.items() for path in files]
+        drawn: Counter[str] = Counter()
+        found = []
+        for split, files in self.files.items():
+            for path in files:
+                numbers = range(drawn[_stem(path)], drawn[_stem(path)] + self.config.workload.draws)
+                found += [self._drawn(path, split, number) for number in numbers]
+                drawn[_stem(path)] = numbers.stop
+        return found
+
+    def _whole_file(self, path: Path, split: str) -> WindowTrace:
+        """A file that is one window."""
+        trace = self._file_traces[path]
         end = float(trace.submit_time[-1]) if len(trace) else 0.0
-        return WindowTrace(Window(_stem(path), "test", 0.0, end), trace)
+        return WindowTrace(Window(_stem(path), split, 0.0, end), trace)
+
+    def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
+        """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
+        workload = self.config.workload
+        trace, span = self._file_traces[path], workload.windows.hours * HOUR
+        work = requested_work(trace, self.tables, workload.mapping, self.gpus_per_node)
+        target = None if workload.load is None else workload.load * self.capacity * span
+        name = f"{_stem(path)}-{number:02d}"
+        seed = (self.config.seed, zlib.crc32(name.encode()))
+        return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
 
     def _whole_trace(self) -> tuple[Trace, float]:
         """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
@@ -213,9 +262,10 @@ class Experiment:
         if workload.source == "synthetic":
             trace, span = self._synthetic(), workload.days * DAY
         else:
-            if len(self.files) != 1:
-                raise ConfigError(f"workload.path: source trace expects one file, got {len(self.files)}")
-            trace = read_any(self.files[0], workload.format)
+            files = self.files["test"]
+            if len(files) != 1:
+                raise ConfigError(f"workload.path: source trace expects one file, got {len(files)}")
+            trace = read_any(files[0], workload.format)
             # The last job still belongs to the last window.
             end = float(np.nextafter(trace.submit_time[-1], np.inf))
             skipped = workload.skip_days * DAY
@@ -322,6 +372,17 @@ def _expand(pattern: Path) -> Iterable[Path]:
     if not found:
         raise TraceError(f"{pattern}: no such files, expected at least one trace")
     return found
+
+
+def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
+    """Raise ConfigError, naming its key, for a file that is called like an earlier one: windows go by that name."""
+    names: set[str] = set()
+    for key, path in files:
+        if _stem(path) in names:
+            raise ConfigError(
+                f"workload.{key}: {path}: a second file called {_stem(path)}, expected one for each window"
+            )
+        names.add(_stem(path))
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

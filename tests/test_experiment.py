@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from rlpto.config import ClusterSettings, Config, NodeGroup, load_config
-from rlpto.errors import JobError
+from rlpto.errors import ConfigError, JobError
 from rlpto.experiment import Experiment, prepare, run_cell
 from rlpto.workloads.load import offered_load
+from rlpto.workloads.mapping import requested_work
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -107,6 +108,80 @@ def test_files_are_windows_in_natural_order(tmp_path: Path) -> None:
     experiment = Experiment(config)
     assert experiment.windows() == ["w-1", "w-9", "w-10"]
     assert [job.name for job in experiment.jobs("w-9", 0)] == ["job-9"]
+
+
+def drawn(folder: Path, **changes: object) -> Config:
+    """Windows drawn from three files of twelve jobs each, with the built-in profiles; `changes` to the workload."""
+    for number in (1, 2, 3):
+        rows = [f"job-{i},{i * 200 + number},cifar10,{1 + i % 4},{512}" for i in range(12)]
+        (folder / f"w-{number}.csv").write_text("\n".join(["name,time,application,num_replicas,batch_size", *rows]))
+    workload = {
+        "source": "files",
+        "path": str(folder / "w-3.csv"),
+        "train_path": str(folder / "w-[12].csv"),
+        "validation_path": [str(folder / "w-1.csv")],
+        "draws": 3,
+        "load": 0.4,
+        "windows": {"hours": 2},
+        "mapping": {"mode": "given"},
+        **changes,
+    }
+    return Config.model_validate({"cluster": {"nodes": [{"count": 4, "gpus": 4}]}, "workload": workload})
+
+
+def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -> None:
+    experiment = Experiment(drawn(tmp_path))
+    assert experiment.windows("train") == ["w-1-00", "w-1-01", "w-1-02", "w-2-00", "w-2-01", "w-2-02"]
+    assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
+    assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
+    for window, trace in experiment.window_traces.values():
+        work = requested_work(trace, experiment.tables, experiment.config.workload.mapping, 4)
+        assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
+        assert window.end - window.start == 7200
+
+
+def test_a_draw_depends_on_its_window_and_the_seed_of_the_config(tmp_path: Path) -> None:
+    config = drawn(tmp_path)
+    times = [
+        {job.submit_time for job in Experiment(experiment).jobs(window, 0)}
+        for experiment in (config, config.model_copy(update={"seed": 1}))
+        for window in ("w-3-00", "w-3-01")
+    ]
+    assert all(not one & other for one, other in itertools.combinations(times, 2))
+    again = {job.submit_time for job in Experiment(drawn(tmp_path)).jobs("w-3-00", 0)}
+    assert again == times[0]
+
+
+def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Path) -> None:
+    """The estimate that draws are made by is what a run of the job alone really takes."""
+    config = drawn(tmp_path, draws=0, load=None, train_path=[], validation_path=[])
+    alone = {
+        "simulator": config.simulator.model_copy(update={"rescale_delay": 0.0}),
+        "cluster": ClusterSettings(nodes=(NodeGroup(count=12, gpus=4),)),  # a node for each job
+    }
+    experiment = Experiment(config.model_copy(update=alone))
+    trace = experiment.window_traces["w-3"].trace
+    work = requested_work(trace, experiment.tables, config.workload.mapping, experiment.gpus_per_node)
+    jobs = experiment.run_policy(experiment.policy("fifo"), "w-3", 0).jobs
+    seconds = jobs.finish_time - jobs.start_time
+    np.testing.assert_allclose(work, seconds * trace.gpus, rtol=1e-6)
+
+
+def test_a_file_for_training_and_testing_is_refused(tmp_path: Path) -> None:
+    config = drawn(tmp_path, train_path=[str(tmp_path / "w-*.csv")])
+    with pytest.raises(ConfigError, match=r"workload\.train_path: .*w-3\.csv is also a test file"):
+        Experiment(config).windows()
+    whole = drawn(tmp_path, draws=0, load=None)
+    with pytest.raises(ConfigError, match=r"workload\.validation_path: .*w-1\.csv: a second file called w-1"):
+        Experiment(whole).windows()
+
+
+def test_files_of_every_split_decide_a_cell(tmp_path: Path) -> None:
+    config = drawn(tmp_path)
+    before = Experiment(config).outcome()
+    with (tmp_path / "w-2.csv").open("a") as file:
+        file.write("\nlate,2500,cifar10,1,512\n")
+    assert Experiment(config).outcome() != before
 
 
 def test_the_reward_greedy_policy_maximises_the_reward_of_the_experiment() -> None:

@@ -231,6 +231,22 @@ def map_trace(
     )
 
 
+def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings, gpus_per_node: int) -> FloatArray:
+    """[M] GPU-seconds that every job of a trace asks for: GPUs requested times the time it takes on them.
+
+    The time is the recorded one, cut as the mapping cuts it. Where the trace names models instead (mode
+    *given*), it is what the speed tables say of the requested GPUs (or as many as they cover), packed on as
+    few nodes as possible.
+    Unknown durations count as nothing. Raises JobError or ConfigError as `map_trace` does.
+    """
+    if settings.mode != "given":
+        return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
+    seconds = _seconds_packed(tables, gpus_per_node)
+    gpus = np.minimum(trace.gpus, tables.max_gpus)
+    work: FloatArray = seconds[_given_types(trace, tables, settings), gpus] * gpus
+    return work
+
+
 def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, max_gpus_of: MaxGpus | None) -> int:
     """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
     useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
