@@ -21,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
 
 PACKAGE = Path(__file__).resolve().parent
-SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py")
+SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py", "../envs/*.py")
 """Where compiled functions, and the constants in them, come from."""
 
 
@@ -68,6 +68,6 @@ def sources_digest(package: Path) -> str:
     """Digest of the names and contents of all sources that compiled code is made of."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
-        digest.update(f"{path.relative_to(package)}\0".encode())
+        digest.update(f"{path.parent.name}/{path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

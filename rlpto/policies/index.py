@@ -9,7 +9,7 @@ Adapted: this project's own form. A step from k to k' GPUs scores
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
 Weights may differ by job, and so may depend on the state: that is how a learned policy steers this
-one (`index_gpus` with [n, features] weights).
+one (`steered_gpus`). It has some further weights, `rlpto.policies.steering`, which here are off.
 """
 
 from __future__ import annotations
@@ -20,20 +20,10 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.compiled import njit
-from rlpto.policies.greedy import Steps, grow, hull_steps
-from rlpto.policies.index_weights import INDEX_FEATURES, IndexWeights, load_index_weights
-from rlpto.policies.speeds import unit_speed
-from rlpto.rewards import HOUR
+from rlpto.policies.greedy import Steps
+from rlpto.policies.index_weights import IndexWeights, load_index_weights
+from rlpto.policies.steering import JobColumns, score_steps, steer, steering_weights
 from rlpto.settings import Settings
-
-_COLUMN = {name: column for column, name in enumerate(INDEX_FEATURES)}
-_OF_JOB = slice(_COLUMN["remaining"], _COLUMN["attained"] + 1)
-_OF_HELD = slice(_COLUMN["held"], _COLUMN["held_remaining"] + 1)
-STRICT = 1e6
-"""Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
-SHORTEST = 1.0
-"""Remaining times below this many seconds count as this."""
 
 
 class IndexOptions(Settings):
@@ -66,78 +56,38 @@ class Index:
 
 
 def index_gpus(state: ClusterState, weights: FloatArray) -> IntArray:
-    """GPUs [n] by index; weights: [features] for all jobs, or [n, features].
+    """GPUs [n] by index; weights: [INDEX_FEATURES] for all jobs, or [n, INDEX_FEATURES].
 
     Whatever the weights, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows.
     """
-    jobs = state.jobs
-    lowest = jobs.min_gpus
-    steps = hull_steps(jobs.speed, lowest, jobs.max_gpus)
-    scores = index_scores(state, steps, weights)
-    scores[:, 0] += STRICT * (jobs.effective_priority.max() - jobs.effective_priority)
-    return grow(np.zeros_like(lowest), steps.target, scores, lowest, state.capacity, -np.inf)
+    return steered_gpus(state, steering_weights(weights))
 
 
-def index_features(state: ClusterState) -> FloatArray:
-    """[n, features] what is known of a job before any step.
-
-    Three are completed by the step: `gain` (1 here) by the log of its gain, `start` (1 here) by
-    whether it starts the job, and the two of `held` by the part of its GPUs the job holds.
-    """
-    jobs = state.jobs
-    hours = np.log(np.maximum(jobs.remaining / unit_speed(jobs), SHORTEST) / HOUR)
-    load = np.log1p(jobs.max_gpus.sum() / max(state.capacity, 1))
-    features = np.ones((len(jobs), len(INDEX_FEATURES)))
-    features[:, _COLUMN["remaining"]] = hours
-    features[:, _COLUMN["remaining_squared"]] = hours * hours
-    features[:, _COLUMN["load_remaining"]] = hours * load
-    features[:, _COLUMN["priority"]] = 1 - jobs.effective_priority
-    features[:, _COLUMN["age"]] = np.log1p((state.time - jobs.submit_time) / HOUR)
-    features[:, _COLUMN["attained"]] = np.log1p(jobs.attained_service / HOUR)
-    features[:, _COLUMN["held_remaining"]] = hours
-    return features
+def steered_gpus(state: ClusterState, weights: FloatArray) -> IntArray:
+    """GPUs [n] by index; weights: [STEERING_FEATURES] for all jobs, or [n, STEERING_FEATURES]."""
+    return steer(state.time, state.capacity, job_columns(state), np.atleast_2d(weights))
 
 
 def index_scores(state: ClusterState, steps: Steps, weights: FloatArray) -> FloatArray:
     """[n, K + 1] score of the step from k GPUs on, for the k that a job passes on its way up.
 
-    -infinity elsewhere, and for steps that gain nothing. weights: [features] or [n, features].
+    -infinity elsewhere, and for steps that gain nothing. weights: [INDEX_FEATURES] or [n, INDEX_FEATURES].
     """
+    return score_steps(state.time, state.capacity, job_columns(state), steps, np.atleast_2d(steering_weights(weights)))
+
+
+def job_columns(state: ClusterState) -> JobColumns:
+    """What the index needs to know of the jobs of a state, in queue order."""
     jobs = state.jobs
-    parts = index_features(state) * weights
-    return _score_steps(
-        steps.target,
-        steps.gain,
-        unit_speed(jobs),
-        jobs.gpus,
-        parts[:, _OF_JOB].sum(axis=1),
-        parts[:, _COLUMN["gain"]].copy(),
-        parts[:, _COLUMN["start"]].copy(),
-        parts[:, _OF_HELD].sum(axis=1),
+    return JobColumns(
+        speed=jobs.speed,
+        remaining=jobs.remaining,
+        lowest=jobs.min_gpus,
+        highest=jobs.max_gpus,
+        held=jobs.gpus,
+        priority=jobs.effective_priority,
+        submit_time=jobs.submit_time,
+        attained=jobs.attained_service,
+        delay=jobs.rescale_delay,
     )
-
-
-@njit(error_model="numpy")
-def _score_steps(
-    target: IntArray,
-    gain: FloatArray,
-    unit: FloatArray,
-    held: IntArray,
-    base: FloatArray,
-    gain_weight: FloatArray,
-    start: FloatArray,
-    sticky: FloatArray,
-) -> FloatArray:
-    """Add up a step's score; only steps on the way up from no GPUs are looked at."""
-    score = np.full(gain.shape, -np.inf)
-    for row in range(len(gain)):
-        gpus = 0
-        while target[row, gpus] > gpus and gain[row, gpus] > 0:
-            after = target[row, gpus]
-            kept = max(min(held[row], after) - gpus, 0) / (after - gpus)
-            score[row, gpus] = base[row] + gain_weight[row] * np.log(gain[row, gpus] / unit[row]) + sticky[row] * kept
-            if gpus == 0:
-                score[row, gpus] += start[row]
-            gpus = after
-    return score

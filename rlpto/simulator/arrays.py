@@ -80,13 +80,14 @@ CLUSTER = np.dtype(
         ("joined", "i8"),
         ("finished", "i8"),
         ("logged", "i8"),
+        ("seed", "i8"),
     ],
     align=True,
 )
 """One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
 that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
-finished or a node changed in the last advance; logged: entries in the log. The others are sums since the
-last decision, see `rlpto.cluster.Progress`."""
+finished or a node changed in the last advance; logged: entries in the log;
+seed of its nodes' failures. The others are sums since the last decision, see `rlpto.cluster.Progress`."""
 
 NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8")], align=True)
 """One node: next failure or repair [s], its GPUs, 1 while it is up, failures and repairs so far."""
@@ -105,7 +106,6 @@ RULES = np.dtype(
         ("mtbf", "f8"),
         ("mttr", "f8"),
         ("checkpoint_interval", "f8"),
-        ("seed", "i8"),
         ("on_events", "i8"),
         ("most_free", "i8"),
     ],
@@ -149,14 +149,15 @@ def build_world(
 ) -> World:
     """The world of a batch of equal clusters before any time has passed.
 
-    jobs: [B, M] JOB, filled with the workloads (`new_jobs`). keep_log: note every change of GPUs; the
-    caller then empties the log when it is half full.
+    jobs: [B, M] JOB, filled with the workloads. seed: cluster b draws failures from
+    seed + b. keep_log: note every change of GPUs; the caller then empties the log when it is half full.
     """
     batch, count = jobs.shape
     clusters = np.zeros(batch, dtype=CLUSTER)
     clusters["jobs"] = count
     clusters["capacity"] = node_gpus.sum()
     clusters["next_toggle"] = np.inf
+    clusters["seed"] = seed + np.arange(batch)
     machines = np.zeros((batch, len(node_gpus)), dtype=NODE)
     machines["size"] = node_gpus
     machines["up"] = 1
@@ -178,7 +179,7 @@ def build_world(
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
         types=compile_types(tables),
-        rules=compile_rules(settings, seed),
+        rules=compile_rules(settings),
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 
@@ -191,7 +192,7 @@ def compile_types(tables: SpeedTables) -> AnyArray:
     return types
 
 
-def compile_rules(settings: SimulatorSettings, seed: int) -> AnyArray:
+def compile_rules(settings: SimulatorSettings) -> AnyArray:
     """[1] RULES from the settings."""
     rules = np.zeros(1, dtype=RULES)
     rules["interval"] = settings.interval
@@ -200,7 +201,6 @@ def compile_rules(settings: SimulatorSettings, seed: int) -> AnyArray:
     rules["mtbf"] = settings.failures.mtbf_hours * 3600.0
     rules["mttr"] = settings.failures.mttr_hours * 3600.0
     rules["checkpoint_interval"] = settings.failures.checkpoint_interval
-    rules["seed"] = seed
     rules["on_events"] = settings.decide_on == "events"
     rules["most_free"] = settings.placement == "most_free"
     return rules

@@ -36,6 +36,6 @@ def schedule_failures(w: World, b: int) -> None:
     """Draw the first failure of every node of cluster b."""
     rules, cluster = w.rules[0], w.clusters[b]
     for node in range(w.machines.shape[1]):
-        first = next_toggle_after(0.0, rules.mtbf, rules.seed + b, node, 0)
+        first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, 0)
         w.machines[b, node].toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)

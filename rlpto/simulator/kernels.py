@@ -283,7 +283,7 @@ def toggle_nodes(w: World, b: int) -> None:
             w.free[b, node] = machine.size
             cluster.capacity += machine.size
         mean = rules.mtbf if machine.up else rules.mttr
-        machine.toggle_at = next_toggle_after(cluster.time, mean, rules.seed + b, node, machine.toggles)
+        machine.toggle_at = next_toggle_after(cluster.time, mean, cluster.seed, node, machine.toggles)
     cluster.next_toggle = np.inf
     for node in range(w.machines.shape[1]):
         cluster.next_toggle = min(cluster.next_toggle, w.machines[b, node].toggle_at)
