@@ -1,0 +1,216 @@
+"""B simulated environments that step together: the engine of the vector environments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.actions import INDEX, LARGEST, steps
+from envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
+from envs.observation import Observation, empty_observation
+from envs.setup import EnvSetup, draw_episode, episode_rng
+from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.compiled import njit
+from rlpto.policies.steering import STEERING_FEATURES
+
+
+class Shadow(NamedTuple):
+    """What the start heuristic earns in each workload. time [s], total: [W, L] at its decisions; decisions: [W]."""
+
+    time: FloatArray
+    total: FloatArray
+    decisions: IntArray
+
+
+class Steps(NamedTuple):
+    """What one step of all environments gave. parts: [B, 4] the reward's terms, as they are.
+
+    reward: [B] what is learned from. elapsed: [B] seconds that passed. ended, cut: [B] episode over
+    because all jobs have finished (or the time limit was reached), or because its length was reached.
+    last: observations before the reset of those that are over (rows of others mean nothing).
+    """
+
+    reward: FloatArray
+    parts: FloatArray
+    elapsed: FloatArray
+    ended: BoolArray
+    cut: BoolArray
+    last: Observation
+
+
+class EnvBatch:
+    """B environments with the workloads of `setup`; environment b draws its episodes from (seed, b // replay).
+
+    An environment whose episode is over begins the next one in the same step.
+    """
+
+    def __init__(self, setup: EnvSetup, count: int, seed: int | None = 0) -> None:
+        self.setup = setup
+        self.count = count
+        self.fleet = build_fleet(
+            count, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+        )
+        self.weights = np.atleast_2d(setup.start)
+        self._step_of = np.array(steps())
+        self._levels = np.array(setup.settings.levels, dtype=np.int64)
+        self._nothing = np.zeros((count, 0), dtype=np.int64)
+        self.shadow = shadow_of(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_SHADOW
+        self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
+        self.began = np.zeros(count)
+        self.length = np.zeros(count)
+        self.seed(seed)
+
+    def seed(self, seed: int | None) -> None:
+        """Begin the episodes' random numbers anew."""
+        replay = self.setup.settings.episode.replay
+        self.rngs = [episode_rng(seed, b // replay) for b in range(self.count)]
+
+    def reset(self) -> Observation:
+        """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
+        for b in range(self.count):
+            self._begin(b)
+        return self._copy()
+
+    def step(self, actions: AnyArray) -> tuple[Observation, Steps]:
+        """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
+        weights, choice = self._decode(actions)
+        parts, reward = np.zeros((self.count, PARTS)), np.zeros(self.count)
+        elapsed, ended = np.zeros(self.count), np.zeros(self.count, dtype=np.bool_)
+        step_all(
+            self.fleet,
+            self.setup.mode,
+            weights,
+            choice,
+            self._levels,
+            self.setup.settings.hold,
+            self.shadow,
+            self.observation,
+            parts,
+            reward,
+            elapsed,
+            ended,
+        )
+        reward /= self.setup.settings.reward_scale
+        cut = (self.fleet.world.clusters["time"] - self.began >= self.length) & ~ended
+        last = self._copy()
+        for b in np.flatnonzero(ended | cut):
+            self._begin(int(b))
+        return self._copy(), Steps(reward, parts, elapsed, ended, cut, last)
+
+    def _decode(self, actions: AnyArray) -> tuple[FloatArray, IntArray]:
+        """Index weights [B, STEERING_FEATURES] and choices [B, visible]; what the mode does not use is empty."""
+        if self.setup.settings.action == "index":
+            return action_weights(self.setup.start, actions, (self.count, len(STEERING_FEATURES))), self._nothing
+        wanted = (self.count, self.setup.settings.max_jobs)
+        if np.shape(actions) != wanted:
+            raise ValueError(f"action of shape {np.shape(actions)}: expected {wanted}, a choice for each visible job")
+        return np.repeat(self.weights, self.count, axis=0), np.asarray(actions).astype(np.int64)
+
+    def _begin(self, b: int) -> None:
+        """Begin the next episode of environment b."""
+        episode = draw_episode(self.rngs[b], self.setup)
+        self.began[b] = begin_episode(self.fleet, b, episode.workload, episode.warm_up, self.weights, self.observation)
+        self.length[b] = episode.length
+
+    def _copy(self) -> Observation:
+        return Observation(*(part.copy() for part in self.observation))
+
+
+NO_SHADOW = Shadow(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
+"""No baseline is subtracted."""
+
+
+def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
+    """Index weights [..., STEERING_FEATURES] of index actions of the same shape.
+
+    Raises ValueError if the actions have another shape or are not finite.
+    """
+    if np.shape(actions) != shape:
+        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a number for each steering weight")
+    numbers = np.asarray(actions, dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        raise ValueError("action: expected finite numbers, got NaN or infinity")
+    weights: FloatArray = start + np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
+    return weights
+
+
+def shadow_of(fleet: Fleet, weights: FloatArray) -> Shadow:
+    """Let index weights [1, STEERING_FEATURES] schedule every workload of the pool once."""
+    size = 4096
+    while True:
+        time = np.zeros((len(fleet.pool), size))
+        total, count = np.zeros_like(time), np.zeros(len(fleet.pool), dtype=np.int64)
+        for workload in range(len(fleet.pool)):
+            count[workload] = play(fleet, 0, workload, weights, time[workload], total[workload])
+        if count.max() < size:
+            keep = int(count.max())
+            return Shadow(time[:, :keep].copy(), total[:, :keep].copy(), count)
+        size *= 2
+
+
+@njit()
+def earned(shadow: Shadow, workload: int, time: float) -> float:
+    """Reward of the shadow up to `time`, linear between its decisions."""
+    n = shadow.decisions[workload]
+    times, totals = shadow.time[workload, :n], shadow.total[workload, :n]
+    at = np.searchsorted(times, time)
+    if at == 0:
+        return 0.0
+    if at == n:
+        return float(totals[n - 1])
+    share = (time - times[at - 1]) / (times[at] - times[at - 1])
+    return float(totals[at - 1] + share * (totals[at] - totals[at - 1]))
+
+
+@njit()
+def shadow_reward(shadow: Shadow, workload: int, start: float, end: float, last: bool) -> float:
+    """Reward of the shadow from `start` to `end`, and all that is still to come if the episode ends there."""
+    if len(shadow.decisions) == 0:
+        return 0.0
+    return earned(shadow, workload, np.inf if last else end) - earned(shadow, workload, start)
+
+
+@njit()
+def step_all(
+    f: Fleet,
+    mode: int,
+    weights: FloatArray,
+    choice: IntArray,
+    levels: IntArray,
+    hold: float,
+    shadow: Shadow,
+    out: Observation,
+    parts: FloatArray,
+    reward: FloatArray,
+    elapsed: FloatArray,
+    ended: BoolArray,
+) -> None:
+    """Step every cluster; fills observations, parts [B, 4], reward, elapsed and ended [B]."""
+    clusters = f.world.clusters
+    for b in range(len(clusters)):
+        start = clusters[b].time
+        view = run_hold(f, b, view_of(f, b), mode, weights[b : b + 1], choice[b], levels, start + hold, parts[b])
+        look(f, b, view, out)
+        end = clusters[b].time
+        elapsed[b] = end - start
+        ended[b] = over(f, b)
+        reward[b] = parts[b].sum() - shadow_reward(shadow, f.current[b], start, end, ended[b])
+
+
+@njit()
+def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: FloatArray, out: Observation) -> float:
+    """Put cluster b into a workload after `warm_up` seconds under index weights; returns the time.
+
+    Where the workload is over by then, the episode begins at its start.
+    """
+    begin(f, b, workload)
+    view = view_of(f, b)
+    if f.world.clusters[b].time < warm_up:
+        nothing, parts = np.zeros(0, np.int64), np.zeros(PARTS)
+        view = run_hold(f, b, view, INDEX, weights, nothing, nothing, warm_up, parts)
+        if over(f, b):
+            begin(f, b, workload)
+            view = view_of(f, b)
+    look(f, b, view, out)
+    return float(f.world.clusters[b].time)

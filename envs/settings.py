@@ -1,0 +1,58 @@
+"""Settings of the environments."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rlpto.settings import Settings
+
+
+class EpisodeSettings(Settings):
+    """What an episode is: a stretch of a window, entered while the cluster is already at work."""
+
+    min_hours: float = Field(2.0, gt=0)
+    """Shortest episode; a window that is over sooner ends it."""
+    max_hours: float = Field(8.0, gt=0)
+    """Longest episode; the length is drawn evenly between the two, so that no policy can know the end."""
+    warm_start: float = Field(0.8, ge=0, le=1)
+    """An episode begins after a part of its window that is drawn evenly from 0 to this share of it, scheduled by
+    the heuristic that the agent starts from; 0: at the empty cluster."""
+    replay: int = Field(1, ge=1)
+    """So many environments of a batch go through the same episodes (common random numbers)."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> EpisodeSettings:
+        if self.min_hours > self.max_hours:
+            raise ValueError(f"min_hours {self.min_hours:g} is above max_hours {self.max_hours:g}")
+        return self
+
+
+class EnvSettings(Settings):
+    """Observation, action and reward of the environment."""
+
+    action: Literal["index", "levels", "increment"] = "index"
+    """index: steer the weights of the greedy index; levels: GPUs of each job, from a set; increment: one worker
+    more or less for each job."""
+    levels: tuple[int, ...] = Field((0, 1, 2, 4, 8, 16, 32, 64), min_length=2)
+    """levels: the GPUs a job may be given, made to fit its own limits."""
+    max_jobs: int = Field(32, ge=1)
+    """Jobs an observation shows, the first in the queue; the others are summed up."""
+    horizon: int = Field(6, ge=1)
+    """Intervals ahead that the forecast in an observation reaches."""
+    hold: float = Field(0.0, ge=0)
+    """Seconds for which an action stands: decisions in between repeat it; 0: an action for every decision."""
+    baseline: Literal["none", "shadow"] = "shadow"
+    """shadow: subtract from every reward what the start heuristic gets in the same time of the same window, which
+    takes the workload's own ups and downs out of what is learned from; none: the plain reward."""
+    reward_scale: float = Field(1.0, gt=0)
+    """The reward the agent learns from is divided by this; terms and results are not."""
+    episode: EpisodeSettings = EpisodeSettings()
+    """What an episode is."""
+
+    @model_validator(mode="after")
+    def _levels_rise(self) -> EnvSettings:
+        if self.levels[0] != 0 or any(a >= b for a, b in zip(self.levels, self.levels[1:], strict=False)):
+            raise ValueError(f"levels {list(self.levels)}: expected 0 first, then ever more GPUs")
+        return self

@@ -1,0 +1,97 @@
+"""What an environment is made of, whoever composes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from gymnasium import spaces
+from numpy.random import Generator
+
+from envs.actions import FEWER, LARGEST, MODES, MORE, SAME
+from envs.fleet import Workload
+from envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT
+from envs.settings import EnvSettings
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Node
+from rlpto.performance.tables import SpeedTables
+from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.simulator.settings import SimulatorSettings
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class EnvSetup:
+    """Everything a simulated environment needs.
+
+    workloads: what episodes are drawn from. start: [STEERING_FEATURES] weights of the heuristic that the
+    agent starts from, that is, of action zero in mode index; it also warms up episodes and is the shadow.
+    """
+
+    nodes: tuple[Node, ...]
+    workloads: tuple[Workload, ...]
+    tables: SpeedTables
+    simulator: SimulatorSettings
+    queue: QueueSettings
+    reward: RewardWeights
+    settings: EnvSettings
+    start: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.start.shape != (len(STEERING_FEATURES),):
+            raise ValueError(f"start: expected {len(STEERING_FEATURES)} weights, got shape {self.start.shape}")
+
+    @property
+    def mode(self) -> int:
+        """Number of the action mode, for compiled code."""
+        return MODES.index(self.settings.action)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What an episode is made of. workload: number in the pool. warm_up, length: seconds."""
+
+    workload: int
+    warm_up: float
+    length: float
+
+
+def draw_episode(rng: Generator, setup: EnvSetup) -> Episode:
+    """The next episode of an environment, by its own random numbers alone."""
+    settings = setup.settings.episode
+    workload = int(rng.integers(len(setup.workloads)))
+    warm_up = rng.uniform(0.0, settings.warm_start) * setup.workloads[workload].hours * HOUR
+    length = rng.uniform(settings.min_hours, settings.max_hours) * HOUR
+    return Episode(workload, float(warm_up), float(length))
+
+
+def episode_rng(seed: int | None, slot: int) -> Generator:
+    """Random numbers of the environments that replay the same episodes: slot 0 is that of a single one."""
+    return np.random.default_rng(None if seed is None else [seed, slot])
+
+
+def observation_space(settings: EnvSettings) -> spaces.Dict:
+    """The space of `envs.observation.Observation`."""
+
+    def box(low: float, high: float, *shape: int) -> spaces.Box:
+        return spaces.Box(low, high, shape, np.float32)
+
+    return spaces.Dict(
+        {
+            "jobs": box(-LIMIT, LIMIT, settings.max_jobs, len(JOB_FEATURES)),
+            "mask": box(0.0, 1.0, settings.max_jobs),
+            "cluster": box(-LIMIT, LIMIT, len(CLUSTER_FEATURES)),
+            "forecast": box(0.0, LIMIT, settings.horizon * FORECAST_FEATURES),
+        }
+    )
+
+
+def action_space(settings: EnvSettings) -> spaces.Box | spaces.MultiDiscrete:
+    """[STEERING_FEATURES] numbers in mode index, else a choice for each visible job."""
+    if settings.action == "index":
+        return spaces.Box(-LARGEST, LARGEST, (len(STEERING_FEATURES),), np.float32)
+    choices = len(settings.levels) if settings.action == "levels" else len((FEWER, SAME, MORE))
+    return spaces.MultiDiscrete(np.full(settings.max_jobs, choices))
