@@ -1,0 +1,1 @@
+"""The PPO agent: its network, its training, and the trained agent as a policy."""

@@ -1,0 +1,79 @@
+"""Settings of the agent and its training. Imports nothing heavy: the configuration is read by every verb."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlpto.settings import Settings
+
+
+class NetworkSettings(Settings):
+    """The network over the set of jobs."""
+
+    width: int = Field(32, ge=4)
+    """Width of a job's embedding; the layers above are as wide, or twice."""
+    log_std: float = Field(-0.7, ge=-5, le=2)
+    """Logarithm of the first standard deviation of index actions, in units of their steps."""
+
+
+class PpoSettings(Settings):
+    """Proximal policy optimisation (Schulman et al., arXiv:1707.06347), as in stable-baselines3."""
+
+    learning_rate: float = Field(3e-4, gt=0)
+    """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
+    final_rate: float = Field(0.1, ge=0, le=1)
+    """Share of the learning rate that is left at the end."""
+    rollout: int = Field(64, ge=1)
+    """Steps of every environment between two updates."""
+    batch_size: int = Field(1024, ge=2)
+    """Steps in a minibatch."""
+    epochs: int = Field(4, ge=1)
+    """Times each step is learned from."""
+    half_life: float = Field(4.0, gt=0)
+    """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""
+    trace_half_life: float = Field(1.0, gt=0)
+    """Hours after which a surprise counts half for an action (the lambda of GAE, per unit of time)."""
+    clip: float = Field(0.2, gt=0)
+    """Clip range of the probability ratio."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    value: float = Field(0.5, ge=0)
+    """Weight of the value loss."""
+    max_grad_norm: float = Field(0.5, gt=0)
+    """Longest gradient."""
+    target_kl: float | None = Field(None, gt=0)
+    """Stop an update when the policy has moved so far; null: never."""
+    smooth_noise: bool = False
+    """Mode index: exploration noise that depends on the state and stays for a whole rollout (gSDE, Raffin et al.
+    2021) instead of fresh noise for every step."""
+
+
+class AgentSettings(Settings):
+    """How the agent is trained."""
+
+    steps: int = Field(500_000, ge=1)
+    """Environment steps in all."""
+    envs: int = Field(64, ge=1)
+    """Environments side by side."""
+    loads: tuple[float, ...] | None = None
+    """Loads at which the training windows are taken, each scaled as `workload.load`; null: the config's own only."""
+    window_seeds: int = Field(1, ge=1)
+    """Repetitions of every training window, with other models and work of the jobs."""
+    warm_start: Literal["auto", "none", "imitate"] = "auto"
+    """auto: mode index begins at `env.start` by construction, the other modes imitate it first; none: from scratch."""
+    imitation_steps: int = Field(50_000, ge=0)
+    """Environment steps to imitate."""
+    network: NetworkSettings = NetworkSettings()
+    """The network."""
+    ppo: PpoSettings = PpoSettings()
+    """The learning algorithm."""
+    evaluate_every: int = Field(100_000, ge=1)
+    """Environment steps between evaluations on validation windows."""
+    checkpoint_every: int = Field(100_000, ge=1)
+    """Environment steps between periodic checkpoints."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the network is; auto: a GPU if there is one."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of torch."""
