@@ -27,7 +27,8 @@ class Steps(NamedTuple):
     """What one step of all environments gave. parts: [B, 4] the reward's terms, as they are.
 
     reward: [B] what is learned from. elapsed: [B] seconds that passed. ended, cut: [B] episode over
-    because all jobs have finished (or the time limit was reached), or because its length was reached.
+    because all jobs have finished (or the time limit was reached), or because its length was reached
+    (or the most steps there may be).
     last: observations before the reset of those that are over (rows of others mean nothing).
     """
 
@@ -42,12 +43,14 @@ class Steps(NamedTuple):
 class EnvBatch:
     """B environments with the workloads of `setup`; environment b draws its episodes from (seed, b // replay).
 
-    An environment whose episode is over begins the next one in the same step.
+    An environment whose episode is over begins the next one in the same step. max_steps: an episode is cut
+    after so many; None: when its length is reached.
     """
 
-    def __init__(self, setup: EnvSetup, count: int, seed: int | None = 0) -> None:
+    def __init__(self, setup: EnvSetup, count: int, seed: int | None = 0, max_steps: int | None = None) -> None:
         self.setup = setup
         self.count = count
+        self.max_steps = max_steps
         self.fleet = build_fleet(
             count, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
@@ -59,6 +62,7 @@ class EnvBatch:
         self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
         self.began = np.zeros(count)
         self.length = np.zeros(count)
+        self.steps = np.zeros(count, dtype=np.int64)
         self.seed(seed)
 
     def seed(self, seed: int | None) -> None:
@@ -92,7 +96,10 @@ class EnvBatch:
             ended,
         )
         reward /= self.setup.settings.reward_scale
+        self.steps += 1
         cut = (self.fleet.world.clusters["time"] - self.began >= self.length) & ~ended
+        if self.max_steps is not None:
+            cut |= (self.steps >= self.max_steps) & ~ended
         last = self._copy()
         for b in np.flatnonzero(ended | cut):
             self._begin(int(b))
@@ -112,6 +119,7 @@ class EnvBatch:
         episode = draw_episode(self.rngs[b], self.setup)
         self.began[b] = begin_episode(self.fleet, b, episode.workload, episode.warm_up, self.weights, self.observation)
         self.length[b] = episode.length
+        self.steps[b] = 0
 
     def _copy(self) -> Observation:
         return Observation(*(part.copy() for part in self.observation))

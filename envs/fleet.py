@@ -295,7 +295,6 @@ def run_hold(
     cluster, gain = w.clusters[b], w.accuracy_gain[b]
     sums = np.zeros(6)
     while True:
-        clear_sums(w, b)
         decide(f, b, view, mode, weights, choice, levels)
         advance(w, b)
         sums[0] += gain[0]
@@ -304,6 +303,7 @@ def run_hold(
         sums[3] += cluster.unfinished
         sums[4] += cluster.gpu_seconds
         sums[5] += cluster.rescale_seconds
+        clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
         view = view_of(f, b)
         if over(f, b) or cluster.time >= until:
             break
