@@ -1,0 +1,91 @@
+"""Many simulated environments that step together, as gymnasium wants them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from envs.batch import EnvBatch, Steps
+from envs.observation import Observation
+from envs.setup import EnvSetup, action_space, observation_space
+from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.records import REWARD_PARTS
+
+Observations = dict[str, NDArray[np.float32]]
+"""The parts of `envs.observation.Observation` by name, each with a leading axis [B]."""
+
+
+class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
+    """B environments in one process; environment b goes through what `ClusterEnv` goes through with slot b // replay.
+
+    Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. An environment
+    whose episode is over begins the next one in the same step: `infos` then has `final_obs` (objects
+    [B], dictionaries where there is one) and `final_info`. `infos` further holds, each with a mask
+    under the same name with an underscore: terms (accuracy, time, resources, rescale, [B] each: the
+    reward's terms as they are) and elapsed ([B] seconds that passed).
+
+    setup: see `envs.setup.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them anew.
+    max_episode_steps: an episode is cut after so many steps; None: when its length is reached.
+    """
+
+    def __init__(
+        self, setup: EnvSetup, num_envs: int, seed: int | None = None, max_episode_steps: int | None = None
+    ) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+        self.batch = EnvBatch(setup, num_envs, seed, max_episode_steps)
+        self.num_envs = num_envs
+        self.single_observation_space = observation_space(setup.settings)
+        self.single_action_space = action_space(setup.settings)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Begin a new episode everywhere; with a seed, the episodes that belong to it. Options are refused."""
+        if options:
+            raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
+        super().reset(seed=seed)
+        if seed is not None:
+            self.batch.seed(seed)
+        return self.batch.reset()._asdict(), {}
+
+    def step(self, actions: AnyArray) -> tuple[Observations, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
+        """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
+        observation, steps = self.batch.step(actions)
+        infos = masked(step_info(steps), np.ones(self.num_envs, dtype=np.bool_))
+        over = steps.ended | steps.cut
+        if over.any():
+            infos |= masked({"final_obs": rows_where(steps.last, over), "final_info": step_info(steps)}, over)
+        return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
+
+
+def step_info(steps: Steps) -> dict[str, Any]:
+    """What `infos` says of a step: terms by name [B], elapsed [B]."""
+    return {"terms": dict(zip(REWARD_PARTS, steps.parts.T.copy(), strict=True)), "elapsed": steps.elapsed.copy()}
+
+
+def masked(info: dict[str, Any], mask: BoolArray) -> dict[str, Any]:
+    """`info` with the mask of the environments it speaks of beside every entry, at every depth."""
+    found: dict[str, Any] = {}
+    for name, value in info.items():
+        found[name] = masked(value, mask) if isinstance(value, dict) else value
+        found[f"_{name}"] = mask.copy()
+    return found
+
+
+def rows_where(observation: Observation, mask: BoolArray) -> NDArray[np.object_]:
+    """[B] objects: the observation of every environment in `mask` as a dictionary, None elsewhere."""
+    rows = np.full(len(mask), None, dtype=object)
+    for b in np.flatnonzero(mask):
+        rows[b] = one_row(observation, int(b))
+    return rows
+
+
+def one_row(observation: Observation, b: int) -> Observations:
+    """A copy of the observation of environment b."""
+    return {name: part[b].copy() for name, part in observation._asdict().items()}
