@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from rlpto.paths import ConfigPath
 from rlpto.settings import Settings
 
 
@@ -37,6 +38,9 @@ class EnvSettings(Settings):
     more or less for each job."""
     levels: tuple[int, ...] = Field((0, 1, 2, 4, 8, 16, 32, 64), min_length=2)
     """levels: the GPUs a job may be given, made to fit its own limits."""
+    start: ConfigPath | None = None
+    """YAML file of the heuristic that the agent starts from: index weights, as `rlpto tune index` writes them, or
+    steering weights; null: the two-parameter index. Action zero in mode index is this heuristic."""
     max_jobs: int = Field(32, ge=1)
     """Jobs an observation shows, the first in the queue; the others are summed up."""
     horizon: int = Field(6, ge=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,9 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
+from envs.settings import EnvSettings
 from rlpto.errors import ConfigError
+from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
@@ -22,53 +23,26 @@ from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
 
-_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-
-
 _SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.ya?ml(?=,|$)")
 """A YAML file as an option of a policy, as in `index:weights=mine.yaml`."""
-
-
-class _TypedOnCommandLine(str):
-    """Text given with --set: a path in it is relative to the working directory, not to the file."""
-
-    __slots__ = ()
-
-
-def _expand_path(value: object, info: ValidationInfo) -> object:
-    """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file."""
-    if not isinstance(value, str | Path):
-        return value
-    text = _VARIABLE.sub(_variable_value, str(value))
-    folder = (info.context or {}).get("folder", Path())
-    base = Path() if isinstance(value, _TypedOnCommandLine | Path) else folder
-    return os.path.normpath(base / Path(text).expanduser())
-
-
-def _variable_value(match: re.Match[str]) -> str:
-    name, default = match["name"], match["default"]
-    value = os.environ.get(name) or default
-    if value is None:
-        raise ValueError(f"environment variable {name} is not set (${{{name}:-default}} would give it a default)")
-    return value
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
     """Leave plain names alone; treat what has a folder or an ending as a path."""
     if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
-        return str(_expand_path(value, info))
+        return str(expand_path(value, info))
     return value
 
 
 def _expand_spec(value: object, info: ValidationInfo) -> object:
-    """Make the YAML files among a policy's options paths as `_expand_path` does."""
+    """Make the YAML files among a policy's options paths as `expand_path` does."""
     if not isinstance(value, str):
         return value
-    typed = isinstance(value, _TypedOnCommandLine)
+    typed = isinstance(value, TypedOnCommandLine)
 
     def expanded(match: re.Match[str]) -> str:
-        path = _TypedOnCommandLine(match[0]) if typed else match[0]
-        return str(_expand_path(path, info))
+        path = TypedOnCommandLine(match[0]) if typed else match[0]
+        return str(expand_path(path, info))
 
     return _SPEC_FILE.sub(expanded, str(value))
 
@@ -77,7 +51,6 @@ def _one_or_more(value: object) -> object:
     return (value,) if isinstance(value, str | Path) else value
 
 
-ConfigPath = Annotated[Path, BeforeValidator(_expand_path)]
 NameOrPath = Annotated[str, BeforeValidator(_expand_name_or_path)]
 PolicySpec = Annotated[str, BeforeValidator(_expand_spec)]
 
@@ -196,6 +169,8 @@ class Config(Settings):
     """Order in which jobs are served."""
     reward: RewardWeights = RewardWeights()
     """Weights of the reward's parts."""
+    env: EnvSettings = EnvSettings()
+    """What an agent sees, does and learns from."""
     simulator: SimulatorSettings = SimulatorSettings()
     """How time passes, when decisions are due, and what a rescale costs."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
@@ -242,7 +217,7 @@ def _parse_override(override: str) -> tuple[Location, object]:
 
 def _mark_typed(value: object) -> object:
     if isinstance(value, str):
-        return _TypedOnCommandLine(value)
+        return TypedOnCommandLine(value)
     if isinstance(value, list):
         return [_mark_typed(entry) for entry in value]
     if isinstance(value, dict):
