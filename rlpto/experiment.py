@@ -151,7 +151,7 @@ class Experiment:
             self.window_traces[window].trace,
             self.tables,
             self.config.workload.mapping,
-            self._seed(window, seed),
+            self.window_seed(window, seed),
             self.capacity,
             self.gpus_per_node,
             self._useful_gpus,
@@ -160,7 +160,7 @@ class Experiment:
     def cluster(self, window: str, seed: int, max_hours: float | None = None) -> SimulatedCluster:
         """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say."""
         jobs = self.jobs(window, seed)
-        own_seed = self._seed(window, seed)
+        own_seed = self.window_seed(window, seed)
         noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
@@ -296,7 +296,7 @@ class Experiment:
             return trace
         return trace.take(trace.gpus <= self.capacity)
 
-    def _seed(self, window: str, seed: int) -> int:
+    def window_seed(self, window: str, seed: int) -> int:
         """Seed of all that is random in a window, another one for each."""
         return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
 

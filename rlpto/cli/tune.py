@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,17 +19,13 @@ from rlpto.cli.common import (
     make_progress,
     read_config,
 )
+from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlpto.config import Config
     from rlpto.evaluation.tuning import TuningState
     from rlpto.policies.index_weights import IndexWeights
 
 app = typer.Typer(help="Tune the constants of a policy on training windows.", no_args_is_help=True)
-
-HOUR = 3600.0
-Place = tuple[str, int]
-"""A window and a seed."""
 
 
 class Goal(StrEnum):
@@ -48,7 +40,20 @@ def tune() -> None:
     """Tune the constants of a policy on training windows."""
 
 
-@app.command(epilog="Example: rlpto tune index configs/philly.yaml --limit 6 -o index-philly.yaml")
+def _parse_loads(text: str | None) -> list[float]:
+    """Numbers of a comma-separated list. Raises ConfigError if one is no load."""
+    if text is None:
+        return []
+    try:
+        loads = [float(part) for part in text.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or not all(0 < load < float("inf") for load in loads) or len(set(loads)) < len(loads):
+        raise ConfigError(f"--loads {text}: expected different numbers above 0, such as .5,.7,.9,1.1")
+    return loads
+
+
+@app.command(epilog="Example: rlpto tune index configs/results/philly.yaml --loads .5,.9 --limit 6 -o mine.yaml")
 def index(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],
@@ -58,7 +63,10 @@ def index(
     ] = None,
     generations: Annotated[int, typer.Option(min=1, help="Generations in all.")] = 20,
     population: Annotated[int, typer.Option(min=4, help="Candidates in each generation.")] = 10,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows of each split.")] = None,
+    loads: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Loads to be good at, all alike, instead of the config's.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows of each split (and load).")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
     seed: SeedOption = None,
     set_: SetOption = None,
@@ -68,12 +76,13 @@ def index(
 ) -> None:
     """Tune the weights of the index policy with an evolution strategy, on training windows only.
 
-    A candidate's cost is its mean relative difference from the start, window by window. Every
-    generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
+    A candidate is judged by the reward it gains per job, or by the JCT it saves, against the start on the
+    same windows. Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
+    from rlpto.cli.tuning_costs import change, costs_in, described, places_of
     from rlpto.evaluation.tuning import TuningSettings, index_parameters, read_costs, tuning_fingerprint
     from rlpto.evaluation.tuning import tune as search
-    from rlpto.experiment import prepare
+    from rlpto.experiment import Experiment
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
 
     overrides = [
@@ -81,13 +90,16 @@ def index(
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
     ]
-    settled = read_config(config, overrides, seed)
+    wanted = _parse_loads(loads)
+    configs = [read_config(config, [*overrides, f"workload.load={load}"], seed) for load in wanted]
+    configs = configs or [read_config(config, overrides, seed)]
     first = IndexWeights() if start is None else load_index_weights(start)
-    experiment = prepare(settled)
-    places = [(window, s) for window in experiment.windows("train") for s in experiment.seeds()]
+    experiments = [Experiment(settled) for settled in configs]
+    places = places_of(experiments, "train")
     parameters = index_parameters(first)
-    settings = TuningSettings(generations=generations, population=population, seed=settled.seed)
-    searched = {"goal": goal.value, "gain": first.gain, "places": places, **experiment.outcome()}
+    settings = TuningSettings(generations=generations, population=population, seed=configs[0].seed)
+    outcomes = [experiment.outcome() for experiment in experiments]
+    searched = {"goal": goal.value, "gain": first.gain, "places": places, "outcomes": outcomes}
     fingerprint = tuning_fingerprint(parameters, settings, searched)
     checkpoint = out.with_suffix(".checkpoint.json")
     if resume and checkpoint.exists():
@@ -97,17 +109,17 @@ def index(
     def complete(point: Mapping[str, float]) -> IndexWeights:
         return first.model_copy(update=dict(point))
 
-    with _costs(settled, goal, jobs) as costs, make_progress(quiet) as bar:
+    with costs_in(configs, goal, jobs) as costs, make_progress(quiet) as bar:
         started = complete({p.name: p.start for p in parameters})
         task = bar.add_task("start", total=generations * population)
         base = costs(started, places, None)
 
         def told(state: TuningState) -> None:
-            bar.update(task, description=f"best {-state.best_cost:+.2%}", completed=len(state.costs) * population)
+            bar.update(task, description=f"best {-state.best_cost:+.4f}", completed=len(state.costs) * population)
 
         try:
             found = search(
-                lambda point: _relative(costs(complete(point), places, base), base),
+                lambda point: change(goal, costs(complete(point), places, base), base, places),
                 parameters,
                 settings,
                 checkpoint,
@@ -123,69 +135,10 @@ def index(
             interrupted(f"the generations so far are in {checkpoint}; add --resume to the same command to go on")
         best = complete(found.best)
         save_index_weights(best, out)
-        console.print(f"{out}: better by {abs(found.best_cost):.2%} in {goal.value} on {len(places)} training runs")
-        windows = experiment.windows("validation", required=False)
-        unseen = [(window, s) for window in windows for s in experiment.seeds()]
+        console.print(f"{out}: better by {described(goal, abs(found.best_cost))} on {len(places)} training runs")
+        unseen = places_of(experiments, "validation", required=False)
         if unseen:
             bar.update(task, description="validation")
-            unseen_base = costs(started, unseen, None)
-            change = -_relative(costs(best, unseen, unseen_base), unseen_base) + 0.0  # no negative zero
-            console.print(f"on {len(unseen)} validation runs, which were not used: {change:+.2%}")
-
-
-class Cost(NamedTuple):
-    """Cost of one run, and the hours until its last job finished."""
-
-    cost: float
-    hours: float
-
-
-Costs = Callable[["IndexWeights", Sequence[Place], Sequence[Cost] | None], list[Cost]]
-"""From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
-
-PATIENCE = 3.0
-"""A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
-
-
-@contextmanager
-def _costs(config: Config, goal: Goal, jobs: int) -> Iterator[Costs]:
-    """A function that computes costs in `jobs` processes."""
-    task = partial(_cost, config, goal.value)
-
-    def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
-        return [None] * len(places) if base is None else [PATIENCE * start.hours for start in base]
-
-    if jobs == 1:
-        yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        yield lambda weights, places, base: list(pool.map(partial(task, weights), places, limits(places, base)))
-
-
-def _cost(config: Config, goal: str, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
-    """Minus the total reward, or the mean JCT in seconds, of the index with these weights on one window.
-
-    A job that is not finished when the run is stopped counts as finishing then.
-    """
-    import numpy as np
-
-    from rlpto.experiment import prepare
-    from rlpto.policies.index import Index
-
-    window, seed = place
-    record = prepare(config).run_policy(Index(weights=weights), window, seed, max_hours)
-    jobs = record.jobs
-    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
-    last = float(finished.max()) if len(finished) else 0.0
-    end = last if max_hours is None else max_hours * HOUR
-    jct = (
-        np.where(np.isfinite(jobs.finish_time), jobs.finish_time, np.maximum(end, jobs.submit_time)) - jobs.submit_time
-    )
-    cost = float(jct.mean()) if goal == "jct" else -float(record.decisions.reward.sum())
-    return Cost(cost, last / HOUR)
-
-
-def _relative(costs: Sequence[Cost], base: Sequence[Cost]) -> float:
-    """Mean over places of (cost - base) / |base|."""
-    changes = [(now.cost - start.cost) / max(abs(start.cost), 1e-9) for now, start in zip(costs, base, strict=True)]
-    return sum(changes) / len(changes)
+            before = costs(started, unseen, None)
+            gained = -change(goal, costs(best, unseen, before), before, unseen) + 0.0  # no negative zero
+            console.print(f"on {len(unseen)} validation runs, which were not used: better by {described(goal, gained)}")

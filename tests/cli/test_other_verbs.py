@@ -116,9 +116,9 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
 
 
 def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlpto.experiment import Experiment
+    from rlpto.cli.tuning_costs import Arena
 
-    whole = Experiment.run_policy
+    whole = Arena.cost
     calls = 0
 
     def interrupted_later(self, *arguments):
@@ -128,12 +128,26 @@ def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch
             raise KeyboardInterrupt
         return whole(self, *arguments)
 
-    monkeypatch.setattr(Experiment, "run_policy", interrupted_later)
+    monkeypatch.setattr(Arena, "cost", interrupted_later)
     answer = rlpto(*TUNE, "--generations", 3)
     assert answer.code == 130
     assert "add --resume to the same command" in answer.err
     assert not (project / "w.yaml").exists()
     assert len(json.loads((project / "w.checkpoint.json").read_text())["costs"]) == 1
+
+
+@pytest.mark.usefixtures("project")
+def test_tuning_for_several_loads_is_another_search(rlpto) -> None:
+    answer = rlpto(*TUNE, "--generations", 1, "--loads", ".5,1.1", "--goal", "jct")
+    assert answer.code == 0, answer.err
+    assert "of the mean JCT on 4 training runs" in answer.out  # 2 windows at 2 loads
+    rlpto(*TUNE, "--generations", 2, "--loads", ".5,.9", "--goal", "jct", "--resume").assert_refused("w.checkpoint")
+
+
+@pytest.mark.parametrize("loads", ["", "high", ".5,-1", ".5,inf", ".5,.5"])
+def test_loads_that_are_none_are_refused(rlpto, project: Path, loads: str) -> None:
+    rlpto(*TUNE, "--loads", loads).assert_refused(f"--loads {loads}: expected different numbers above 0")
+    assert not (project / "w.yaml").exists()
 
 
 def test_runs_are_compared_policy_by_policy(rlpto) -> None:

@@ -1,0 +1,177 @@
+"""What an index costs on windows, at several loads: compiled where that can be, else by the scheduler's loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.fleet import Fleet, Workload, build_fleet, play
+from rlpto.cli.tune import Goal
+from rlpto.config import Config
+from rlpto.experiment import Experiment, estimate_noise
+from rlpto.policies.index import Index
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+from rlpto.rewards import RewardWeights
+
+HOUR = 3600.0
+PATIENCE = 3.0
+"""A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
+
+
+TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
+"""Reward weights whose negative total is the sum of all JCTs, in hours."""
+
+
+class Place(NamedTuple):
+    """Where an index is tried. load: position among the loads."""
+
+    load: int
+    window: str
+    seed: int
+
+
+class Cost(NamedTuple):
+    """Minus the total reward, or the total JCT in hours, of a run; its jobs, and hours until it was seen to be over."""
+
+    cost: float
+    jobs: int
+    hours: float
+
+
+Costs = Callable[[IndexWeights, Sequence[Place], Sequence[Cost] | None], list[Cost]]
+"""From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
+
+
+def places_of(experiments: Sequence[Experiment], split: str, required: bool = True) -> list[Place]:
+    """Every window of a split with every seed at every load. Raises ConfigError if required and there are none."""
+    return [
+        Place(load, window, seed)
+        for load, experiment in enumerate(experiments)
+        for window in experiment.windows(split, required=required)
+        for seed in experiment.seeds()
+    ]
+
+
+@contextmanager
+def costs_in(configs: Sequence[Config], goal: Goal, jobs: int) -> Iterator[Costs]:
+    """A function that computes costs in `jobs` processes."""
+    task = partial(_cost, tuple(config.model_dump_json() for config in configs), goal)
+
+    def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
+        return [None] * len(places) if base is None else [PATIENCE * start.hours for start in base]
+
+    if jobs == 1:
+        yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield lambda weights, places, base: list(
+            pool.map(partial(task, weights), places, limits(places, base), chunksize=4)
+        )
+
+
+def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequence[Place]) -> float:
+    """How much worse costs are than `base`: negative is better.
+
+    reward: reward lost per job. jct: relative change of a window's mean JCT. Each load counts alike.
+    """
+    load = np.array([place.load for place in places])
+    before = np.array([cost.cost for cost in base])
+    worse = np.array([cost.cost for cost in costs]) - before
+    if goal is Goal.reward:  # near zero as often as not, so that ratios of rewards mean nothing
+        run = np.array([cost.jobs for cost in base])
+        changes = [worse[load == at].sum() / max(run[load == at].sum(), 1) for at in np.unique(load)]
+    else:
+        changes = [np.mean(worse[load == at] / np.maximum(before[load == at], 1e-9)) for at in np.unique(load)]
+    return float(np.mean(changes))
+
+
+def described(goal: Goal, change: float) -> str:
+    """A change in words."""
+    return f"{change:.4f} reward per job" if goal is Goal.reward else f"{change:.2%} of the mean JCT"
+
+
+def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
+    """Cost of the index with these weights in one place; what is unfinished when it is stopped ends then."""
+    arena = _arena(configs[place.load], goal)
+    if arena is None:
+        return simulated_cost(_experiment(configs[place.load]), goal, weights, place, max_hours)
+    return arena.cost(weights, place, max_hours)
+
+
+@lru_cache(maxsize=16)
+def _experiment(config: str) -> Experiment:
+    return Experiment(Config.model_validate_json(config))
+
+
+@lru_cache(maxsize=16)
+def _arena(config: str, goal: Goal) -> Arena | None:
+    """Compiled windows of a config; None where compiled code does not know its queue."""
+    experiment = _experiment(config)
+    return Arena(experiment, goal) if experiment.config.queue.inside == "fifo" else None
+
+
+class Arena:
+    """Windows of an experiment in which compiled code runs a whole window at once."""
+
+    def __init__(self, experiment: Experiment, goal: Goal) -> None:
+        self._experiment = experiment
+        self._reward = TIME_ALONE if goal is Goal.jct else experiment.config.reward
+        self._fleets: dict[tuple[str, int], Fleet] = {}
+        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
+
+    def cost(self, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
+        """Cost of the index with these weights; see `Cost`."""
+        fleet = self._fleet(place)
+        own = self._experiment.config.simulator.max_hours
+        hours = min(np.inf if own is None else own, np.inf if max_hours is None else max_hours)
+        fleet.world.rules["limit"] = hours * HOUR
+        self._total[:] = 0.0
+        play(fleet, 0, 0, np.atleast_2d(steering_weights(weights.vector())), self._time, self._total)
+        return Cost(-float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1]) / HOUR)
+
+    def _fleet(self, place: Place) -> Fleet:
+        """The cluster of a window, built when first asked for."""
+        key = (place.window, place.seed)
+        if key not in self._fleets:
+            experiment, config = self._experiment, self._experiment.config
+            self._fleets[key] = build_fleet(
+                1,
+                experiment.nodes,
+                [workload_of(experiment, *key)],
+                experiment.tables,
+                config.simulator,
+                config.queue,
+                self._reward,
+            )
+        return self._fleets[key]
+
+
+def workload_of(experiment: Experiment, window: str, seed: int) -> Workload:
+    """A window with the jobs, failures and estimates that `Experiment.cluster` gives it."""
+    jobs = tuple(experiment.jobs(window, seed))
+    own_seed = experiment.window_seed(window, seed)
+    span = experiment.window_traces[window].window
+    noise = estimate_noise(experiment.config.knowledge, len(jobs), own_seed)
+    return Workload(window, jobs, own_seed, (span.end - span.start) / HOUR, noise)
+
+
+def simulated_cost(
+    experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
+) -> Cost:
+    """The same cost by the scheduler's own loop, which knows every kind of queue."""
+    record = experiment.run_policy(Index(weights=weights), place.window, place.seed, max_hours)
+    jobs = record.jobs
+    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
+    last = float(finished.max()) if len(finished) else 0.0
+    end = last if max_hours is None else max_hours * HOUR
+    left = np.maximum(end, jobs.submit_time)
+    jct = np.where(np.isfinite(jobs.finish_time), jobs.finish_time, left) - jobs.submit_time
+    cost = float(jct.sum()) / HOUR if goal is Goal.jct else -float(record.decisions.reward.sum())
+    return Cost(cost, len(jobs.submit_time), last / HOUR)
