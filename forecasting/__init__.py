@@ -1,0 +1,45 @@
+"""Forecasts of counts per interval: ARIMA, GRU, and a combination that is never far from its best part.
+
+Knows nothing of clusters and imports nothing of RLPTO. `import forecasting` alone is quick: what is
+named here is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from forecasting.errors import ForecastError
+
+if TYPE_CHECKING:
+    from forecasting.base import Forecast, Forecaster, load
+    from forecasting.hybrid import HybridForecaster
+    from forecasting.registry import make_forecaster
+    from forecasting.series import TimeSeries, as_series
+
+_PLACES = {
+    "Forecast": "base",
+    "Forecaster": "base",
+    "HybridForecaster": "hybrid",
+    "load": "base",
+    "make_forecaster": "registry",
+    "TimeSeries": "series",
+    "as_series": "series",
+}
+
+__all__ = [
+    "Forecast",
+    "ForecastError",
+    "Forecaster",
+    "HybridForecaster",
+    "TimeSeries",
+    "as_series",
+    "load",
+    "make_forecaster",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'forecasting' has no attribute {name!r}")
+    return getattr(import_module(f"forecasting.{_PLACES[name]}"), name)

@@ -1,0 +1,41 @@
+"""Forecasters by name; a class is imported when it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from forecasting.base import Forecaster
+from forecasting.errors import ForecastError
+
+KINDS = {
+    "naive": "forecasting.naive:Naive",
+    "moving_average": "forecasting.naive:MovingAverage",
+    "smoothing": "forecasting.naive:ExponentialSmoothing",
+    "seasonal_naive": "forecasting.naive:SeasonalNaive",
+    "arima_raw": "forecasting.arima:RawArima",
+    "arima_log": "forecasting.arima:LogArima",
+    "arima_fourier": "forecasting.arima:FourierArima",
+    "sarima": "forecasting.arima:Sarima",
+    "gru": "forecasting.gru:GruForecaster",
+    "residual_hybrid": "forecasting.residual:ResidualHybrid",
+    "gated_gru": "forecasting.residual:GatedGru",
+    "hybrid": "forecasting.hybrid:HybridForecaster",
+}
+"""Module and class of every kind of forecaster."""
+
+
+def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
+    """The class of a kind. Raises ForecastError, prefixed with `source`, if there is none."""
+    if kind not in KINDS:
+        raise ForecastError(f"{source}forecaster {kind!r}: expected one of {', '.join(KINDS)}")
+    module, name = KINDS[kind].split(":")
+    found = getattr(import_module(module), name)
+    if not (isinstance(found, type) and issubclass(found, Forecaster)):
+        raise TypeError(f"{KINDS[kind]} is no forecaster")
+    return found
+
+
+def make_forecaster(kind: str, **settings: Any) -> Forecaster:
+    """A forecaster by name, such as make_forecaster("seasonal_naive", hours=24)."""
+    return forecaster_class(kind)(**settings)

@@ -1,0 +1,251 @@
+"""What is forecast: a count per interval, on a regular grid of local time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from forecasting.errors import ForecastError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+Values = Sequence[float] | npt.NDArray[Any]
+
+Gaps = Literal["refuse", "zero", "previous"]
+"""What a missing interval or NaN becomes: an error, no arrivals, or the value before it. None looks ahead."""
+
+HOUR, DAY = 3600.0, 86400.0
+WEEK = 7 * DAY
+MONDAY = 4 * DAY
+"""1970-01-05 0:00, a Monday: where a series starts that does not say when it does [s since 1970-01-01]."""
+
+MIN_POINTS = 10
+"""Shortest series that can be fitted."""
+
+_REGULAR = 1e-6
+"""Largest distance from the grid, in steps: only the rounding of seconds is forgiven."""
+
+
+@dataclass(frozen=True)
+class TimeSeries:
+    """Counts on a regular grid.
+
+    values: [T] finite, 0 or more; entry i counts what arrived in [start + i step, start + (i + 1) step).
+    step: length of an interval [s].
+    start: local time of the first interval [s since 1970-01-01 0:00 local time].
+
+    Values are not checked here; `as_series` does that.
+    """
+
+    values: FloatArray
+    step: float
+    start: float = MONDAY
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def lag(self, seconds: float) -> int:
+        """A time span in steps, 1 or more."""
+        return max(1, round(seconds / self.step))
+
+    def head(self, points: int) -> TimeSeries:
+        """The first `points` intervals."""
+        return TimeSeries(self.values[:points], self.step, self.start)
+
+    def tail(self, points: int) -> TimeSeries:
+        """The last `points` intervals, or all there are."""
+        skipped = max(0, len(self) - points)
+        return TimeSeries(self.values[skipped:], self.step, self.start + skipped * self.step)
+
+    def times(self, first: int = 0, count: int | None = None) -> FloatArray:
+        """[count] local starts of the intervals from `first` on [s since 1970-01-01]; may go past the end."""
+        places = np.arange(first, first + (len(self) if count is None else count), dtype=np.float64)
+        return self.start + self.step * places
+
+    def index(self, first: int = 0, count: int | None = None) -> pd.DatetimeIndex:
+        """The same as timestamps of pandas, without a time zone."""
+        import pandas as pd
+
+        return pd.DatetimeIndex(np.round(self.times(first, count) * 1e3).astype("datetime64[ms]"))
+
+
+def time_of_day(times: FloatArray) -> FloatArray:
+    """Hours since midnight, 0 to 24, of local times [s since 1970-01-01]."""
+    return (times % DAY) / HOUR
+
+
+def day_of_week(times: FloatArray) -> FloatArray:
+    """Days since Monday 0:00, 0 to 7 with fractions, of local times [s since 1970-01-01]."""
+    return ((times - MONDAY) % WEEK) / DAY
+
+
+def fourier(times: FloatArray, period: float, harmonics: int) -> FloatArray:
+    """[T, 2 harmonics] sines, then cosines, of local times [s] with a period [s]."""
+    angles = 2 * np.pi * np.outer(times % period, np.arange(1, harmonics + 1)) / period
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+
+
+def calendar_features(times: FloatArray) -> FloatArray:
+    """[T, 6] calendar covariates of local times [s]: two harmonics of the day, one of the week; each -1 to 1.
+
+    Columns: sin, sin 2x, cos, cos 2x of the hour of day; sin, cos of the day of week.
+    """
+    return np.concatenate([fourier(times, DAY, 2), fourier(times, WEEK, 1)], axis=1)
+
+
+def seconds(step: float | str) -> float:
+    """A step in seconds: a number, or text such as '10min' or '1h'. Raises ForecastError for anything else."""
+    if isinstance(step, str):
+        import pandas as pd
+
+        try:
+            # 'h' alone is a unit to pandas' offsets, but not to its time spans.
+            value = pd.Timedelta(step if step[:1].isdigit() or step[:1] == "." else f"1{step}").total_seconds()
+        except ValueError:
+            raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
+    else:
+        value = float(step)
+    if not (math.isfinite(value) and value > 0):
+        raise ForecastError(f"step {step!r}: expected more than 0 s")
+    return value
+
+
+def as_series(
+    y: TimeSeries | pd.Series[Any] | Values,
+    step: float | str | None = None,
+    start: Any = None,
+    gaps: Gaps = "refuse",
+    min_points: int = 1,
+) -> TimeSeries:
+    """A checked series from whatever holds counts.
+
+    y: a TimeSeries; a pandas Series with a DatetimeIndex on a regular grid (with a time zone, the
+        wall clock of its first timestamp counts on); or [T] numbers.
+    step: seconds, or text such as '10min'; needed for plain numbers, and for one dated value.
+    start: local time of the first interval (anything pandas reads as a timestamp), for plain
+        numbers only; a Monday 0:00 if not given.
+    gaps: what becomes of NaN and of missing intervals.
+
+    Raises ForecastError, naming the place, for values that are not finite or below 0, timestamps
+    that are duplicate, out of order or off the grid, gaps that are refused, and too few points.
+    """
+    if gaps not in get_args(Gaps):
+        raise ForecastError(f"gaps {gaps!r}: expected one of {', '.join(get_args(Gaps))}")
+    if isinstance(y, TimeSeries):
+        values, width, first = np.asarray(y.values, dtype=np.float64), seconds(y.step), y.start
+        _expect_step(width, step)
+    elif is_dated(y):
+        values, width, first = _from_pandas(cast("pd.Series[Any]", y), step, gaps)
+    else:
+        if step is None:
+            raise ForecastError("numbers without timestamps: give their step in seconds, or as text such as '10min'")
+        values, width, first = _numbers(y), seconds(step), MONDAY if start is None else local_seconds(start)
+    series = TimeSeries(values, width, first)
+    checked = TimeSeries(_filled(series, gaps), width, first)
+    if len(checked) < min_points:
+        raise ForecastError(f"series of {len(checked)} points: expected at least {min_points}")
+    return checked
+
+
+def is_dated(y: Any) -> TypeGuard[TimeSeries | pd.Series[Any]]:
+    """Whether a series says when it starts, as plain numbers do not."""
+    # A list has an `index` too; only pandas has both. So pandas need not be imported to tell.
+    return isinstance(y, TimeSeries) or (hasattr(y, "index") and hasattr(y, "to_numpy"))
+
+
+def local_seconds(time: Any) -> float:
+    """Wall-clock seconds since 1970-01-01 of anything pandas reads as a timestamp."""
+    import pandas as pd
+
+    try:
+        stamp = pd.Timestamp(time)
+    except (ValueError, TypeError):
+        raise ForecastError(f"start {time!r}: expected a timestamp such as '2020-04-01 00:00'") from None
+    if pd.isna(stamp):
+        raise ForecastError(f"start {time!r}: expected a timestamp such as '2020-04-01 00:00'")
+    return float(stamp.tz_localize(None).as_unit("ns").value) / 1e9
+
+
+def _numbers(y: Any) -> FloatArray:
+    try:
+        values = np.asarray(y, dtype=np.float64)
+    except (ValueError, TypeError):
+        raise ForecastError("series: expected numbers") from None
+    if values.ndim != 1:
+        raise ForecastError(f"series of shape {values.shape}: expected one dimension")
+    return values.copy()
+
+
+def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tuple[FloatArray, float, float]:
+    """Values on the full grid (NaN where an interval is missing), step and start."""
+    import pandas as pd
+
+    if not isinstance(y.index, pd.DatetimeIndex):
+        raise ForecastError(f"series with an index of {type(y.index).__name__}: expected a DatetimeIndex")
+    values, stamps = _numbers(y.to_numpy()), y.index
+    if not len(stamps):
+        raise ForecastError("series of 0 points: expected some")
+    if stamps.hasnans:
+        raise ForecastError(f"timestamp of entry {int(np.argmax(stamps.isna()))} missing (NaT)")
+    if stamps.has_duplicates:
+        raise ForecastError(f"timestamp {stamps[stamps.duplicated()][0]} occurs twice, expected once")
+    times = stamps.as_unit("ns").asi8 / 1e9
+    distances = np.diff(times)
+    if (distances < 0).any():
+        raise ForecastError(f"timestamp {stamps[int(np.argmax(distances < 0)) + 1]} out of order, expected ascending")
+    if step is None and len(times) < 2:
+        raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
+    width = float(np.median(distances)) if step is None else seconds(step)
+    places = (times - times[0]) / width
+    rounded = np.rint(places).astype(np.int64)
+    off = np.abs(places - rounded) > _REGULAR * np.maximum(1.0, places)
+    if off.any():
+        raise ForecastError(f"timestamp {stamps[int(np.argmax(off))]} not on a grid of {width:g} s from {stamps[0]}")
+    missing = int(rounded[-1]) + 1 - len(rounded)
+    if missing and gaps == "refuse":
+        before = int(np.argmax(np.diff(rounded) > 1))
+        raise ForecastError(
+            f"{missing} intervals missing, the first after {stamps[before]}: expected none, "
+            "or gaps='zero' or 'previous' to fill them"
+        )
+    grid = np.full(int(rounded[-1]) + 1, np.nan)
+    grid[rounded] = values
+    return grid, width, local_seconds(stamps[0])
+
+
+def _filled(series: TimeSeries, gaps: Gaps) -> FloatArray:
+    values = series.values
+    bad = np.isinf(values) | (values < 0)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise ForecastError(f"value {values[at]:g} at {_place(series, at)}: expected a finite number, 0 or more")
+    empty = np.isnan(values)
+    if not empty.any():
+        return values
+    if gaps == "refuse":
+        raise ForecastError(
+            f"{int(empty.sum())} values are NaN, the first at {_place(series, int(np.argmax(empty)))}: "
+            "expected none, or gaps='zero' or 'previous' to fill them"
+        )
+    if gaps == "zero":
+        return np.where(empty, 0.0, values)
+    if empty[0]:
+        raise ForecastError("first value NaN: there is no previous value to fill it with, expected a number")
+    return values[np.maximum.accumulate(np.where(empty, 0, np.arange(len(values))))]
+
+
+def _place(series: TimeSeries, at: int) -> str:
+    return f"entry {at} ({series.index(at, 1)[0]})"
+
+
+def _expect_step(width: float, step: float | str | None) -> None:
+    if step is not None and not math.isclose(seconds(step), width):
+        raise ForecastError(f"series with a step of {width:g} s: expected {seconds(step):g} s")

@@ -1,0 +1,85 @@
+"""A fitted forecaster as one file: arrays and JSON in a zip archive, no code inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forecasting.errors import ForecastError
+
+FORMAT = "forecasting"
+VERSION = 1
+_HEADER = "header"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a forecaster must know to go on: JSON values, and arrays by name (no `/` in a name)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def nested(self, name: str, part: State) -> None:
+        """Put the state of a part inside this one."""
+        self.values[name] = part.values
+        self.arrays.update({f"{name}/{key}": array for key, array in part.arrays.items()})
+
+    def part(self, name: str) -> State:
+        """The state of a part that was put in by `nested`."""
+        inside = {key[len(name) + 1 :]: a for key, a in self.arrays.items() if key.startswith(f"{name}/")}
+        return State(self.values[name], inside)
+
+
+def write_state(path: Path, kind: str, state: State) -> None:
+    """Write a state as one file, whole or not at all. Raises ForecastError where the file system refuses."""
+    header = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, "values": state.values})
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                np.savez_compressed(file, allow_pickle=False, **_named(state.arrays), **{_HEADER: np.array(header)})
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as refused:
+        reason = (refused.strerror or str(refused)).lower()
+        raise ForecastError(f"{path}: cannot write the forecaster there: {reason}") from None
+
+
+def read_state(path: Path) -> tuple[str, State]:
+    """Kind and state from a file.
+
+    Raises ForecastError if there is none, it is broken, not a forecaster's, or of another version.
+    """
+    if not path.is_file():
+        raise ForecastError(f"{path}: no such file, expected a saved forecaster")
+    try:
+        # Without pickle, nothing in a file can run.
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        header = json.loads(str(arrays.pop(_HEADER)))
+        kind, version, values = header["kind"], header["version"], header["values"]
+        foreign = header["format"] != FORMAT
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+        raise ForecastError(f"{path}: broken or foreign, expected a saved forecaster") from None
+    if foreign:
+        raise ForecastError(f"{path}: broken or foreign, expected a saved forecaster")
+    if version != VERSION:
+        raise ForecastError(f"{path}: written in version {version}, expected version {VERSION}; fit it again")
+    return str(kind), State(dict(values), arrays)
+
+
+def _named(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    broken = [name for name, array in arrays.items() if name == _HEADER or array.dtype.hasobject]
+    if broken:
+        raise ForecastError(f"state {broken[0]}: expected an array of numbers under a name other than {_HEADER!r}")
+    return dict(arrays)
