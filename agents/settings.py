@@ -55,6 +55,9 @@ class AgentSettings(Settings):
 
     steps: int = Field(500_000, ge=1)
     """Environment steps in all."""
+    seed: int | None = Field(None, ge=0)
+    """Seed of the network, of exploration and of the episodes; null: that of the experiment. Workloads do not depend
+    on it, so that agents with several seeds can be compared on the same windows."""
     envs: int = Field(64, ge=1)
     """Environments side by side."""
     loads: tuple[float, ...] | None = None
@@ -71,6 +74,11 @@ class AgentSettings(Settings):
     """The learning algorithm."""
     evaluate_every: int = Field(100_000, ge=1)
     """Environment steps between evaluations on validation windows."""
+    validation_windows: int = Field(4, ge=1)
+    """Validation windows at each load, at most."""
+    baselines: tuple[str, ...] | None = None
+    """Policies of the config, by the name they have in tables, whose rewards on the validation windows the agent's is
+    compared with; they run once, before training. null: all of them; []: none."""
     checkpoint_every: int = Field(100_000, ge=1)
     """Environment steps between periodic checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
+from agents.settings import AgentSettings
 from envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
@@ -171,6 +172,8 @@ class Config(Settings):
     """Weights of the reward's parts."""
     env: EnvSettings = EnvSettings()
     """What an agent sees, does and learns from."""
+    agent: AgentSettings = AgentSettings()
+    """How the agent is trained."""
     simulator: SimulatorSettings = SimulatorSettings()
     """How time passes, when decisions are due, and what a rescale costs."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)

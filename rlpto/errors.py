@@ -27,3 +27,7 @@ class PolicyError(RlptoError):
 
 class CheckpointError(RlptoError):
     """A saved state (tuning state, evaluation cell, policy file) is unreadable or foreign."""
+
+
+class TrainingError(RlptoError):
+    """Training cannot go on: numbers are no longer finite, or the device is not there."""
