@@ -1,0 +1,331 @@
+"""The default forecaster: an online-weighted combination of ARIMAs, networks and simple members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Forecaster
+from forecasting.errors import ForecastError
+from forecasting.features import Features, describe, layout_of
+from forecasting.intervals import at_levels, pooled_mean, pooled_spread
+from forecasting.linear import VALIDATION, LinearForecaster
+from forecasting.network import MEDIAN, QUANTILES, NetworkSettings
+from forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
+from forecasting.recurrent import Recurrent, one_step_errors
+from forecasting.registry import make_forecaster
+from forecasting.series import FloatArray, IntArray, TimeSeries
+from forecasting.storage import State
+
+
+@dataclass(frozen=True)
+class Part:
+    """A member of the combination. kind, settings: the forecaster. strong: whether it starts with a full weight, and
+    also stands in the pool corrected by its recent errors; the others start with SIMPLE_WEIGHT."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    strong: bool
+
+
+@dataclass(frozen=True)
+class Body:
+    """A network of the combination. around: names of the parts whose forecasts it works on; innovations: whether it
+    reads the one-step errors of the first of them."""
+
+    around: tuple[str, ...]
+    innovations: bool
+
+
+PARTS: Mapping[str, Part] = {
+    "naive": Part("naive", {}, False),
+    "mean_3h": Part("moving_average", {"hours": 3.0}, False),
+    "mean_24h": Part("moving_average", {"hours": 24.0}, False),
+    "season_24h": Part("seasonal_naive", {"hours": 24.0}, False),
+    "season_168h": Part("seasonal_naive", {"hours": 168.0}, False),
+    "smoothing": Part("smoothing", {}, False),
+    "arima_raw": Part("arima_raw", {}, False),
+    "arima_log": Part("arima_log", {}, True),
+    "arima_fourier": Part("arima_fourier", {}, True),
+    "linear": Part("linear", {}, True),
+}
+
+BODIES: Mapping[str, Body] = {
+    "gru": Body((), False),
+    "residual_hybrid": Body(("arima_fourier",), True),
+    "gated_gru": Body(
+        ("naive", "mean_3h", "mean_24h", "season_24h", "season_168h", "arima_log", "arima_fourier", "linear"), False
+    ),
+}
+
+NAMES = (*PARTS, *BODIES)
+"""[K] parts in the order of the pool."""
+
+STRONG = [place for place, name in enumerate(NAMES) if name in BODIES or PARTS[name].strong]
+
+SIMPLE_WEIGHT = 0.15
+CORRECTED_WEIGHT = 0.5
+"""Starting weights relative to that of a strong part."""
+
+LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG))
+"""[E] experts in the order of the weights."""
+
+RULES = Rules()
+
+
+class HybridForecaster(Forecaster):
+    """ARIMA, GRU and simple members under weights that follow how each of them is doing.
+
+    Combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
+    stays with the prior (Herbster, Warmuth 1998), so that every part is always included. Weights learn on the last
+    15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed. The
+    intervals are the networks' pooled quantiles under adaptive conformal calibration; `Forecast.mean` is a regression
+    for squared error on the pool and some of its parts. See `forecasting.pool` for the arithmetic.
+
+    A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
+    part on; origins before that, and other series' first ones, are combined under the starting weights.
+
+    seed: of the networks. horizon: steps ahead that are learnt; later ones are weighted like the last. hidden,
+    updates: size and training of the networks.
+    """
+
+    kind: ClassVar[str] = "hybrid"
+
+    def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
+        super().__init__()
+        for name, value in (("horizon", horizon), ("hidden", hidden), ("updates", updates)):
+            if value < 1:
+                raise ForecastError(f"{name} {value!r}: expected an integer, 1 or more")
+        self.seed, self.horizon, self.hidden, self.updates = seed, horizon, hidden, updates
+        self._members: dict[str, Forecaster] = {}
+        self._bodies: dict[str, Recurrent] = {}
+        self._states: dict[str, torch.Tensor] = {}
+        self._expected = 0.0
+        self._fitted: tuple[int, float] = (0, 0.0)
+        self._moments = (0.0, 0.0)
+        self._pool: PoolState | None = None
+        self._now: Combined | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the constructor."""
+        return {"seed": self.seed, "horizon": self.horizon, "hidden": self.hidden, "updates": self.updates}
+
+    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:  # noqa: ARG002
+        self._fitted = (len(series), series.start)
+        self._moments = (float(series.values.mean()), float(series.values.var()))
+        self._members = {name: make_forecaster(part.kind, **part.settings).fit(series) for name, part in PARTS.items()}
+        known = self._members_log(series, np.arange(1, len(series)), self.horizon)
+        network = NetworkSettings(hidden=self.hidden, updates=self.updates)
+        self._bodies = {
+            name: Recurrent.fit(
+                series, _chosen(known, body.around), self.horizon, body.innovations, network, self.seed + place
+            )
+            for place, (name, body) in enumerate(BODIES.items())
+        }
+        self._pool, self._now, self._states = self._run(series, len(series), self.horizon)
+        self._expect(known_now=self._members_log(series, np.array([len(series)]), 1))
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What parts fell back to while they were fitted, by name."""
+        return {name: str(note) for name, part in self._members.items() if (note := getattr(part, "fallback", None))}
+
+    def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
+        """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
+        series, checked, steps, _ = self._batch(y, origins, horizon, None)
+        every = np.arange(1, int(checked.max(initial=1)) + 1)
+        log_parts, _, _ = self._parts(series, every, steps)
+        return {name: np.expm1(log_parts[checked - 1, place]) for place, name in enumerate(NAMES)}
+
+    def weights(self, y: Any, origins: Any) -> FloatArray:
+        """[N, horizon, E] weights at N origins of a series, experts in the order of LABELS."""
+        series, checked, _, _ = self._batch(y, origins, self.horizon, None)
+        return self._combined(series, checked, self.horizon).weights
+
+    def _forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        covariates: FloatArray | None,  # noqa: ARG002
+    ) -> FloatArray:
+        return np.expm1(self._combined(series, origins, horizon).point)
+
+    def _mean_forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        covariates: FloatArray | None,  # noqa: ARG002
+    ) -> FloatArray:
+        return self._combined(series, origins, horizon).mean
+
+    def _quantile_forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        levels: FloatArray,
+        covariates: FloatArray | None,  # noqa: ARG002
+    ) -> FloatArray:
+        return at_levels(self._combined(series, origins, horizon).bounds, levels)
+
+    def _measure_spread(self, series: TimeSeries, covariates: FloatArray | None) -> FloatArray:  # noqa: ARG002
+        # Intervals of the pool are its own.
+        return np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
+
+    def _members_log(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        """[N, H, members] forecasts of the members other than networks in log1p."""
+        found = [np.log1p(member.forecasts(series, origins, horizon)) for member in self._members.values()]
+        return np.stack(found, axis=2)
+
+    def _parts(
+        self, series: TimeSeries, every: IntArray, horizon: int
+    ) -> tuple[FloatArray, FloatArray, dict[str, torch.Tensor]]:
+        """At all origins 1 to N: [N, K, H] parts in log1p, [M, N, H, Q] the networks' quantiles in log1p, and the
+        networks' states after the last."""
+        known = self._members_log(series, every, horizon)
+        seen = describe(layout_of(series, self.horizon), series, every, horizon)
+        found, states = [], {}
+        for name, body in BODIES.items():
+            around = _chosen(known, body.around)
+            errors = one_step_errors(series, every, around)
+            read, states[name] = self._bodies[name].read(seen, errors, None)
+            found.append(self._bodies[name].log_quantiles(read, seen, around))
+        quantiles = np.stack(found)
+        return _in_order(known, quantiles), quantiles, states
+
+    def _mean_features(self, log_parts: FloatArray, quantiles: FloatArray) -> FloatArray:
+        """[N, H, FEATURES] counts that the mean is regressed on; the first column is the pool's to fill in."""
+        features = np.zeros((log_parts.shape[0], log_parts.shape[2], FEATURES))
+        features[..., 1] = pooled_mean(quantiles)
+        features[..., 2] = np.expm1(log_parts[:, NAMES.index("arima_raw")])
+        features[..., 3] = np.expm1(log_parts[:, NAMES.index("mean_24h")])
+        features[..., 4] = self._moments[0]
+        return features
+
+    def _blank_pool(self) -> PoolState:
+        weights = [1.0 if place in STRONG else SIMPLE_WEIGHT for place in range(len(NAMES))]
+        prior = np.array(weights + [CORRECTED_WEIGHT] * len(STRONG))
+        return new_state(self.horizon, prior, len(NAMES), STRONG, np.array(QUANTILES), self._moments[1], RULES)
+
+    def _warm_from(self, series: TimeSeries) -> int:
+        """The first origin from which weights learn: where the part begins that no network was trained on."""
+        points, start = self._fitted
+        return max(1, points - round(VALIDATION * points)) if series.start == start else 1
+
+    def _run(self, series: TimeSeries, last: int, horizon: int) -> tuple[PoolState, Combined, dict[str, torch.Tensor]]:
+        """The pool after the last origin of a series, what it says at each from the first on, and network states."""
+        every = np.arange(1, last + 1)
+        log_parts, quantiles, states = self._parts(series, every, max(horizon, self.horizon))
+        spread, features = pooled_spread(quantiles), self._mean_features(log_parts, quantiles)
+        newest = np.log1p(series.values[every - 1])
+        pool = self._blank_pool()
+        warm = min(self._warm_from(series) - 1, last)
+        pool.top[0] = newest[: max(warm, 1)].max()
+        cold = advance(pool, RULES, newest[:warm], log_parts[:warm], spread[:warm], features[:warm], False)
+        found = advance(pool, RULES, newest[warm:], log_parts[warm:], spread[warm:], features[warm:], True)
+        return pool, Combined(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), states
+
+    def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combined:
+        """What the pool says at N origins."""
+        last = int(origins.max(initial=1))
+        _, found, _ = self._run(series, last, horizon)
+        return Combined(*(part[origins - 1, :horizon] for part in found))
+
+    def _expect(self, known_now: FloatArray) -> None:
+        """Note what the ARIMA under the residual network expects next: its error is read with the next value."""
+        first = BODIES["residual_hybrid"].around[0]
+        self._expected = float(known_now[0, 0, list(PARTS).index(first)])
+
+    def _step(self, history: TimeSeries, horizon: int, fresh: bool) -> tuple[FloatArray, FloatArray]:
+        """[1, K, H] parts and [M, 1, H, Q] quantiles in log1p that follow a history.
+
+        fresh: whether the newest value is still to be read by the networks.
+        """
+        seen = describe(layout_of(history, self.horizon), history, np.array([len(history)]), horizon)
+        found = [np.log1p(self._following_of(name, seen, history, horizon)) for name in self._members]
+        known = np.stack(found, axis=1)[None]
+        quantiles = []
+        for name, body in BODIES.items():
+            if fresh:
+                error = np.log1p(history.values[-1:]) - self._expected if body.innovations else np.zeros(1)
+                _, self._states[name] = self._bodies[name].read(seen, error, self._states[name])
+            around = _chosen(known, body.around)
+            quantiles.append(self._bodies[name].log_quantiles(self._states[name][0], seen, around))
+        if fresh:
+            self._expect(known)
+        stacked = np.stack(quantiles)
+        return _in_order(known, stacked), stacked
+
+    def _following_of(self, name: str, seen: Features, history: TimeSeries, horizon: int) -> FloatArray:
+        """[H] what a member says follows the history; the linear one shares the features of the networks."""
+        member = self._members[name]
+        if isinstance(member, LinearForecaster):
+            return member.from_features(seen, history.start, np.array([len(history)]))[0]
+        point: FloatArray = member.predict(horizon).point
+        return point
+
+    def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: ARG002
+        assert self._pool is not None
+        whole, _ = self._observed()
+        for place in range(len(whole) - len(values), len(whole)):
+            for member in self._members.values():
+                member.update(whole.values[place : place + 1])
+            log_parts, quantiles = self._step(whole.head(place + 1), self.horizon, True)
+            newest = np.log1p(whole.values[place : place + 1])
+            features = self._mean_features(log_parts, quantiles)
+            self._now = advance(self._pool, RULES, newest, log_parts, pooled_spread(quantiles), features, True)
+
+    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        assert self._pool is not None
+        assert self._now is not None
+        found = self._now
+        if horizon > self.horizon:
+            log_parts, quantiles = self._step(self._observed()[0], horizon, False)
+            features = self._mean_features(log_parts, quantiles)
+            found = advance(self._pool, RULES, np.zeros(1), log_parts, pooled_spread(quantiles), features, False)
+        point: FloatArray = np.expm1(found.point[-1, :horizon])
+        return point, found.mean[-1, :horizon], at_levels(found.bounds[-1, :horizon], levels)
+
+    def _state(self) -> State:
+        assert self._pool is not None
+        assert self._now is not None
+        state = State({"fitted": list(self._fitted), "moments": list(self._moments), "expected": self._expected})
+        for name, member in self._members.items():
+            state.nested(f"member.{name}", member.state())
+        for name, body in self._bodies.items():
+            state.nested(f"body.{name}", body.state())
+            state.arrays[f"state.{name}"] = self._states[name].numpy()
+        state.arrays.update({f"pool.{name}": array for name, array in self._pool._asdict().items()})
+        state.arrays.update({f"now.{name}": array[-1:] for name, array in self._now._asdict().items()})
+        return state
+
+    def _restore(self, state: State) -> None:
+        points, start = state.values["fitted"]
+        mean, variance = state.values["moments"]
+        self._fitted, self._moments = (int(points), float(start)), (float(mean), float(variance))
+        self._expected = float(state.values["expected"])
+        self._members = {
+            name: type(make_forecaster(part.kind, **part.settings)).from_state(state.part(f"member.{name}"), name)
+            for name, part in PARTS.items()
+        }
+        self._bodies = {name: Recurrent.restored(state.part(f"body.{name}")) for name in BODIES}
+        self._states = {name: torch.tensor(state.arrays[f"state.{name}"]) for name in BODIES}
+        self._pool = PoolState(**{name: state.arrays[f"pool.{name}"] for name in PoolState._fields})
+        self._now = Combined(**{name: state.arrays[f"now.{name}"] for name in Combined._fields})
+
+
+def _chosen(known: FloatArray, around: tuple[str, ...]) -> FloatArray:
+    """[N, H, n] the named members of [N, H, members]."""
+    return known[:, :, [list(PARTS).index(name) for name in around]]
+
+
+def _in_order(known: FloatArray, quantiles: FloatArray) -> FloatArray:
+    """[N, K, H] members [N, H, members] and the networks' medians, in the order of NAMES."""
+    medians = np.moveaxis(quantiles[..., MEDIAN], 0, 2)
+    return np.ascontiguousarray(np.moveaxis(np.concatenate([known, medians], axis=2), 2, 1))

@@ -1,0 +1,54 @@
+"""Quantiles: between the levels that are learnt, and pooled over several forecasters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forecasting.network import MEDIAN, QUANTILES
+from forecasting.series import FloatArray
+
+LEAST_SPREAD = 0.05
+"""Quantiles are told apart by at least this much in log1p: intervals are scaled by it and must be able to grow."""
+
+MASSES = np.diff(np.concatenate([[0.0], (np.array(QUANTILES[1:]) + np.array(QUANTILES[:-1])) / 2, [1.0]]))
+"""[Q] probability that each of the learnt quantiles stands for."""
+
+
+def pooled_spread(log_quantiles: FloatArray) -> FloatArray:
+    """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself.
+
+    log_quantiles: [M, ..., Q] of M forecasters; their quantiles are averaged level by level (Vincent 1912), each
+    around its own median.
+    """
+    distance: FloatArray = np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]).mean(axis=0)
+    spread: FloatArray = np.maximum(distance, LEAST_SPREAD)
+    spread[..., MEDIAN] = 0.0
+    return spread
+
+
+def pooled_mean(log_quantiles: FloatArray) -> FloatArray:
+    """[...] mean count of the distributions of [M, ..., Q] quantiles in log1p, averaged over the M forecasters."""
+    means: FloatArray = (np.expm1(log_quantiles) @ MASSES).mean(axis=0)
+    return means
+
+
+def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
+    """[..., L] quantiles in counts at any levels, from [..., Q] at network.QUANTILES in log1p.
+
+    Between and beyond those levels on straight lines against the normal quantile.
+    """
+    from scipy.special import ndtri
+
+    known, wanted = ndtri(np.array(QUANTILES)), ndtri(levels)
+    right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
+    share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
+    low, high = log_quantiles[..., right - 1], log_quantiles[..., right]
+    # The line may be long beyond the outermost levels, and must not turn back there.
+    counts: FloatArray = np.expm1(np.clip(low + share * (high - low), 0.0, 50.0))
+    return counts
+
+
+def median(log_quantiles: FloatArray) -> FloatArray:
+    """[...] the median in counts from [..., Q] quantiles in log1p."""
+    counts: FloatArray = np.expm1(log_quantiles[..., MEDIAN])
+    return counts

@@ -1,0 +1,188 @@
+"""The recurrent network under the GRU members: one pass over a series, quantiles of the coming steps at each origin.
+
+A GRU reads the series once; a small decoder turns its state and what is known of each target step (calendar, daily
+and weekly lags, the members' own forecasts) into quantiles of log1p counts around a base: a convex mix, gated step by
+step, of the given experts. With one expert the base is that expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from forecasting.series import FloatArray, IntArray
+
+QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+MEDIAN = QUANTILES.index(0.5)
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Size and training of a network.
+
+    hidden: units of the GRU and of the decoder; chunk: origins per training sequence; warmup: steps that a sequence
+    is read before its first origin counts; batch: sequences per update; updates: most updates; check: updates between
+    looks at the validation loss; patience: looks without improvement before stopping; rate: Adam's highest learning
+    rate; decay: weight decay; dropout: share of the decoder's units dropped in training.
+    """
+
+    hidden: int = 24
+    chunk: int = 72
+    warmup: int = 36
+    batch: int = 16
+    updates: int = 400
+    check: int = 20
+    patience: int = 5
+    rate: float = 4e-3
+    decay: float = 1e-3
+    dropout: float = 0.1
+
+
+class QuantileGRU(nn.Module):
+    """A GRU over inputs [B, T, inputs]; a decoder to quantiles [B, T, H, len(QUANTILES)] around the mix of experts."""
+
+    def __init__(self, inputs: int, targets: int, experts: int, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.experts = experts
+        self.cell = nn.GRU(inputs, settings.hidden, batch_first=True)
+        self.from_state = nn.Linear(settings.hidden, settings.hidden)
+        self.from_target = nn.Linear(targets + experts, settings.hidden, bias=False)
+        self.drop = nn.Dropout(settings.dropout)
+        self.out = nn.Linear(settings.hidden, len(QUANTILES) + (experts if experts > 1 else 0))
+        # The first forecast is the plain mean of the experts with a spread of about one scale.
+        nn.init.normal_(self.out.weight, std=0.01)
+        nn.init.zeros_(self.out.bias)
+
+    def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """States [B, T, hidden] after each step of inputs [B, T, inputs], and the last one to go on from."""
+        states, last = self.cell(inputs, state)
+        return states, last
+
+    def decode(self, states: Tensor, targets: Tensor, experts: Tensor) -> Tensor:
+        """Quantiles [..., H, Q] from states [..., hidden], targets [..., H, targets] and experts [..., H, experts]."""
+        known = torch.cat([targets, experts], dim=-1)
+        mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(known))
+        out = self.out(self.drop(mixed))
+        offsets = out[..., : len(QUANTILES)]
+        base = experts[..., 0]
+        if self.experts > 1:
+            base = (torch.softmax(out[..., len(QUANTILES) :], dim=-1) * experts).sum(dim=-1)
+        centre = (base + offsets[..., MEDIAN]).unsqueeze(-1)
+        gaps = nn.functional.softplus(offsets - 1.0)
+        below = centre - gaps[..., :MEDIAN].flip(-1).cumsum(-1).flip(-1)
+        above = centre + gaps[..., MEDIAN + 1 :].cumsum(-1)
+        return torch.cat([below, centre, above], dim=-1)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Consecutive origins: inputs [N, I], targets [N, H, G], experts [N, H, K], truth [N, H] (NaN: not known).
+
+    All in units of the scale of the series, relative to the level of their origin.
+    """
+
+    inputs: FloatArray
+    targets: FloatArray
+    experts: FloatArray
+    truth: FloatArray
+
+
+def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
+    """Mean pinball loss of quantiles [..., Q] against truth [...], unknown targets left out (Koenker, Bassett 1978)."""
+    known = ~torch.isnan(truth)
+    levels = torch.tensor(QUANTILES, dtype=quantiles.dtype)
+    error = truth[known].unsqueeze(-1) - quantiles[known]
+    return torch.maximum(levels * error, (levels - 1) * error).sum() / max(error.numel(), 1)
+
+
+def train(examples: Examples, validation: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
+    """A network trained on the examples before index `validation`, stopped early by its loss on those from there on.
+
+    Examples whose targets reach into the validation part are left out. The same seed gives the same weights.
+    """
+    data = [torch.tensor(part, dtype=torch.float32) for part in _fields(examples)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = QuantileGRU(data[0].shape[1], data[1].shape[2], data[2].shape[2], settings)
+        _optimise(network, data, validation, settings, np.random.default_rng(seed))
+    network.eval()
+    return network
+
+
+def _fields(examples: Examples) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    return examples.inputs, examples.targets, examples.experts, examples.truth
+
+
+def _optimise(
+    network: QuantileGRU, data: list[Tensor], validation: int, settings: NetworkSettings, rng: np.random.Generator
+) -> None:
+    optimiser = torch.optim.AdamW(network.parameters(), lr=settings.rate, weight_decay=settings.decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.updates, eta_min=settings.rate / 20)
+    best, best_loss, waited = _weights(network), _validation_loss(network, data, validation, settings), 0
+    training = max(validation - data[3].shape[1], 1)  # their targets end before the validation part begins
+    last = training - settings.chunk
+    for update in range(1, settings.updates + 1):
+        network.train()
+        starts = rng.integers(0, max(last, 0) + 1, settings.batch)
+        loss = _chunk_loss(network, data, starts, settings.chunk, settings.warmup, training)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if update % settings.check:
+            continue
+        reached = _validation_loss(network, data, validation, settings)
+        waited = waited + 1 if reached >= best_loss else 0
+        if reached < best_loss:
+            best, best_loss = _weights(network), reached
+        if waited >= settings.patience:
+            break
+    network.load_state_dict(best)
+
+
+def _weights(network: QuantileGRU) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def _chunk_loss(
+    network: QuantileGRU, data: list[Tensor], starts: IntArray, chunk: int, warmup: int, end: int
+) -> Tensor:
+    """Loss of the sequences of `chunk` origins at each start, each read from `warmup` steps before (0 before time)."""
+    inputs, targets, experts, truth = data
+    reading = torch.as_tensor(starts)[:, None] + torch.arange(-warmup, chunk)
+    fed = inputs[reading.clamp(0, end - 1)] * (reading >= 0).unsqueeze(-1)
+    states = network.encode(fed)[0][:, warmup:]
+    counted = reading[:, warmup:]
+    inside = counted.clamp(max=end - 1)
+    aim = torch.where((counted < end).unsqueeze(-1), truth[inside], torch.nan)
+    return pinball(network.decode(states, targets[inside], experts[inside]), aim)
+
+
+def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int, settings: NetworkSettings) -> float:
+    network.eval()
+    end = len(data[0])
+    starts = np.arange(validation, end, settings.chunk)
+    with torch.no_grad():
+        return float(_chunk_loss(network, data, starts, settings.chunk, settings.warmup, end))
+
+
+def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """States [T, hidden] after each of inputs [T, I], from `state` (None: at rest), and the state to go on from."""
+    with torch.no_grad():
+        states, last = network.encode(torch.tensor(inputs, dtype=torch.float32)[None], state)
+    return states[0], last
+
+
+def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray, experts: FloatArray) -> FloatArray:
+    """Quantiles [N, H, Q] at N origins with the given states [N, hidden], targets [N, H, G] and experts [N, H, K]."""
+    found = np.empty((*targets.shape[:2], len(QUANTILES)))
+    with torch.no_grad():
+        for start in range(0, len(targets), 4096):
+            part = slice(start, start + 4096)
+            known = [torch.tensor(array[part], dtype=torch.float32) for array in (targets, experts)]
+            found[part] = network.decode(states[part], *known).numpy()
+    return found

@@ -1,0 +1,264 @@
+"""The arithmetic of the combination: weights, bias corrections, intervals and the mean, one value at a time.
+
+Compiled, and the same code whether a series is run through at once or value by value as counts are observed. At each
+origin, forecasts of the newest value made 1, 2, ... steps before are settled: each weight of step h learns only from
+forecasts h steps old, so nothing is used before it is known.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from forecasting.series import FloatArray, IntArray
+
+FEATURES = 5
+"""Columns that the mean is regressed on."""
+
+
+class Rules(NamedTuple):
+    """Constants of the combination, chosen on synthetic series and on parts of real ones that are not tested on.
+
+    half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
+    prior's; pooled: share of the losses taken from all horizons together; bias_half_life: of corrections [steps];
+    bias_prior: steps' worth of no bias that they start with; window: scores that intervals look back on; window_least:
+    scores before they are trusted; pace: of the adaptive level; mean_half_life [steps] and mean_prior: of the
+    regression for the mean.
+    """
+
+    half_life: float = 36.0
+    rate: float = 0.5
+    floor: float = 0.05
+    pooled: float = 0.3
+    bias_half_life: float = 72.0
+    bias_prior: float = 24.0
+    window: int = 100
+    window_least: int = 20
+    pace: float = 0.01
+    mean_half_life: float = 2000.0
+    mean_prior: float = 50.0
+
+
+MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
+"""[FEATURES] of pooled median, mean of the pooled quantiles, raw ARIMA, daily mean, a constant."""
+
+
+class PoolState(NamedTuple):
+    """What has been learnt. H horizons, K parts, C of them with a corrected copy, E = K + C experts, Q levels.
+
+    prior [E], corrected [C] places of parts, sides [Q] -1, 0, 1, tails [Q], variance [1] of counts: fixed.
+    losses [H, E], weight [H]: discounted absolute errors in log1p and their number; weights [H, E].
+    bias [H, K]: discounted signed errors. adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
+    gram [H, F, F], moment [H, F]: regression for the mean. origins [1]: seen so far. top [1]: largest log1p count.
+    Of the last H origins: old_experts [H, E, H], old_point [H, H], old_spread and old_bounds [H, H, Q],
+    old_features [H, H, F].
+    """
+
+    prior: FloatArray
+    corrected: IntArray
+    sides: FloatArray
+    tails: FloatArray
+    variance: FloatArray
+    losses: FloatArray
+    weight: FloatArray
+    weights: FloatArray
+    bias: FloatArray
+    adapted: FloatArray
+    scores: FloatArray
+    scored: IntArray
+    gram: FloatArray
+    moment: FloatArray
+    origins: IntArray
+    top: FloatArray
+    old_experts: FloatArray
+    old_point: FloatArray
+    old_spread: FloatArray
+    old_bounds: FloatArray
+    old_features: FloatArray
+
+
+class Combined(NamedTuple):
+    """At N origins: log1p point [N, H], bounds [N, H, Q] in log1p, mean [N, H] in counts, weights [N, H, E]."""
+
+    point: FloatArray
+    bounds: FloatArray
+    mean: FloatArray
+    weights: FloatArray
+
+
+def new_state(
+    horizon: int, prior: FloatArray, parts: int, corrected: list[int], levels: FloatArray, variance: float, rules: Rules
+) -> PoolState:
+    """A combination that has seen nothing: its weights are the prior's."""
+    experts, quantiles = parts + len(corrected), len(levels)
+    ridge = rules.mean_prior * max(variance, 1e-6) * np.eye(FEATURES)
+    return PoolState(
+        prior=prior / prior.sum(),
+        corrected=np.array(corrected, dtype=np.int64),
+        sides=np.sign(levels - 0.5),
+        tails=np.minimum(levels, 1 - levels),
+        variance=np.array([max(variance, 1e-6)]),
+        losses=np.zeros((horizon, experts)),
+        weight=np.zeros(horizon),
+        weights=np.tile(prior / prior.sum(), (horizon, 1)),
+        bias=np.zeros((horizon, parts)),
+        adapted=np.tile(np.minimum(levels, 1 - levels), (horizon, 1)),
+        scores=np.zeros((horizon, quantiles, rules.window)),
+        scored=np.zeros(horizon, dtype=np.int64),
+        gram=np.tile(ridge, (horizon, 1, 1)),
+        moment=np.tile(ridge @ MEAN_PRIOR, (horizon, 1)),
+        origins=np.zeros(1, dtype=np.int64),
+        top=np.zeros(1),
+        old_experts=np.zeros((horizon, experts, horizon)),
+        old_point=np.zeros((horizon, horizon)),
+        old_spread=np.zeros((horizon, horizon, quantiles)),
+        old_bounds=np.zeros((horizon, horizon, quantiles)),
+        old_features=np.zeros((horizon, horizon, FEATURES)),
+    )
+
+
+@njit(cache=True)
+def advance(
+    state: PoolState,
+    rules: Rules,
+    newest: FloatArray,
+    parts: FloatArray,
+    spread: FloatArray,
+    features: FloatArray,
+    learning: bool,
+) -> Combined:
+    """Run through N consecutive origins, changing `state`, and combine at each.
+
+    newest: [N] log1p of the value that each origin is the first to know. parts: [N, K, H] in log1p. spread:
+    [N, H, Q] distance of quantiles from the median in log1p, 0 or more. features: [N, H, FEATURES - 1] counts for the
+    mean (the first column is filled in here). learning: False combines with what is known and remembers nothing.
+    H may exceed the horizons of the state, at least those must be given: later steps are treated like its last.
+    """
+    origins, horizon = parts.shape[0], parts.shape[2]
+    experts, levels = state.prior.shape[0], state.sides.shape[0]
+    learnt = state.weight.shape[0]
+    point = np.empty((origins, horizon))
+    bounds = np.empty((origins, horizon, levels))
+    mean = np.empty((origins, horizon))
+    weights = np.empty((origins, horizon, experts))
+    for i in range(origins):
+        if learning:
+            state.top[0] = max(state.top[0], newest[i])
+            for h in range(min(learnt, state.origins[0])):
+                _settle(state, rules, newest[i], h)
+            _reweigh(state, rules)
+        full = _with_corrections(state, rules, parts[i])
+        for h in range(horizon):
+            own = min(h, learnt - 1)
+            weights[i, h] = state.weights[own]
+            point[i, h] = (state.weights[own] * full[:, h]).sum()
+            for q in range(levels):
+                bounds[i, h, q] = _bound(state, rules, own, q, point[i, h], spread[i, h, q])
+            bounds[i, h] = np.sort(bounds[i, h])
+            features[i, h, 0] = np.expm1(point[i, h])
+            slopes = np.linalg.solve(state.gram[own], state.moment[own])
+            mean[i, h] = max((slopes * features[i, h]).sum(), 0.0)
+        if learning:
+            place = state.origins[0] % learnt
+            state.old_experts[place] = full[:, :learnt]
+            state.old_point[place] = point[i, :learnt]
+            state.old_spread[place] = spread[i, :learnt]
+            state.old_bounds[place] = bounds[i, :learnt]
+            state.old_features[place] = features[i, :learnt]
+            state.origins[0] += 1
+    return Combined(point, bounds, mean, weights)
+
+
+@njit(cache=True)
+def _settle(state: PoolState, rules: Rules, x: float, h: int) -> None:
+    """Learn from the forecast of step h made h + 1 origins ago: its target is x."""
+    old = (state.origins[0] - 1 - h) % state.weight.shape[0]
+    forget = 0.5 ** (1 / rules.half_life)
+    state.losses[h] = forget * state.losses[h] + np.abs(state.old_experts[old, :, h] - x)
+    state.weight[h] = forget * state.weight[h] + 1
+    slow = 0.5 ** (1 / rules.bias_half_life)
+    parts = state.bias.shape[1]
+    state.bias[h] = slow * state.bias[h] + (x - state.old_experts[old, :parts, h])
+    at = state.scored[h] % rules.window
+    for q in range(state.sides.shape[0]):
+        side = state.sides[q]
+        if side == 0:
+            continue
+        missed = 1.0 if side * (x - state.old_bounds[old, h, q]) > 1e-9 else 0.0
+        level = state.adapted[h, q] + rules.pace * (state.tails[q] - missed)
+        state.adapted[h, q] = min(max(level, -0.1), 0.9)
+        state.scores[h, q, at] = side * (x - state.old_point[old, h]) / state.old_spread[old, h, q]
+    state.scored[h] += 1
+    keep = 0.5 ** (1 / rules.mean_half_life)
+    ridge = (1 - keep) * rules.mean_prior * state.variance[0]
+    seen = state.old_features[old, h]
+    for a in range(FEATURES):
+        state.moment[h, a] = keep * state.moment[h, a] + ridge * MEAN_PRIOR[a] + seen[a] * np.expm1(x)
+        for b in range(FEATURES):
+            state.gram[h, a, b] = keep * state.gram[h, a, b] + seen[a] * seen[b] + (ridge if a == b else 0.0)
+
+
+@njit(cache=True)
+def _reweigh(state: PoolState, rules: Rules) -> None:
+    """Exponential weights per horizon: losses relative to the prior's mean loss, partly those of all horizons.
+
+    After Herbster and Warmuth (1998) in that a share of the weights is always handed back: here to the prior.
+    """
+    horizons, experts = state.losses.shape
+    relative = np.zeros((horizons, experts))
+    together = np.zeros(experts)
+    settled = 0
+    for h in range(horizons):
+        if state.weight[h] > 0:
+            typical = (state.losses[h] * state.prior).sum() / state.weight[h] + 1e-12
+            relative[h] = state.losses[h] / typical
+            relative[h] -= (relative[h] * state.prior).sum()
+            together += relative[h]
+            settled += 1
+    if settled == 0:
+        return
+    for h in range(horizons):
+        excess = (1 - rules.pooled) * relative[h] + rules.pooled * together / settled
+        raw = state.prior * np.exp(-rules.rate * (excess - excess.min()))
+        state.weights[h] = (1 - rules.floor) * raw / raw.sum() + rules.floor * state.prior
+
+
+@njit(cache=True)
+def _with_corrections(state: PoolState, rules: Rules, parts: FloatArray) -> FloatArray:
+    """[E, H] the parts [K, H], then those of `corrected` shifted by their discounted mean error."""
+    count, horizon = parts.shape
+    full = np.empty((state.prior.shape[0], horizon))
+    full[:count] = parts
+    slow = 0.5 ** (1 / rules.bias_half_life)
+    for h in range(horizon):
+        own = min(h, state.weight.shape[0] - 1)
+        settled = (1 - slow ** state.scored[own]) / (1 - slow)
+        for place, part in enumerate(state.corrected):
+            shift = state.bias[own, part] / (settled + rules.bias_prior)
+            full[count + place, h] = max(parts[part, h] + shift, 0.0)
+    return full
+
+
+@njit(cache=True)
+def _bound(state: PoolState, rules: Rules, h: int, q: int, point: float, spread: float) -> float:
+    """A quantile in log1p: the point, and past scores' quantile at the adapted level times the spread.
+
+    Adaptive conformal inference (Gibbs and Candès 2021) on scores scaled as in Romano et al. (2019). Never beyond
+    the largest count seen, never across the point.
+    """
+    side = state.sides[q]
+    if side == 0:
+        return point
+    known = min(state.scored[h], rules.window)
+    factor = 1.0
+    if known >= rules.window_least:
+        ordered = np.sort(state.scores[h, q, :known])
+        rank = min(max((1 - state.adapted[h, q]) * (known + 1) - 1, 0.0), known - 1.0)
+        low = min(int(rank), known - 2)
+        factor = max(ordered[low] + (ordered[low + 1] - ordered[low]) * (rank - low), 0.0)
+    found = max(point + side * factor * spread, 0.0)
+    if side > 0:
+        found = max(min(found, state.top[0]), point)
+    return float(found)
