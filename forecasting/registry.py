@@ -17,6 +17,7 @@ KINDS = {
     "arima_log": "forecasting.arima:LogArima",
     "arima_fourier": "forecasting.arima:FourierArima",
     "sarima": "forecasting.arima:Sarima",
+    "linear": "forecasting.linear:LinearForecaster",
     "gru": "forecasting.gru:GruForecaster",
     "residual_hybrid": "forecasting.residual:ResidualHybrid",
     "gated_gru": "forecasting.residual:GatedGru",
