@@ -116,7 +116,7 @@ class Forecaster(ABC):
         self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray, covariates: FloatArray | None
     ) -> FloatArray:
         """[N, H, Q] quantiles in counts: point forecasts with the errors of the fitted series around them."""
-        return spread_quantiles(self._forecasts(series, origins, horizon, covariates), self._fitted_spread(), levels)
+        return self._quantiles(self._forecasts(series, origins, horizon, covariates), levels)
 
     def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: B027
         """Take in [n] new counts; the history already ends with them."""
@@ -127,8 +127,6 @@ class Forecaster(ABC):
         origins = np.array([len(series)])
         point = self._forecasts(series, origins, horizon, covariates)[0]
         mean = self._mean_forecasts(series, origins, horizon, covariates)[0]
-        if not len(levels):
-            return point, mean, np.empty((horizon, 0))
         return point, mean, self._quantile_forecasts(series, origins, horizon, levels, covariates)[0]
 
     def _calibration_origins(self, series: TimeSeries) -> IntArray:
@@ -288,6 +286,10 @@ class Forecaster(ABC):
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
         return self._spread
 
+    def _quantiles(self, point: FloatArray, levels: FloatArray) -> FloatArray:
+        """[N, H, Q] quantiles around [N, H] point forecasts, as wide as the errors on the fitted series."""
+        return spread_quantiles(point, self._fitted_spread(), levels)
+
     def _measure_spread(self, series: TimeSeries, covariates: FloatArray | None) -> FloatArray:
         """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the fitted series."""
         origins = self._calibration_origins(series)
@@ -341,7 +343,8 @@ class Forecaster(ABC):
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
     """[N, H] what came after each origin; NaN where the series ends before."""
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
-    return padded[origins[:, None] + np.arange(horizon)]
+    following: FloatArray = padded[origins[:, None] + np.arange(horizon)]
+    return following
 
 
 def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) -> FloatArray:
@@ -351,6 +354,8 @@ def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) 
     """
     horizon = point.shape[1]
     steps = np.minimum(np.arange(horizon), spread.shape[1] - 1)
+    if not len(levels):
+        return np.empty((*point.shape, 0))
     shifts = np.stack([np.interp(levels, SPREAD_LEVELS, spread[:, step]) for step in steps])
     return np.maximum(np.expm1(np.log1p(point)[:, :, None] + shifts), 0.0)
 

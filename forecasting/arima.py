@@ -1,0 +1,256 @@
+"""ARIMA members: on raw counts, on log1p counts, with the day and the week as Fourier terms, and with a season.
+
+All are fitted on the newest FITTED_POINTS points; then their parameters stand, and new counts only
+run through the filter of `forecasting.arma`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from forecasting.arma import Arima, Filter
+from forecasting.orders import FLAT, Fit, aicc_of, fit_arima, fit_sarima, needs_difference
+from forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, fourier
+from forecasting.storage import State
+from forecasting.univariate import Univariate
+
+FITTED_POINTS = 4000
+"""Points that orders and parameters are fitted on, the newest."""
+
+LARGEST_LOG = 30.0
+"""Forecasts in log1p end here, so that counts stay finite."""
+
+DAY_HARMONICS = (0, 1, 2, 3, 4, 6)
+WEEK_HARMONICS = (0, 1, 2, 3, 4, 6)
+"""Numbers of harmonics of the day, and of the week, to choose from; the seventh of the week is the first of the day."""
+
+SEASONS_NEEDED = 2.0
+"""A period gets harmonics, or a season, if the series covers it so many times."""
+
+ALTERNATIONS = 3
+"""Harmonics and ARIMA orders are fitted in turn, so many times."""
+
+SARIMA_HOURS = 28 * DAY / HOUR
+SARIMA_SEASON = 48
+"""A seasonal model sees this much of the end of a series [h], and seasons of at most so many steps."""
+
+
+class ArimaForecaster(Univariate):
+    """An ARIMA on transformed counts; a new one says what transform, and how it is fitted.
+
+    fallbacks: what was done otherwise than planned when fitting, one line each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fallbacks: tuple[str, ...] = ()
+        self._model = Arima()
+        self._filter = Filter(self._model)
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    @property
+    def order(self) -> str:
+        """The fitted orders, such as `ARIMA(1,1,2)`."""
+        return self._model.name
+
+    @abstractmethod
+    def _estimate(self, series: TimeSeries) -> Fit:
+        """Orders and parameters from the newest points of the fitted series."""
+
+    def _transformed(self, series: TimeSeries) -> FloatArray:
+        """[T] what the ARIMA is of."""
+        return np.log1p(series.values)
+
+    def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:  # noqa: ARG002
+        """Counts from [N, H] forecasts of the transform for [N, H] local times [s]."""
+        return np.maximum(np.expm1(np.minimum(z, LARGEST_LOG)), 0.0)
+
+    def _learn(self, series: TimeSeries) -> None:
+        fit = self._estimate(series.tail(FITTED_POINTS))
+        self._model, self.fallbacks = fit.model, fit.fallbacks
+        self._filter = Filter(self._model)
+        self._filter.extend(self._transformed(series))
+
+    def _advance(self, values: FloatArray) -> None:
+        history, _ = self._observed()
+        self._filter.extend(self._transformed(history.tail(len(values))))
+
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        z = self._transformed(series)
+        expected = self._model.forecasts(z, self._model.residuals(z), origins, horizon)
+        return self._counts(expected, _future(series, origins, horizon))
+
+    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        history, _ = self._observed()
+        times = _future(history, np.array([len(history)]), horizon)
+        point = self._counts(self._filter.forecast(horizon)[None, :], times)
+        return point[0], point[0], self._quantiles(point, levels)[0]
+
+    def _state(self) -> State:
+        return State({"model": self._model.values(), "fallbacks": list(self.fallbacks)})
+
+    def _restore(self, state: State) -> None:
+        self._model = Arima.from_values(state.values["model"])
+        self.fallbacks = tuple(state.values["fallbacks"])
+        # The filter's memory follows from the history.
+        history, _ = self._observed()
+        self._filter = Filter(self._model)
+        self._filter.extend(self._transformed(history))
+
+
+class RawArima(ArimaForecaster):
+    """ARIMA(p, d, q) on counts as they are; d = 1 if a test rejects a constant level, else a mean."""
+
+    kind: ClassVar[str] = "arima_raw"
+
+    def _transformed(self, series: TimeSeries) -> FloatArray:
+        return series.values
+
+    def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:  # noqa: ARG002
+        return np.clip(z, 0.0, np.expm1(LARGEST_LOG))
+
+    def _estimate(self, series: TimeSeries) -> Fit:
+        return fit_arima(series.values, int(needs_difference(series.values)))
+
+
+class LogArima(ArimaForecaster):
+    """ARIMA(p, 1, q) on log1p counts: the level may go anywhere."""
+
+    kind: ClassVar[str] = "arima_log"
+
+    def _estimate(self, series: TimeSeries) -> Fit:
+        return fit_arima(np.log1p(series.values), 1)
+
+
+class FourierArima(ArimaForecaster):
+    """Regression of log1p counts on harmonics of the day and the week, with ARIMA(p, d, q) errors.
+
+    Both are fitted in turn (Cochrane & Orcutt, JASA 1949): the ARIMA's filter is applied to counts
+    and harmonics, least squares on what comes out gives the coefficients, and the ARIMA is fitted
+    again on what they leave. How many harmonics are kept is decided by AICc.
+    """
+
+    kind: ClassVar[str] = "arima_fourier"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._harmonics = (0, 0)
+        self._coefficients = np.empty(0)
+
+    @property
+    def order(self) -> str:
+        """The fitted orders, with the harmonics of the day and the week."""
+        return f"{self._model.name} + {self._harmonics[0]} daily, {self._harmonics[1]} weekly harmonics"
+
+    def _estimate(self, series: TimeSeries) -> Fit:
+        z = np.log1p(series.values)
+        self._harmonics, self._coefficients = (0, 0), np.empty(0)
+        allowed = _allowed_harmonics(series)
+        if float(np.ptp(z)) < FLAT:
+            return fit_arima(z, 1)
+        fit = fit_arima(z, 1)
+        for _ in range(ALTERNATIONS):
+            self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), fit.model, allowed)
+            left = self._transformed(series)
+            fit = fit_arima(left, int(needs_difference(left)))
+        return fit
+
+    def _transformed(self, series: TimeSeries) -> FloatArray:
+        return np.log1p(series.values) - self._seasonal(series.times())
+
+    def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:
+        return super()._counts(z + self._seasonal(times.ravel()).reshape(times.shape), times)
+
+    def _seasonal(self, times: FloatArray) -> FloatArray:
+        """[T] what the calendar says, in log1p."""
+        seasonal: FloatArray = _design(times, *self._harmonics) @ self._coefficients
+        return seasonal
+
+    def _state(self) -> State:
+        state = super()._state()
+        state.values["harmonics"] = list(self._harmonics)
+        state.arrays["coefficients"] = self._coefficients
+        return state
+
+    def _restore(self, state: State) -> None:
+        daily, weekly = state.values["harmonics"]
+        self._harmonics, self._coefficients = (int(daily), int(weekly)), state.arrays["coefficients"]
+        super()._restore(state)
+
+
+class Sarima(ArimaForecaster):
+    """ARIMA with a season of 24 h on log1p counts; for short series, as only the last four weeks are seen.
+
+    Where a day has more than SARIMA_SEASON steps, or the series covers less than two of it, there
+    is no season, and `fallbacks` says so.
+    """
+
+    kind: ClassVar[str] = "sarima"
+
+    def _estimate(self, series: TimeSeries) -> Fit:
+        season = series.lag(DAY)
+        z = np.log1p(series.tail(series.lag(SARIMA_HOURS * HOUR)).values)
+        if 2 <= season <= SARIMA_SEASON and len(z) > 2 * season + 2:
+            return fit_sarima(z, season)
+        plain = fit_arima(np.log1p(series.values), 1)
+        reason = f"season of {season} steps in {len(z)} points: fitted without a season"
+        return Fit(plain.model, (reason, *plain.fallbacks))
+
+
+def _future(series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+    """[N, H] local times [s] of the intervals that follow each origin."""
+    times: FloatArray = series.start + series.step * (origins[:, None] + np.arange(horizon))
+    return times
+
+
+def _design(times: FloatArray, daily: int, weekly: int) -> FloatArray:
+    """[T, 2 (daily + weekly)] harmonics at local times [s]."""
+    return np.concatenate([fourier(times, DAY, daily), fourier(times, WEEK, weekly)], axis=1)
+
+
+def _allowed_harmonics(series: TimeSeries) -> list[tuple[int, int]]:
+    """Pairs of numbers of harmonics that the series is long, and its step short, enough for."""
+    span = len(series) * series.step
+
+    def allowed(period: float, numbers: tuple[int, ...]) -> list[int]:
+        fastest = int((period / series.step - 1) // 2) if span >= SEASONS_NEEDED * period else 0
+        return [number for number in numbers if number <= max(fastest, 0)]
+
+    pairs = [(d, w) for d in allowed(DAY, DAY_HARMONICS) for w in allowed(WEEK, WEEK_HARMONICS)]
+    # Some points must be left for each coefficient.
+    return [(d, w) for d, w in pairs if 20 * (d + w) <= len(series)]
+
+
+def _fit_harmonics(
+    z: FloatArray, times: FloatArray, model: Arima, allowed: list[tuple[int, int]]
+) -> tuple[tuple[int, int], FloatArray]:
+    """Numbers of harmonics of the day and the week with the least AICc given the ARIMA, and coefficients."""
+    daily, weekly = max(d for d, _ in allowed), max(w for _, w in allowed)
+    columns = _design(times, daily, weekly)
+    skipped = model.lost
+    plain = model.residuals(z)[skipped:]
+    # The mean of the model is in the residuals of z; harmonics have none.
+    centred = Arima(model.ar, model.ma, difference=model.difference)
+    filtered = (
+        np.stack([centred.residuals(column)[skipped:] for column in columns.T], axis=1) if daily + weekly else None
+    )
+
+    def fitted(pair: tuple[int, int]) -> tuple[float, FloatArray]:
+        day, week = pair
+        chosen = [*range(day), *range(daily, daily + day)]
+        chosen += [2 * daily + i for i in (*range(week), *range(weekly, weekly + week))]
+        if filtered is None or not chosen:
+            return aicc_of(plain, model.parameters), np.empty(0)
+        found = np.linalg.lstsq(filtered[:, chosen], plain, rcond=None)[0]
+        left = plain - filtered[:, chosen] @ found
+        return aicc_of(left, model.parameters + len(chosen)), found
+
+    results = {pair: fitted(pair) for pair in allowed}
+    best = min(allowed, key=lambda pair: results[pair][0])
+    return best, results[best][1]

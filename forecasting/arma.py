@@ -1,0 +1,178 @@
+"""ARIMA with fixed parameters: residuals, forecasts, and a filter that advances a value at a time.
+
+The residuals are those of the innovations recursion from a start at rest, to which the Kalman
+filter of an invertible model converges (Brockwell & Davis, Time Series: Theory and Methods,
+section 5.3): a linear filter, so that a series of any length costs one pass, and a new value a
+handful of products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from scipy.signal import lfilter
+
+from forecasting.series import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Arima:
+    """phi(B) Phi(B^m) ((1 - B)^d (1 - B^m)^D z - mean) = theta(B) Theta(B^m) e.
+
+    ar, ma, seasonal_ar, seasonal_ma: coefficients; phi(B) = 1 - ar[0] B - ..., theta(B) = 1 + ma[0] B + ...
+    mean: of the differenced series. difference, seasonal_difference: d, D. season: m [steps], 0 without.
+    """
+
+    ar: tuple[float, ...] = ()
+    ma: tuple[float, ...] = ()
+    mean: float = 0.0
+    difference: int = 0
+    seasonal_ar: tuple[float, ...] = ()
+    seasonal_ma: tuple[float, ...] = ()
+    seasonal_difference: int = 0
+    season: int = 0
+
+    def values(self) -> dict[str, Any]:
+        """The fields, as JSON values."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Self:
+        """The model that `values` described."""
+        coefficients = ("ar", "ma", "seasonal_ar", "seasonal_ma")
+        return cls(**values | {name: tuple(float(c) for c in values[name]) for name in coefficients})
+
+    @property
+    def name(self) -> str:
+        """`ARIMA(p,d,q)`, with `(P,D,Q)m` if there is a season."""
+        text = f"ARIMA({len(self.ar)},{self.difference},{len(self.ma)})"
+        if self.season:
+            text += f"({len(self.seasonal_ar)},{self.seasonal_difference},{len(self.seasonal_ma)}){self.season}"
+        return text
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers were estimated, the variance included."""
+        coefficients = len(self.ar) + len(self.ma) + len(self.seasonal_ar) + len(self.seasonal_ma)
+        return coefficients + (self.mean != 0) + 1
+
+    @property
+    def lost(self) -> int:
+        """Values at the start of a series that differencing uses up."""
+        return self.difference + self.seasonal_difference * self.season
+
+    @cached_property
+    def differencing(self) -> FloatArray:
+        """Coefficients of (1 - B)^d (1 - B^m)^D, lag 0 first."""
+        polynomial = np.ones(1)
+        for _ in range(self.difference):
+            polynomial = np.convolve(polynomial, [1.0, -1.0])
+        for _ in range(self.seasonal_difference):
+            polynomial = np.convolve(polynomial, _seasonal([-1.0], self.season))
+        return polynomial
+
+    @cached_property
+    def autoregression(self) -> FloatArray:
+        """Coefficients of phi(B) Phi(B^m), lag 0 first."""
+        return np.convolve([1.0, *(-c for c in self.ar)], _seasonal([-c for c in self.seasonal_ar], self.season))
+
+    @cached_property
+    def moving_average(self) -> FloatArray:
+        """Coefficients of theta(B) Theta(B^m), lag 0 first."""
+        return np.convolve([1.0, *self.ma], _seasonal(list(self.seasonal_ma), self.season))
+
+    @cached_property
+    def value_lags(self) -> list[tuple[int, float]]:
+        """Lags of z in its next value, with their coefficients."""
+        return _lags(-np.convolve(self.differencing, self.autoregression))
+
+    @cached_property
+    def error_lags(self) -> list[tuple[int, float]]:
+        """Lags of e in the next value of z, with their coefficients."""
+        return _lags(self.moving_average)
+
+    @cached_property
+    def memory(self) -> int:
+        """How many past values a forecast needs."""
+        return max([lag for lag, _ in self.value_lags + self.error_lags], default=1)
+
+    def residuals(self, z: FloatArray) -> FloatArray:
+        """[T] errors one step ahead; 0 while differencing has too few values."""
+        return Filter(self).extend(z)
+
+    def forecasts(self, z: FloatArray, errors: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
+        """[N, H] expected values after each origin, from z[:origin] and its [T] residuals."""
+        constant = self.mean * float(self.autoregression.sum())
+        # Before the start, the series was at rest: at its mean if it has one, else at its first value.
+        rest = self.mean if self.lost == 0 else (z[0] if len(z) else 0.0)
+        expected = np.empty((len(origins), horizon))
+        for step in range(horizon):
+            value = np.full(len(origins), constant)
+            for lag, coefficient in self.value_lags:
+                place = step - lag
+                value += coefficient * (expected[:, place] if place >= 0 else _at(z, origins + place, rest))
+            for lag, coefficient in self.error_lags:
+                if lag > step:
+                    value += coefficient * _at(errors, origins + step - lag, 0.0)
+            expected[:, step] = value
+        return expected
+
+
+class Filter:
+    """Takes in a series in pieces, and forecasts from its end; pieces of any length give the same numbers."""
+
+    def __init__(self, model: Arima) -> None:
+        self.model = model
+        self._seen = 0
+        # A denominator of two terms keeps scipy from convolving instead, which rounds otherwise.
+        self._denominator = _at_least_two(model.moving_average)
+        self._differences = np.zeros(max(len(model.differencing), 2) - 1)
+        self._arma = np.zeros(max(len(model.autoregression), len(self._denominator)) - 1)
+        self._values = np.empty(0)
+        self._errors = np.empty(0)
+
+    def extend(self, z: FloatArray) -> FloatArray:
+        """Take in [n] values; returns their residuals."""
+        model = self.model
+        if not len(z):
+            return np.zeros(0)
+        changes, self._differences = lfilter(model.differencing, [1.0, 0.0], z, zi=self._differences)
+        skipped = min(max(model.lost - self._seen, 0), len(z))
+        errors = np.zeros(len(z))
+        if skipped < len(z):  # scipy loses the state where there is nothing to filter
+            late = changes[skipped:] - model.mean
+            errors[skipped:], self._arma = lfilter(model.autoregression, self._denominator, late, zi=self._arma)
+        self._seen += len(z)
+        self._values = np.concatenate([self._values, z])[-model.memory :]
+        self._errors = np.concatenate([self._errors, errors])[-model.memory :]
+        return errors
+
+    def forecast(self, horizon: int) -> FloatArray:
+        """[H] expected values after the last one."""
+        expected = self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)
+        return expected.reshape(horizon)
+
+
+def _seasonal(coefficients: list[float], season: int) -> FloatArray:
+    """1 + c[0] B^m + c[1] B^2m + ..., lag 0 first."""
+    polynomial = np.zeros(len(coefficients) * season + 1)
+    polynomial[0] = 1.0
+    if coefficients:
+        polynomial[season::season] = coefficients
+    return polynomial
+
+
+def _lags(polynomial: FloatArray) -> list[tuple[int, float]]:
+    return [(lag, float(c)) for lag, c in enumerate(polynomial) if lag and c]
+
+
+def _at(series: FloatArray, places: IntArray, before: float) -> FloatArray:
+    found: FloatArray = np.where(places < 0, before, series[np.maximum(places, 0)])
+    return found
+
+
+def _at_least_two(polynomial: FloatArray) -> FloatArray:
+    return polynomial if len(polynomial) > 1 else np.append(polynomial, 0.0)

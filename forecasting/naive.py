@@ -1,0 +1,147 @@
+"""The simple members: what came last, its average, its smoothed level, and what came a day or a week ago."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.signal import lfilter
+
+from forecasting.errors import ForecastError
+from forecasting.series import HOUR, FloatArray, IntArray, TimeSeries
+from forecasting.storage import State
+from forecasting.univariate import Univariate
+
+
+class Naive(Univariate):
+    """The next counts are the last one."""
+
+    kind: ClassVar[str] = "naive"
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        return _repeated(series.values[origins - 1], horizon)
+
+
+class MovingAverage(Univariate):
+    """The next counts are the mean of the last `hours` hours, or of what there is.
+
+    hours: length of the average [h], rounded to whole steps, at least one.
+    """
+
+    kind: ClassVar[str] = "moving_average"
+
+    def __init__(self, hours: float = 3.0) -> None:
+        super().__init__()
+        self.hours = _checked_hours(hours)
+
+    def settings(self) -> dict[str, Any]:
+        """`hours`."""
+        return {"hours": self.hours}
+
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        if not len(origins):
+            return np.empty((0, horizon))
+        length = series.lag(self.hours * HOUR)
+        # Sums start just before the first origin: one origin of a long history costs one window.
+        first = max(0, int(origins.min()) - length)
+        sums = np.concatenate([[0.0], np.cumsum(series.values[first : origins.max()])])
+        begins = np.maximum(origins - length, 0)
+        means = (sums[origins - first] - sums[begins - first]) / (origins - begins)
+        return _repeated(np.maximum(means, 0.0), horizon)
+
+
+class SeasonalNaive(Univariate):
+    """The next counts are those of the same time one season earlier; before a season has passed, the last one.
+
+    hours: length of the season [h], such as 24 or 168.
+    """
+
+    kind: ClassVar[str] = "seasonal_naive"
+
+    def __init__(self, hours: float = 24.0) -> None:
+        super().__init__()
+        self.hours = _checked_hours(hours)
+
+    def settings(self) -> dict[str, Any]:
+        """`hours`."""
+        return {"hours": self.hours}
+
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        season = series.lag(self.hours * HOUR)
+        # Beyond one season ahead, the latest season that is known repeats.
+        places = origins[:, None] - season + np.arange(horizon) % season
+        return np.where(places >= 0, series.values[np.maximum(places, 0)], series.values[origins - 1][:, None])
+
+
+class ExponentialSmoothing(Univariate):
+    """The next counts are an exponentially weighted mean of log1p counts.
+
+    alpha: weight of the newest count, above 0 to 1; None: that with the least squared error one
+        step ahead, in log1p, on the fitted series.
+    """
+
+    kind: ClassVar[str] = "smoothing"
+
+    def __init__(self, alpha: float | None = None) -> None:
+        super().__init__()
+        if alpha is not None and not 0 < alpha <= 1:
+            raise ForecastError(f"alpha {alpha}: expected above 0, at most 1")
+        self.alpha = alpha
+        self._alpha = 1.0
+        self._level = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """`alpha`."""
+        return {"alpha": self.alpha}
+
+    def _learn(self, series: TimeSeries) -> None:
+        logs = np.log1p(series.values)
+        self._alpha = _best_alpha(logs) if self.alpha is None else self.alpha
+        self._level = float(_levels(logs, self._alpha)[-1])
+
+    def _advance(self, values: FloatArray) -> None:
+        state = [(1 - self._alpha) * self._level]
+        self._level = float(lfilter([self._alpha], [1.0, self._alpha - 1], np.log1p(values), zi=state)[0][-1])
+
+    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        point = np.full((1, horizon), math.expm1(self._level))
+        return point[0], point[0], self._quantiles(point, levels)[0]
+
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        return _repeated(np.expm1(_levels(np.log1p(series.values), self._alpha)[origins - 1]), horizon)
+
+    def _state(self) -> State:
+        return State({"alpha": self._alpha, "level": self._level})
+
+    def _restore(self, state: State) -> None:
+        self._alpha, self._level = float(state.values["alpha"]), float(state.values["level"])
+
+
+def _repeated(values: FloatArray, horizon: int) -> FloatArray:
+    """[N, H] the same forecast for every step."""
+    return np.repeat(values[:, None], horizon, axis=1)
+
+
+def _levels(logs: FloatArray, alpha: float) -> FloatArray:
+    """[T] level after each value, the first of which is the first level."""
+    levels: FloatArray = lfilter([alpha], [1.0, alpha - 1], logs, zi=[(1 - alpha) * logs[0]])[0]
+    return levels
+
+
+def _best_alpha(logs: FloatArray) -> float:
+    def cost(alpha: float) -> float:
+        return float(np.square(logs[1:] - _levels(logs, alpha)[:-1]).mean())
+
+    return float(minimize_scalar(cost, bounds=(0.01, 1.0), method="bounded").x)
+
+
+def _checked_hours(hours: float) -> float:
+    if not (math.isfinite(hours) and hours > 0):
+        raise ForecastError(f"hours {hours}: expected more than 0")
+    return float(hours)

@@ -1,0 +1,200 @@
+"""Orders and parameters of ARIMA models: candidates by Hannan and Rissanen's regression, the best by likelihood."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
+from statsmodels.tsa.statespace.sarimax import SARIMAX
+
+from forecasting.arma import Arima
+from forecasting.series import FloatArray
+
+MAX_ORDER = 3
+"""Largest p and q, each; MAX_TERMS is the largest p + q."""
+MAX_TERMS = 4
+
+SHORT = 100
+"""A series with fewer points gets p and q of at most 1."""
+
+REFINED = 3
+"""So many candidates, the best by regression, are fitted by maximum likelihood."""
+
+ITERATIONS = 60
+"""Of the maximum-likelihood fit; more count as no convergence."""
+
+MARGIN = 0.99
+"""Largest inverse root: start values are at rest, and forgotten, within some hundred steps."""
+
+KPSS_CRITICAL = 0.463
+"""Of the test for a constant level, at 5 %."""
+
+FLAT = 1e-9
+"""A series whose values spread less is constant."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """An estimated model, and what had to be done otherwise than planned on the way to it, one line each."""
+
+    model: Arima
+    fallbacks: tuple[str, ...] = ()
+
+
+def fit_arima(z: FloatArray, difference: int) -> Fit:
+    """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
+
+    Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
+    1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
+    that warns or fails leaves the candidate at its start, and is recorded.
+    """
+    w = np.diff(z, difference)
+    mean = float(w.mean()) if difference == 0 else 0.0
+    rest = Arima(mean=mean, difference=difference)
+    if float(np.ptp(w)) < FLAT:
+        return Fit(rest, ("constant series: no terms were fitted",))
+    top = MAX_ORDER if len(w) >= SHORT else 1
+    orders = [(p, q) for p in range(top + 1) for q in range(top + 1) if p + q <= MAX_TERMS]
+    starts = [replace(rest, ar=ar, ma=ma) for ar, ma in (_regressed(w - mean, p, q) for p, q in orders)]
+    best = sorted(starts, key=lambda model: aicc(model, z))[:REFINED]
+    return _best([_refined(model, z) for model in best], z)
+
+
+def fit_sarima(z: FloatArray, season: int) -> Fit:
+    """The seasonal ARIMA of season m [steps] with the least AICc among a few small ones.
+
+    Those are the airline model of Box and Jenkins, (0,1,1)(0,1,1), its neighbours with an AR term
+    or without the first difference, and a seasonal AR term; parameters by conditional least squares.
+    """
+    if float(np.ptp(z)) < FLAT:
+        return Fit(Arima(difference=1), ("constant series: no terms were fitted",))
+    mean = float(z.mean())
+    candidates = [
+        Arima(ma=(-0.5,), difference=1, seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
+        Arima(ar=(0.2,), ma=(-0.5,), difference=1, seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
+        Arima(ar=(0.8,), ma=(-0.3,), seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
+        Arima(ar=(0.2,), ma=(-0.5,), difference=1, seasonal_ar=(0.2,), season=season),
+        Arima(ar=(0.6,), ma=(-0.2,), mean=mean, seasonal_ar=(0.2,), season=season),
+    ]
+    # All are judged on the values that the one which loses most can predict.
+    judged = len(z) - max(model.lost for model in candidates)
+    fits = [_least_squares(model, z) for model in candidates]
+    return min(fits, key=lambda fit: aicc(fit.model, z, judged))
+
+
+def needs_difference(z: FloatArray) -> bool:
+    """Whether [T] values have no constant level, at 5 %.
+
+    The test of Kwiatkowski, Phillips, Schmidt and Shin (Journal of Econometrics 1992), equation 13,
+    with Bartlett weights over 12 (T / 100)^(1/4) lags and their table of critical values.
+    """
+    if float(np.ptp(z)) < FLAT:
+        return False
+    count, errors = len(z), z - z.mean()
+    lags = min(int(np.ceil(12 * (count / 100) ** 0.25)), count - 1)
+    variance = errors @ errors / count
+    for lag in range(1, lags + 1):
+        variance += 2 * (1 - lag / (lags + 1)) * (errors[lag:] @ errors[:-lag]) / count
+    statistic = np.square(np.cumsum(errors)).sum() / (count**2 * variance)
+    return bool(statistic > KPSS_CRITICAL)
+
+
+def aicc(model: Arima, z: FloatArray, judged: int | None = None) -> float:
+    """`aicc_of` the errors of a model on [T] values.
+
+    judged: the last so many of the values count; None: all but those that differencing uses up.
+    """
+    return aicc_of(model.residuals(z)[model.lost if judged is None else len(z) - judged :], model.parameters)
+
+
+def aicc_of(errors: FloatArray, parameters: int) -> float:
+    """Corrected information criterion (Hurvich & Tsai, Biometrika 1989) of [T] Gaussian errors one step ahead."""
+    count = len(errors)
+    if count <= parameters + 1:
+        return float("inf")
+    penalty = 2.0 * parameters * count / (count - parameters - 1)
+    return count * float(np.log(max(np.square(errors).mean(), FLAT**2))) + penalty
+
+
+def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
+    """Coefficients of 1 + sign (c[0] B + c[1] B^2 + ...) with its roots moved outside the unit circle."""
+    taken = tuple(float(c) for c in coefficients)
+    if not taken:
+        return taken
+    # The roots of the reversed polynomial are one over those of the polynomial: they must be small.
+    largest = float(np.abs(np.roots([1.0, *(sign * c for c in taken)])).max())
+    if largest <= MARGIN:
+        return taken
+    return tuple(c * (MARGIN / largest) ** (i + 1) for i, c in enumerate(taken))
+
+
+def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """AR and MA coefficients by regression on lagged values and errors; zeros where there are too few values."""
+    if p == q == 0:
+        return (), ()
+    try:
+        found = hannan_rissanen(w, ar_order=p, ma_order=q, demean=False)[0]
+    except (ValueError, np.linalg.LinAlgError):
+        return (0.0,) * p, (0.0,) * q
+    ar, ma = np.asarray(found.ar_params), np.asarray(found.ma_params)
+    if not (np.isfinite(ar).all() and np.isfinite(ma).all()):
+        return (0.0,) * p, (0.0,) * q
+    return stable(ar, -1.0), stable(ma, 1.0)
+
+
+def _refined(start: Arima, z: FloatArray) -> Fit:
+    """Maximum likelihood from a start without season; the start itself, and why, where that goes wrong."""
+    if not start.ar and not start.ma:
+        return Fit(start)
+    w = np.diff(z, start.difference) - start.mean
+    p, q = len(start.ar), len(start.ma)
+    model = SARIMAX(w, order=(p, 0, q), concentrate_scale=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = model.fit([*start.ar, *start.ma], maxiter=ITERATIONS, disp=0, cov_type="none")
+        except (ValueError, np.linalg.LinAlgError) as failed:
+            return Fit(start, (f"{start.name}: {_line(failed)}; kept its start",))
+    found: FloatArray = np.asarray(result.params, dtype=np.float64)
+    if caught:
+        return Fit(start, (f"{start.name}: {_line(caught[0].message)}; kept its start",))
+    if not np.isfinite(found).all():
+        return Fit(start, (f"{start.name}: parameters not finite; kept its start",))
+    return Fit(replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0)))
+
+
+def _least_squares(start: Arima, z: FloatArray) -> Fit:
+    """Conditional least squares over all coefficients of a seasonal model."""
+    names = ("ar", "ma", "seasonal_ar", "seasonal_ma")
+    sizes = [len(getattr(start, name)) for name in names]
+
+    def complete(point: FloatArray) -> Arima:
+        ar, ma, seasonal_ar, seasonal_ma = (
+            tuple(float(c) for c in piece) for piece in np.split(point, np.cumsum(sizes)[:-1])
+        )
+        return replace(start, ar=ar, ma=ma, seasonal_ar=seasonal_ar, seasonal_ma=seasonal_ma)
+
+    def errors(point: FloatArray) -> FloatArray:
+        return complete(point).residuals(z)[start.lost :]
+
+    first = np.concatenate([getattr(start, name) for name in names])
+    # One term of a kind at most, so a bound on each coefficient keeps all roots outside the unit circle.
+    found = least_squares(errors, first, bounds=(-MARGIN, MARGIN))
+    if not found.success:
+        return Fit(start, (f"{start.name}: {_line(found.message)}; kept its start",))
+    return Fit(complete(found.x))
+
+
+def _best(fits: list[Fit], z: FloatArray) -> Fit:
+    """The fit with the least AICc, with everybody's fallbacks."""
+    chosen = min(fits, key=lambda fit: aicc(fit.model, z))
+    return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
+
+
+def _line(said: Any) -> str:
+    return " ".join(str(said).split()).rstrip(".")
