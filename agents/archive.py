@@ -1,0 +1,85 @@
+"""The file of a checkpoint or an exported agent: a zip of one JSON manifest and NumPy arrays.
+
+Nothing in it is ever unpickled, so a file from a stranger can do no harm, and torch is not needed to look at one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlpto.arrays import AnyArray
+from rlpto.errors import CheckpointError
+from rlpto.files import whole_file
+
+MANIFEST = "manifest.json"
+ARRAYS = "arrays/"
+WRITTEN = (1980, 1, 1, 0, 0, 0)
+"""Time stamp of all entries: the same content gives the same bytes."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """What a file holds. manifest: plain data. arrays: by name, of numbers or of records."""
+
+    manifest: dict[str, Any]
+    arrays: dict[str, AnyArray]
+
+    def group(self, name: str) -> dict[str, AnyArray]:
+        """The arrays called `name`/..., by the rest of their names."""
+        start = f"{name}/"
+        return {key.removeprefix(start): array for key, array in self.arrays.items() if key.startswith(start)}
+
+
+def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:
+    """Write a file, whole or not at all. what: named in the message of the CheckpointError if that is not possible."""
+    with whole_file(path, what) as unfinished, zipfile.ZipFile(unfinished, "w") as file:
+        text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
+        _put(file, MANIFEST, text.encode())
+        for name in sorted(arrays):
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.ascontiguousarray(arrays[name]), allow_pickle=False)
+            _put(file, f"{ARRAYS}{name}.npy", content.getvalue())
+
+
+def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
+    """Read a file whose manifest says under `format` that it is one of `kinds`.
+
+    Raises CheckpointError if there is none, it is truncated or damaged, or of another kind.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file, expected {' or '.join(kinds)}")
+    try:
+        with zipfile.ZipFile(path) as file:
+            manifest = json.loads(file.read(MANIFEST))
+            arrays = {
+                name.removeprefix(ARRAYS).removesuffix(".npy"): _array(file.read(name))
+                for name in file.namelist()
+                if name.startswith(ARRAYS)
+            }
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path}: truncated, damaged or no file of RLPTO ({reason}), expected {' or '.join(kinds)}"
+        ) from None
+    kind = manifest.get("format") if isinstance(manifest, dict) else None
+    if kind not in kinds:
+        raise CheckpointError(f"{path}: its format is {kind!r}, expected {' or '.join(kinds)}")
+    return Archive(manifest, arrays)
+
+
+def _put(file: zipfile.ZipFile, name: str, content: bytes) -> None:
+    file.writestr(zipfile.ZipInfo(name, WRITTEN), content, zipfile.ZIP_DEFLATED, compresslevel=1)
+
+
+def _array(content: bytes) -> AnyArray:
+    array: AnyArray = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    return array

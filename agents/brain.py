@@ -1,0 +1,151 @@
+"""What makes an agent: its weights, and all that is needed to use them; how it is kept and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from agents.archive import Archive, read_archive
+from agents.network import JobSetPolicy
+from agents.settings import AgentSettings, NetworkSettings
+from envs.actions import LARGEST
+from envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, VERSION, Observation
+from envs.settings import EnvSettings
+from envs.setup import EnvSetup, action_space, observation_space
+from rlpto import __version__
+from rlpto.arrays import AnyArray, FloatArray
+from rlpto.errors import CheckpointError
+from rlpto.policies.steering import STEERING_FEATURES
+
+CHECKPOINT = "rlpto checkpoint 1"
+"""Format of a checkpoint: an agent, and all that its training needs to go on."""
+AGENT = "rlpto agent 1"
+"""Format of an exported agent."""
+KINDS = (CHECKPOINT, AGENT)
+WEIGHTS = "policy"
+"""Group of the network's arrays in a file."""
+
+
+@dataclass(frozen=True)
+class Brain:
+    """An agent that can act. env: what it sees and does. start: [STEERING_FEATURES] weights of action zero."""
+
+    env: EnvSettings
+    start: FloatArray
+    network: JobSetPolicy
+
+    def act(self, observation: Observation) -> AnyArray:
+        """The best actions for a batch of observations: [B, STEERING_FEATURES] numbers, or [B, max_jobs] choices."""
+        network = self.network
+        seen = {name: torch.as_tensor(part, device=network.device) for name, part in observation._asdict().items()}
+        network.set_training_mode(False)
+        with torch.inference_mode():
+            features = network.extract_features(seen, network.pi_features_extractor)
+            assert isinstance(features, torch.Tensor)
+            out = network.action_net(network.mlp_extractor.forward_actor(features))
+            if network.per_job:
+                jobs = observation.mask.shape[1]
+                out = out[:, :-jobs].unflatten(1, (jobs, -1)).argmax(dim=2)
+        actions: AnyArray = out.cpu().numpy()
+        return actions if network.per_job else np.clip(actions, -LARGEST, LARGEST)
+
+
+def meaning() -> dict[str, Any]:
+    """What numbers that go into and come out of a network mean, in this version of RLPTO."""
+    return {
+        "observation": VERSION,
+        "job_features": list(JOB_FEATURES),
+        "cluster_features": list(CLUSTER_FEATURES),
+        "forecast_features": FORECAST_FEATURES,
+        "steering_features": list(STEERING_FEATURES),
+    }
+
+
+def brain_manifest(setup: EnvSetup, settings: AgentSettings) -> dict[str, Any]:
+    """What must be known of an agent to use its weights."""
+    return {
+        "rlpto": __version__,
+        "meaning": meaning(),
+        "env": setup.settings.model_dump(mode="json", exclude={"start"}),
+        "network": settings.network.model_dump(mode="json"),
+        "smooth_noise": settings.ppo.smooth_noise,
+        "start": setup.start.tolist(),
+    }
+
+
+def weight_arrays(network: JobSetPolicy) -> dict[str, AnyArray]:
+    """The network's weights by name, as they are kept in a file."""
+    return {f"{WEIGHTS}/{name}": tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+
+
+def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
+    """Give a network the weights of a file. Raises CheckpointError if they do not fit, or are not finite."""
+    weights = archive.group(WEIGHTS)
+    broken = next((name for name, array in weights.items() if not np.isfinite(array).all()), None)
+    if broken is not None:
+        raise CheckpointError(f"{path}: weights {broken} hold NaN or infinity, expected finite numbers")
+    try:
+        network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
+    except RuntimeError as error:
+        detail = str(error).splitlines()[-1].strip()
+        raise CheckpointError(f"{path}: its weights do not fit the network it describes: {detail}") from None
+
+
+def check_meaning(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise CheckpointError, saying what differs, if the file's numbers mean something else in this version."""
+    there, here = manifest.get("meaning"), meaning()
+    if not isinstance(there, dict):
+        raise CheckpointError(f"{path}: its manifest lacks meaning, expected a file of RLPTO {__version__}")
+    for key, value in here.items():
+        if there.get(key) != value:
+            raise CheckpointError(
+                f"{path}: made by RLPTO {manifest.get('rlpto')}, {key}: {_difference(there.get(key), value)}; "
+                f"expected a file of RLPTO {__version__}, train or export it anew"
+            )
+
+
+def load_brain(path: Path, max_jobs: int | None = None) -> Brain:
+    """The agent of a checkpoint or an exported file. max_jobs: jobs it sees, instead of as many as in training.
+
+    Raises CheckpointError, naming the file and what is wrong, if it cannot be used.
+    """
+    return brain_of(read_archive(path, KINDS), path, max_jobs)
+
+
+def brain_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Brain:
+    """The agent of a file that has been read. See `load_brain`."""
+    manifest = archive.manifest
+    check_meaning(path, manifest)
+    try:
+        env = EnvSettings.model_validate(manifest["env"])
+        network = NetworkSettings.model_validate(manifest["network"])
+        start = np.array(manifest["start"], dtype=np.float64)
+        smooth = bool(manifest["smooth_noise"])
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
+    if start.shape != (len(STEERING_FEATURES),) or not np.isfinite(start).all():
+        raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
+    if max_jobs is not None:
+        env = env.model_copy(update={"max_jobs": max_jobs})
+    policy = JobSetPolicy(observation_space(env), action_space(env), lambda _: 0.0, width=network.width, use_sde=smooth)
+    load_weights(policy, archive, path)
+    return Brain(env, start, policy)
+
+
+def _difference(there: object, here: object) -> str:
+    """What two versions have, as briefly as it can be said."""
+    if isinstance(there, list) and isinstance(here, list) and set(map(str, there)) != set(map(str, here)):
+        lacking, surplus = [x for x in here if x not in there], [x for x in there if x not in here]
+        return "; ".join(
+            f"{word} {', '.join(map(str, names))}" for word, names in (("without", lacking), ("with", surplus)) if names
+        )
+    if isinstance(there, list) and isinstance(here, list):
+        return "in another order"
+    return f"{there}, expected {here}"

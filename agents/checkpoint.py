@@ -1,0 +1,204 @@
+"""Checkpoints: a training that goes on from one is bit for bit the training that was never interrupted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agents.archive import Archive, read_archive, write_archive
+from agents.brain import AGENT, CHECKPOINT, brain_manifest, brain_of, check_meaning, load_weights, weight_arrays
+from agents.network import JobSetPolicy
+from agents.ppo import TimedPPO
+from agents.settings import AgentSettings
+from envs.sb3 import SB3ClusterEnv
+from envs.setup import EnvSetup
+from rlpto import __version__
+from rlpto.arrays import AnyArray
+from rlpto.errors import CheckpointError
+
+LARGEST_EXPORT = 2_000_000
+"""Bytes an exported agent has at most."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which training a checkpoint belongs to.
+
+    digest: of all settings and files that decide how it comes out. seed: of the training.
+    provenance: what a reader of an exported agent wants to know of where it is from.
+    """
+
+    digest: str
+    seed: int
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What a training remembers beside the learner's state. best: largest validation reward so far.
+
+    history: a row of figures for each evaluation.
+    """
+
+    best: float | None = None
+    history: tuple[Mapping[str, float], ...] = ()
+
+
+def save_checkpoint(
+    path: Path, model: TimedPPO, setup: EnvSetup, settings: AgentSettings, identity: Identity, notes: Notes
+) -> None:
+    """Write all that training needs to go on. Only between an update and the next rollout.
+
+    Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
+    """
+    env_state = _environment(model).get_state()
+    optimizer = model.policy.optimizer.state_dict()
+    numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
+    version, python_state, gauss = random.getstate()
+    manifest = {
+        "format": CHECKPOINT,
+        **brain_manifest(setup, settings),
+        "digest": identity.digest,
+        "seed": identity.seed,
+        "provenance": dict(identity.provenance),
+        "steps": model.num_timesteps,
+        "best": notes.best,
+        "history": [{key: _plain(value) for key, value in row.items()} for row in notes.history],
+        "learner": {
+            "updates": model._n_updates,
+            "episodes": list(model.ep_info_buffer or ()),
+            "optimizer": optimizer["param_groups"],
+        },
+        "random": {
+            "numpy": [numpy_name, *numpy_rest],
+            "python": [version, list(python_state), gauss],
+            "environments": env_state.pop("rngs"),
+        },
+    }
+    arrays = {
+        **weight_arrays(_network(model)),
+        **{
+            f"optimizer/{index}/{name}": value.detach().cpu().numpy()
+            for index, values in optimizer["state"].items()
+            for name, value in values.items()
+        },
+        **{f"environments/{name}": array for name, array in env_state.items()},
+        "episode_starts": np.asarray(model._last_episode_starts),
+        "random/torch": torch.get_rng_state().numpy(),
+        **{f"random/cuda/{i}": state.numpy() for i, state in enumerate(_cuda_states(model))},
+        "random/numpy": np.asarray(numpy_key),
+    }
+    write_archive(path, manifest, arrays, "a checkpoint")
+
+
+def read_checkpoint(path: Path, identity: Identity) -> Archive:
+    """A checkpoint of the training `identity`.
+
+    Raises CheckpointError, saying why, if it is damaged, of another version, or of another training.
+    """
+    archive = read_archive(path, (CHECKPOINT,))
+    manifest = archive.manifest
+    if manifest.get("rlpto") != __version__:
+        raise CheckpointError(
+            f"{path}: made by RLPTO {manifest.get('rlpto')}, training cannot be resumed exactly by {__version__}; "
+            "expected the same version"
+        )
+    check_meaning(path, manifest)
+    if manifest.get("seed") != identity.seed:
+        raise CheckpointError(f"{path}: of a training with seed {manifest.get('seed')}, expected {identity.seed}")
+    if manifest.get("digest") != identity.digest:
+        raise CheckpointError(
+            f"{path}: of a training with other settings, or the files they name have changed; "
+            "expected the configuration it was made with"
+        )
+    return archive
+
+
+def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
+    """Put a new learner of the same training where the checkpoint was made, random numbers included.
+
+    Raises CheckpointError if the file lacks something.
+    """
+    load_weights(_network(model), archive, path)
+    try:
+        learner, states = archive.manifest["learner"], archive.manifest["random"]
+        model.policy.optimizer.load_state_dict(
+            {"state": _optimizer_state(archive), "param_groups": [_group(group) for group in learner["optimizer"]]}
+        )
+        model.num_timesteps = int(archive.manifest["steps"])
+        model._n_updates = int(learner["updates"])
+        environments = archive.group("environments") | {"rngs": states["environments"]}
+        model._last_obs = _environment(model).set_state(environments)
+        model._last_episode_starts = archive.arrays["episode_starts"]
+        if model.ep_info_buffer is not None:
+            model.ep_info_buffer.extend(learner["episodes"])
+        numpy_name, *numpy_rest = states["numpy"]
+        np.random.set_state((numpy_name, archive.arrays["random/numpy"], *numpy_rest))
+        version, python_state, gauss = states["python"]
+        random.setstate((version, tuple(python_state), gauss))
+        torch.set_rng_state(torch.as_tensor(archive.arrays["random/torch"]))
+        cuda = archive.group("random/cuda")
+        if cuda and model.device.type == "cuda":
+            torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in range(len(cuda))])
+        return Notes(archive.manifest["best"], tuple(archive.manifest["history"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
+
+
+def export_agent(checkpoint: Path, out: Path) -> int:
+    """Write the agent of a checkpoint to a file of its own, without what only training needs.
+
+    Returns its size in bytes. Raises CheckpointError if the checkpoint cannot be used, or the agent is too large.
+    """
+    archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
+    brain_of(archive, checkpoint)  # refuses what could not be used later
+    kept = ("rlpto", "meaning", "env", "network", "smooth_noise", "start", "seed", "steps", "best", "provenance")
+    manifest = {"format": AGENT, **{key: archive.manifest[key] for key in kept if key in archive.manifest}}
+    weights = {f"policy/{name}": array for name, array in archive.group("policy").items()}
+    size = sum(array.nbytes for array in weights.values())
+    if size > LARGEST_EXPORT:
+        raise CheckpointError(
+            f"{checkpoint}: its agent takes {size / 1e6:.1f} MB, expected at most {LARGEST_EXPORT / 1e6:g} MB: "
+            "a smaller agent.network.width"
+        )
+    write_archive(out, manifest, weights, "the agent")
+    return out.stat().st_size
+
+
+def _network(model: TimedPPO) -> JobSetPolicy:
+    assert isinstance(model.policy, JobSetPolicy)
+    return model.policy
+
+
+def _environment(model: TimedPPO) -> SB3ClusterEnv:
+    assert isinstance(model.env, SB3ClusterEnv)
+    return model.env
+
+
+def _cuda_states(model: TimedPPO) -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if model.device.type == "cuda" else []
+
+
+def _optimizer_state(archive: Archive) -> dict[int, dict[str, torch.Tensor]]:
+    """State of each parameter, by its number."""
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, array in archive.group("optimizer").items():
+        index, _, name = key.partition("/")
+        state.setdefault(int(index), {})[name] = torch.as_tensor(array)
+    return state
+
+
+def _group(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a group of parameters; JSON knows no tuples."""
+    return {key: tuple(value) if key == "betas" else value for key, value in saved.items()}
+
+
+def _plain(value: AnyArray | float) -> float | None:
+    """A number that JSON can hold."""
+    return float(value) if np.isfinite(value) else None

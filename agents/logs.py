@@ -1,0 +1,123 @@
+"""What a training writes for people to look at: TensorBoard events, and a table of its evaluations."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Figure as LoggedFigure
+from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from agents.settings import AgentSettings
+from rlpto.evaluation.timeline import gpus_by_accuracy
+from rlpto.files import write_text
+from rlpto.records import REWARD_PARTS, RunRecord
+
+EVENTS = "tensorboard"
+"""Folder of TensorBoard's events in a run."""
+HISTORY = "validation.csv"
+"""Table of a run's evaluations on validation windows."""
+STAGES = 4
+"""Stages of a job's convergence, by the share of its accuracy gain that is reached."""
+
+
+class EventWriter(TensorBoardOutputFormat):
+    """TensorBoard events; where a training is resumed, what was written after its checkpoint is hidden."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.writer = SummaryWriter(log_dir=str(folder), purge_step=steps + 1 if steps else None)
+        self._is_closed = False
+
+
+def make_logger(folder: Path, steps: int) -> Logger:
+    """The logger of a run that stands at `steps`."""
+    return Logger(str(folder), [EventWriter(folder / EVENTS, steps)])
+
+
+class EpisodeTerms(BaseCallback):
+    """Keeps the reward's parts of the latest episodes, as they are: not scaled, nothing subtracted."""
+
+    def __init__(self, latest: int = 100) -> None:
+        super().__init__()
+        self.terms: deque[dict[str, float]] = deque(maxlen=latest)
+
+    def _on_step(self) -> bool:
+        for b in np.flatnonzero(self.locals["dones"]):
+            info = self.locals["infos"][b]
+            hours = max(info["elapsed"] / 3600.0, 1e-9)
+            self.terms.append({name: value / hours for name, value in info["terms"].items()})
+        return True
+
+    def figures(self) -> dict[str, float]:
+        """Mean reward and parts per simulated hour; empty before an episode is over."""
+        if not self.terms:
+            return {}
+        parts = {name: float(np.mean([terms[name] for terms in self.terms])) for name in REWARD_PARTS}
+        return {
+            "episode/reward_per_hour": sum(parts.values()),
+            **{f"episode/{name}_per_hour": part for name, part in parts.items()},
+        }
+
+
+def log_texts(logger: Logger, texts: Mapping[str, str]) -> None:
+    """Texts, such as the configuration, as they are."""
+    for name, text in texts.items():
+        logger.record(f"text/{name}", f"```\n{text}\n```")
+
+
+def log_figures(logger: Logger, group: str, figures: Mapping[str, float]) -> None:
+    """Numbers; a name that has a group of its own, as in wins/fifo, keeps it. NaN is left out."""
+    for name, value in figures.items():
+        if np.isfinite(value):
+            logger.record(name if "/" in name else f"{group}/{name}", value)
+
+
+def log_record(logger: Logger, record: RunRecord) -> dict[str, float]:
+    """A picture of one window's schedule; returns the GPUs a job holds by stage of its convergence."""
+    from rlpto.evaluation.plots import allocation_over_time
+
+    logger.record("validation/schedule", LoggedFigure(allocation_over_time(record), close=True))
+    sums, weights = gpus_by_accuracy(record, STAGES)
+    held = np.divide(sums, weights, out=np.full(STAGES, np.nan), where=weights > 0)
+    edges = [round(100 * i / STAGES) for i in range(STAGES + 1)]
+    return {
+        f"gpus_by_stage/{low}_to_{high}_percent": float(gpus)
+        for low, high, gpus in zip(edges[:-1], edges[1:], held, strict=True)
+    }
+
+
+def log_outcome(logger: Logger, settings: AgentSettings, more: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    """Hyper-parameters with what came of them, for TensorBoard's table of runs."""
+    given = {**_flat(settings.model_dump(mode="json")), **more}
+    plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in given.items()}
+    known = {f"final/{key}": value for key, value in metrics.items() if np.isfinite(value)}
+    if not known:
+        return
+    for key, value in known.items():
+        logger.record(key, value)
+    logger.record("hparams", HParam(plain, dict.fromkeys(known, 0.0)))
+
+
+def write_history(folder: Path, history: Sequence[Mapping[str, float | None]]) -> None:
+    """One line for each evaluation. Raises CheckpointError if that is not possible."""
+    names = list(dict.fromkeys(name for row in history for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(history)
+    write_text(folder / HISTORY, text.getvalue(), "the table of evaluations")
+
+
+def _flat(tree: Mapping[str, Any], around: str = "") -> dict[str, Any]:
+    """Nested keys with dots."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{around}{key}.") if isinstance(value, Mapping) else {f"{around}{key}": value}
+    return found

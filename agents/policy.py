@@ -1,0 +1,144 @@
+"""The trained agent as a policy like any other. Imports torch only when an agent is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from envs.actions import LEVELS, MODES, wishes_of_increments, wishes_of_levels
+from envs.batch import action_weights
+from envs.observation import Observation, observe
+from envs.settings import EnvSettings
+from envs.view import JobView, view_state
+from rlpto.arrays import AnyArray, IntArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import ConfigError, PolicyError
+from rlpto.policies.steering import steer
+from rlpto.settings import Settings
+
+if TYPE_CHECKING:
+    from agents.brain import Brain
+
+BEST, LAST = "best.zip", "last.zip"
+"""Checkpoints of a run: the one with the largest validation reward, and the latest."""
+
+
+class AgentOptions(Settings):
+    """Options of `agent`."""
+
+    file: Path | None = None
+    """Exported agent or checkpoint."""
+    run: Path | None = None
+    """Instead: folder that `rlpto train` has written; its best checkpoint, or else its last, is used."""
+    max_jobs: int | None = Field(None, ge=1)
+    """Jobs it sees, the first in the queue; null: as many as in training."""
+
+
+class PretrainedOptions(Settings):
+    """Options of `pretrained`."""
+
+    agent: str
+    """Which one: a file in configs/pretrained/, without its ending."""
+    max_jobs: int | None = Field(None, ge=1)
+    """Jobs it sees, the first in the queue; null: as many as in training."""
+
+
+class Agent:
+    """Decides as its network says; between decisions of the network (`env.hold`) the last one is repeated."""
+
+    summary = "trained agent that steers the index, or chooses GPUs job by job, elastic"
+    source = "this project; PPO (Schulman et al. 2017) over a set of jobs (Zaheer et al. 2017)"
+    Options: type[Settings] = AgentOptions
+
+    def __init__(self, options: AgentOptions | None = None, brain: Brain | None = None) -> None:
+        """brain: used instead of what `options` name."""
+        self.name = "agent"
+        self.options = options or AgentOptions()
+        if brain is None:
+            from agents.brain import load_brain
+
+            brain = load_brain(agent_file(self.options), self.options.max_jobs)
+        self._brain = brain
+        self._mode = MODES.index(brain.env.action)
+        self._levels = np.array(brain.env.levels, dtype=np.int64)
+        self.reset(0)
+
+    @property
+    def env(self) -> EnvSettings:
+        """What the agent sees and does."""
+        return self._brain.env
+
+    def reset(self, seed: int) -> None:
+        """Forget the action that stands; nothing is random."""
+        del seed
+        self._until = -np.inf
+        self._action: AnyArray = np.zeros(0)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Look, act, and say what that means in GPUs. Raises PolicyError on a cluster that has none."""
+        if state.gpus_per_node < 1:
+            raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
+        view = view_state(state)
+        if state.time >= self._until:
+            env = self._brain.env
+            seen = observe(state, view, int(view.columns.held.sum()), env.max_jobs, env.horizon)
+            self._action = self._brain.act(Observation(*(part[None] for part in seen)))[0]
+            self._until = state.time + env.hold
+        return Allocation(self._wishes(state, view))
+
+    def _wishes(self, state: ClusterState, view: JobView) -> IntArray:
+        """GPUs [n] that the action which stands gives the jobs of a state."""
+        if self._brain.env.action == "index":
+            weights = action_weights(self._brain.start, self._action, self._brain.start.shape)
+            return steer(state.time, state.capacity, view.columns, weights[None])
+        choice = self._action.astype(np.int64)
+        if self._mode == LEVELS:
+            return wishes_of_levels(choice, self._levels, view.columns)
+        return wishes_of_increments(choice, view.columns)
+
+
+class Pretrained(Agent):
+    """An agent that comes with RLPTO."""
+
+    summary = "trained agent that comes with RLPTO, as in pretrained:NAME"
+    Options = PretrainedOptions
+    POSITIONAL = "agent"
+
+    def __init__(self, options: PretrainedOptions) -> None:
+        super().__init__(AgentOptions(file=pretrained_file(options.agent), max_jobs=options.max_jobs))
+
+
+def agent_file(options: AgentOptions) -> Path:
+    """The file that options name. Raises ConfigError if they name none, or two, or the run has no checkpoint."""
+    if (options.file is None) == (options.run is None):
+        raise ConfigError("expected one of file=FILE and run=FOLDER")
+    if options.file is not None:
+        return options.file
+    assert options.run is not None
+    return run_file(options.run)
+
+
+def run_file(run: Path) -> Path:
+    """The best checkpoint of a run, else its last. Raises ConfigError if it has none."""
+    for name in (BEST, LAST):
+        if (run / name).is_file():
+            return run / name
+    raise ConfigError(f"{run}: no {BEST} or {LAST} there, expected a folder that `rlpto train` has written")
+
+
+def pretrained_folders() -> list[Path]:
+    """Where agents that come with RLPTO lie: in the source tree, or where an installed package has its data."""
+    return [Path(__file__).resolve().parents[1] / "configs" / "pretrained", Path(sys.prefix, "share/rlpto/pretrained")]
+
+
+def pretrained_file(name: str) -> Path:
+    """The file of an agent that comes with RLPTO. Raises ConfigError if there is none of that name."""
+    found = {path.stem: path for folder in reversed(pretrained_folders()) for path in sorted(folder.glob("*.zip"))}
+    if name not in found:
+        known = f"one of {', '.join(sorted(found))}" if found else "none comes with this installation"
+        raise ConfigError(f"no pretrained agent {name!r}: expected {known}")
+    return found[name]

@@ -1,0 +1,283 @@
+"""Training: one visible loop of rollouts and updates, looked at now and then, that can be left and resumed anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from stable_baselines3.common.buffers import DictRolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+
+from agents.brain import Brain
+from agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
+from agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
+from agents.network import JobSetPolicy
+from agents.policy import BEST, LAST, Agent
+from agents.ppo import TimedPPO
+from agents.settings import AgentSettings
+from agents.validation import Evaluator, standing, validate
+from agents.warmstart import imitate, imitates, starting_setup
+from envs.sb3 import SB3ClusterEnv
+from envs.setup import EnvSetup
+from rlpto.arrays import FloatArray
+from rlpto.errors import PolicyError, TrainingError
+
+PERIODIC = "checkpoints"
+"""Folder of a run with a checkpoint from every `agent.checkpoint_every` steps."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a training stands. doing: what it is at. best: largest validation reward so far."""
+
+    doing: str
+    steps: int
+    total: int
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended. finished: False if it was asked to stop. metrics: of the last evaluation."""
+
+    steps: int
+    finished: bool
+    best: float | None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def train(
+    setup: EnvSetup,
+    settings: AgentSettings,
+    folder: Path,
+    identity: Identity,
+    evaluator: Evaluator | None = None,
+    *,
+    resume: bool = False,
+    texts: Mapping[str, str] | None = None,
+    told: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
+
+    resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped.
+    texts: shown in TensorBoard, by name. told: is called after every update. stop: asked after every update;
+    True: write a checkpoint and return.
+
+    Raises TrainingError if there is no such device, or numbers are no longer finite (the last checkpoint is
+    then from before), CheckpointError if there is nothing to resume or it belongs to another training.
+    """
+    torch.set_num_threads(settings.threads)
+    check_device(settings)
+    setup = starting_setup(setup, settings)
+    env = SB3ClusterEnv(setup, settings.envs, identity.seed)
+    model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
+    archive = read_checkpoint(folder / LAST, identity) if resume else None
+    terms = EpisodeTerms()
+    total, callback = model._setup_learn(settings.steps, terms)
+    run = _Run(setup, settings, folder, identity, model, terms, evaluator, told)
+    if archive is not None:
+        run.notes = restore(model, archive, folder / LAST)
+        model._num_timesteps_at_start = model.num_timesteps  # for the speed that is logged
+    model.set_logger(make_logger(folder, model.num_timesteps))
+    try:
+        if archive is None:
+            log_texts(model.logger, texts or {})
+            run.begin()
+            run.save()
+        callback.on_training_start(locals(), globals())
+        while model.num_timesteps < total:
+            if stop is not None and stop():
+                run.save()
+                return run.outcome(finished=False)
+            _learn(model, callback, total, folder)
+            run.look()
+        run.save()
+        run.conclude()
+    finally:
+        model.logger.close()
+    return run.outcome(finished=True)
+
+
+def check_device(settings: AgentSettings) -> None:
+    """Raise TrainingError if the device is not there."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
+
+
+def _learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> None:
+    """One rollout and one update. Raises TrainingError if a number is no longer finite."""
+    assert model.env is not None
+    try:
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
+    except ValueError as error:
+        if what := _not_finite(model):
+            raise TrainingError(_stopped(model, what, folder)) from error
+        raise
+    if what := _not_finite(model):
+        raise TrainingError(_stopped(model, what, folder))
+    model._update_current_progress_remaining(model.num_timesteps, total)
+    model.train()
+    if what := _not_finite(model):
+        raise TrainingError(_stopped(model, what, folder))
+
+
+def _not_finite(model: TimedPPO) -> str | None:
+    """What holds NaN or infinity, or None."""
+    buffer = model.rollout_buffer
+    assert isinstance(buffer, DictRolloutBuffer)
+    rows = slice(None) if buffer.full else slice(buffer.pos)
+    for name, array in {
+        **{f"observation {key}": part[rows] for key, part in buffer.observations.items()},
+        "reward": buffer.rewards[rows],
+        "value": buffer.values[rows],
+    }.items():
+        if not np.isfinite(array).all():
+            return name
+    if isinstance(model._last_obs, dict):
+        for key, part in model._last_obs.items():
+            if not np.isfinite(part).all():
+                return f"observation {key}"
+    loss = model.logger.name_to_value.get("train/loss", 0.0)
+    if not np.isfinite(loss):
+        return "loss"
+    broken = (name for name, tensor in model.policy.named_parameters() if not torch.isfinite(tensor).all())
+    return next((f"weights {name}" for name in broken), None)
+
+
+def _stopped(model: TimedPPO, what: str, folder: Path) -> str:
+    """The message of a training that cannot go on."""
+    kept = folder / LAST
+    left = f"the last good checkpoint is {kept}" if kept.is_file() else "no checkpoint has been written yet"
+    return (
+        f"{folder}: {what}: not all numbers are finite after {model.num_timesteps} steps; {left}. "
+        "A smaller agent.ppo.learning_rate or a larger env.reward_scale may help"
+    )
+
+
+class _Run:
+    """The training's own bookkeeping: when to look, what to keep, what to tell."""
+
+    def __init__(
+        self,
+        setup: EnvSetup,
+        settings: AgentSettings,
+        folder: Path,
+        identity: Identity,
+        model: TimedPPO,
+        terms: EpisodeTerms,
+        evaluator: Evaluator | None,
+        told: Callable[[Status], None] | None,
+    ) -> None:
+        self.setup, self.settings, self.folder, self.identity = setup, settings, folder, identity
+        self.model, self.terms, self.evaluator, self._told = model, terms, evaluator, told
+        self.notes = Notes()
+        self._baselines: Mapping[str, FloatArray] | None = None
+
+    @property
+    def logger(self) -> Logger:
+        return self.model.logger
+
+    def begin(self) -> None:
+        """Warm start, and a first look at what the agent starts from."""
+        if imitates(self.setup, self.settings):
+            share = imitate(
+                self._network(),
+                self.setup,
+                self.settings,
+                self.identity.seed,
+                lambda done: self.tell(f"imitating {done:.0%}"),
+            )
+            self.logger.record("imitation/agreement", share)
+        self.evaluate()
+        self.logger.dump(self.model.num_timesteps)
+
+    def look(self) -> None:
+        """After an update: log it, and evaluate or save where that is due."""
+        model, before = self.model, self.model.num_timesteps - self.model.n_steps * self.model.n_envs
+        log_figures(self.logger, "episode", self.terms.figures())
+        if self._due(before, self.settings.evaluate_every):
+            self.evaluate()
+        if self._due(before, self.settings.checkpoint_every):
+            self.save(periodic=True)
+        model.dump_logs()
+        self.tell("training")
+
+    def evaluate(self) -> None:
+        """Look at the agent on the validation windows, and keep it if it is the best so far."""
+        if self.evaluator is None:
+            return
+        self.tell("evaluating")
+        brain = Brain(self.setup.settings, self.setup.start, self._network())
+        if self._baselines is None:
+            self._baselines = self.evaluator.baselines()
+        found = validate(self.evaluator.setup, brain)
+        parts = dict(zip(("accuracy", "time", "resources", "rescale"), found.parts.mean(axis=0), strict=True))
+        figures = {
+            "reward": float(found.rewards.mean()),
+            **{f"reward_{name}": float(part) for name, part in parts.items()},
+            **found.metrics,
+            **standing(found.rewards, self._baselines),
+            **self._closer(self.evaluator, brain),
+        }
+        log_figures(self.logger, "validation", figures)
+        row = {"steps": float(self.model.num_timesteps), **figures}
+        history = (*self.notes.history, row)
+        best = self.notes.best is None or figures["reward"] > self.notes.best
+        self.notes = Notes(figures["reward"] if best else self.notes.best, history)
+        write_history(self.folder, history)
+        if best:
+            self._save(BEST)
+
+    def _closer(self, evaluator: Evaluator, brain: Brain) -> dict[str, float]:
+        """A closer look at one window. An agent that has learned too little may let jobs starve: there is none then."""
+        try:
+            record = evaluator.record(Agent(brain=brain))
+        except PolicyError as error:
+            self.logger.record("text/starving", str(error))
+            return {"starving": 1.0}
+        return {"starving": 0.0, **log_record(self.logger, record)}
+
+    def save(self, periodic: bool = False) -> None:
+        """Write the last checkpoint, and one that stays if it is time for one."""
+        self._save(LAST)
+        if periodic:
+            self._save(f"{PERIODIC}/{self.model.num_timesteps:09d}.zip")
+
+    def conclude(self) -> None:
+        """A last look, and the table of hyper-parameters with what came of them."""
+        seen = self.notes.history[-1]["steps"] if self.notes.history else -1
+        if seen != self.model.num_timesteps:
+            self.evaluate()
+            self.save()
+        final = {key: value for key, value in self._last_row().items() if value is not None}
+        log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, final)
+        self.logger.dump(self.model.num_timesteps)
+        self.tell("done")
+
+    def outcome(self, finished: bool) -> Outcome:
+        """What to tell the caller."""
+        return Outcome(self.model.num_timesteps, finished, self.notes.best, self._last_row())
+
+    def _last_row(self) -> Mapping[str, float | None]:
+        return self.notes.history[-1] if self.notes.history else {}
+
+    def _due(self, before: int, every: int) -> bool:
+        """True if a multiple of `every` steps lies in the rollout since `before`."""
+        return before // every < self.model.num_timesteps // every
+
+    def _save(self, name: str) -> None:
+        save_checkpoint(self.folder / name, self.model, self.setup, self.settings, self.identity, self.notes)
+
+    def tell(self, doing: str) -> None:
+        """Say where the training stands."""
+        if self._told is not None:
+            self._told(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
+
+    def _network(self) -> JobSetPolicy:
+        assert isinstance(self.model.policy, JobSetPolicy)
+        return self.model.policy

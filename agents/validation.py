@@ -1,0 +1,143 @@
+"""How good an agent is on windows it does not learn from: every one from its first job to its last.
+
+The windows step together in the compiled fleet, so that looking often is cheap; what is counted is what
+`rlpto.evaluation` counts of the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agents.brain import Brain
+from envs.batch import EnvBatch, begin_episode
+from envs.setup import EnvSetup
+from rlpto.arrays import AnyArray, FloatArray
+from rlpto.cluster import total_gpus
+from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.policies.base import Policy
+from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.records import REWARD_PARTS, RunRecord
+
+HOUR = 3600.0
+PATIENCE = 5.0
+"""After so many times the hours of the longest window, the start heuristic schedules what an agent has left over."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """What a training needs to look at its agent on validation windows.
+
+    setup: workloads are the windows. baselines: reward [W] of every policy to compare with, in order of the
+    workloads; called once. record: lets a policy schedule one of the windows, for a closer look.
+    """
+
+    setup: EnvSetup
+    baselines: Callable[[], Mapping[str, FloatArray]]
+    record: Callable[[Policy], RunRecord]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What became of W windows. parts: [W, 4] the reward's terms. metrics: means over windows, by name."""
+
+    parts: FloatArray
+    metrics: dict[str, float]
+
+    @property
+    def rewards(self) -> FloatArray:
+        """[W] total reward."""
+        total: FloatArray = self.parts.sum(axis=1)
+        return total
+
+
+class WindowBatch(EnvBatch):
+    """A batch in which environment b goes through workload b from its start, again and again.
+
+    finished: [W] the job records of each workload when it was first over, or None.
+    """
+
+    def __init__(self, setup: EnvSetup) -> None:
+        plain = replace(setup, settings=setup.settings.model_copy(update={"baseline": "none"}))
+        self.finished: list[AnyArray | None] = [None] * len(setup.workloads)
+        super().__init__(plain, len(setup.workloads), 0)
+
+    def _begin(self, b: int) -> None:
+        """Keep what became of the jobs, then begin anew."""
+        if self.fleet.world.clusters[b]["arrived"] and self.finished[b] is None:
+            self.finished[b] = self.fleet.world.jobs[b, : self.fleet.counts[b]].copy()
+        self.began[b] = begin_episode(self.fleet, b, b, 0.0, self.weights, self.observation)
+        self.length[b] = np.inf
+        self.steps[b] = 0
+
+
+def validate(setup: EnvSetup, brain: Brain) -> Validation:
+    """Let an agent schedule every workload of `setup` from its first job to its last."""
+    batch = WindowBatch(setup)
+    windows = len(setup.workloads)
+    parts, running = np.zeros((windows, len(REWARD_PARTS))), np.ones(windows, dtype=np.bool_)
+    limit = PATIENCE * HOUR * max(workload.hours for workload in setup.workloads)
+    patient = True
+    seen = batch.reset()
+    while running.any():
+        if patient and (batch.fleet.world.clusters["time"][running] > limit).any():
+            batch.setup = replace(batch.setup, settings=batch.setup.settings.model_copy(update={"action": "index"}))
+            patient = False
+        actions = brain.act(seen) if patient else np.zeros((windows, len(STEERING_FEATURES)))
+        seen, steps = batch.step(actions)
+        parts[running] += steps.parts[running]
+        running &= ~(steps.ended | steps.cut)
+    gpus = total_gpus(setup.nodes)
+    each = [job_metrics(jobs, gpus) for jobs in batch.finished if jobs is not None]
+    return Validation(parts, {name: _mean([metrics[name] for metrics in each]) for name in each[0]})
+
+
+def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:
+    """Figures of one window from its job records [M], as `rlpto.evaluation.metrics` defines them; times in s.
+
+    gpus: of the cluster. NaN where a figure is not defined. Utilisation takes all nodes as up.
+    """
+    jct, waited = jobs["finish_time"] - jobs["submit_time"], jobs["start_time"] - jobs["submit_time"]
+    done = jct[np.isfinite(jct)]
+    complete = len(done) == len(jobs)
+    span = float(np.nanmax(jobs["finish_time"]) - jobs["submit_time"].min()) if len(done) else float("nan")
+    percentiles = np.percentile(done, [95, 99]) if len(done) else np.full(2, np.nan)
+    queueing = {
+        f"queueing_{name}": _mean(waited[jobs["priority"] == number]) for number, name in enumerate(PRIORITY_CLASSES)
+    }
+    return {
+        "jct_mean": _mean(done),
+        "jct_p95": float(percentiles[0]),
+        "jct_p99": float(percentiles[1]),
+        "makespan": span if complete else float("nan"),
+        "queueing_mean": _mean(waited),
+        **queueing,
+        "utilisation": float(jobs["attained_service"].sum()) / (gpus * span),
+        "rescales_per_job": float(jobs["rescales"].mean()),
+        "unfinished": float(len(jobs) - len(done)),
+    }
+
+
+def standing(rewards: FloatArray, baselines: Mapping[str, FloatArray]) -> dict[str, float]:
+    """Where an agent with these rewards [W] stands among baselines.
+
+    rank: 1 + baselines with a larger mean reward. wins/NAME: share of the windows in which the agent has more
+    than NAME. gain/NAME: by how much its mean reward is larger, relative to the size of that of NAME.
+    """
+    if not baselines:
+        return {}
+    mean = rewards.mean()
+    found = {"rank": 1.0 + sum(float(other.mean()) > mean for other in baselines.values())}
+    for name, other in baselines.items():
+        found[f"wins/{name}"] = float((rewards > other).mean())
+        found[f"gain/{name}"] = float((mean - other.mean()) / max(abs(float(other.mean())), 1e-9))
+    return found
+
+
+def _mean(values: FloatArray | list[float]) -> float:
+    """Mean of what is not NaN; NaN of nothing."""
+    given = np.asarray(values, dtype=np.float64)
+    known = given[~np.isnan(given)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,88 @@
+"""A small cluster to learn on, and a training of a few hundred steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.checkpoint import Identity
+from agents.settings import AgentSettings
+from agents.training import Outcome, train
+from agents.validation import Evaluator
+from envs.fleet import Workload
+from envs.settings import EnvSettings
+from envs.setup import EnvSetup
+from rlpto.cluster import Node
+from rlpto.jobs import Job
+from rlpto.policies.base import Policy
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+from rlpto.queues import QueueSettings
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+from tests.builders import random_jobs, random_tables
+
+NODES = (Node(4), Node(4))
+TABLES = random_tables(3, 8, 20.0)
+QUEUE, REWARD = QueueSettings(), RewardWeights()
+SIMULATOR = SimulatorSettings(interval=120.0, decide_on="events")
+IDENTITY = Identity(digest="d", seed=5, provenance={"config": "a test"})
+
+
+def workload(seed: int) -> Workload:
+    """Twelve jobs that arrive within an hour and a half."""
+    jobs = sorted(random_jobs(seed, 12, 8, 8), key=lambda job: job.submit_time)
+    return Workload(f"w{seed}", tuple(jobs), seed, 1.5)
+
+
+def make_setup(seeds: tuple[int, ...] = (1, 2, 3), **env: Any) -> EnvSetup:
+    """Three workloads on two nodes of four GPUs."""
+    given = {"max_jobs": 6, "horizon": 2, "levels": (0, 1, 2, 4, 8), **env}
+    settings = EnvSettings.model_validate(given | {"episode": {"min_hours": 0.3, "max_hours": 1.0}})
+    start = steering_weights(IndexWeights().vector())
+    return EnvSetup(NODES, tuple(map(workload, seeds)), TABLES, SIMULATOR, QUEUE, REWARD, settings, start)
+
+
+def make_settings(**more: Any) -> AgentSettings:
+    """Five rollouts of 64 steps."""
+    given: dict[str, Any] = {
+        "steps": 320,
+        "envs": 4,
+        "evaluate_every": 128,
+        "checkpoint_every": 128,
+        "imitation_steps": 200,
+        "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
+        "network": {"width": 8},
+        "device": "cpu",
+    }
+    return AgentSettings.model_validate(given | more)
+
+
+def make_evaluator(setup: EnvSetup) -> Evaluator:
+    """Two other workloads, and a baseline that does nothing well."""
+    other = replace(setup, workloads=(workload(8), workload(9)))
+    return Evaluator(
+        other, lambda: {"fifo": np.array([-1e3, -1e3])}, lambda policy: schedule(policy, other.workloads[0].jobs)
+    )
+
+
+def schedule(policy: Policy, jobs: tuple[Job, ...], seed: int = 8) -> RunRecord:
+    """The schedule of a policy for some jobs, by the loop that every policy goes through."""
+    cluster = SimulatedCluster(NODES, jobs, TABLES, SIMULATOR, seed)
+    return run(cluster, policy, QUEUE, REWARD)
+
+
+def train_small(
+    folder: Path, setup: EnvSetup | None = None, settings: AgentSettings | None = None, **more: Any
+) -> Outcome:
+    """A training of a second or two."""
+    setup = setup or make_setup()
+    return train(
+        setup, settings or make_settings(), folder, more.pop("identity", IDENTITY), make_evaluator(setup), **more
+    )
