@@ -2,11 +2,12 @@
 
 numba's own cache looks at the file of the function alone: change a function that others call, or a
 constant they import, and they keep running the old code from their cache. Here the cache lies in a
-folder named after the content of all sources that compiled code is made of.
+folder named after the content of all that compiled code is made of, wherever it stands.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 from collections.abc import Callable
@@ -65,9 +66,26 @@ def cache_folder() -> str:
 
 
 def sources_digest(package: Path) -> str:
-    """Digest of the names and contents of all sources that compiled code is made of."""
+    """Digest of all that compiled code is made of, in all sources: compiled functions, constants and named tuples."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
         digest.update(f"{path.parent.name}/{path.name}\0".encode())
-        digest.update(path.read_bytes())
+        for node in ast.parse(path.read_bytes()).body:
+            if _is_compiled_in(node):
+                digest.update(ast.dump(node).encode())
     return digest.hexdigest()[:16]
+
+
+def _is_compiled_in(node: ast.stmt) -> bool:
+    """True for what compiled code may be made of: what else a module says cannot change it."""
+    if isinstance(node, ast.FunctionDef):
+        return any(
+            isinstance(mark, ast.Call) and _name(mark.func) in ("njit", "kernel") for mark in node.decorator_list
+        )
+    if isinstance(node, ast.ClassDef):
+        return any(_name(base) == "NamedTuple" for base in node.bases)
+    return isinstance(node, ast.Assign | ast.AnnAssign)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""

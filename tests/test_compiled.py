@@ -22,6 +22,17 @@ def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
     assert sources_digest(tmp_path) != before
 
 
+def test_the_cache_is_kept_when_code_that_is_not_compiled_changes(tmp_path: Path):
+    source = tmp_path / "queues.py"
+    compiled = "@njit()\ndef double(x):\n    return 2 * x\n"
+    source.write_text(compiled + "def say():\n    return 'a'\n")
+    before = sources_digest(tmp_path)
+    source.write_text("# a comment\n" + compiled + "def say():\n    return 'b'\n")
+    assert sources_digest(tmp_path) == before
+    source.write_text(compiled.replace("2", "3"))
+    assert sources_digest(tmp_path) != before
+
+
 def test_compiled_code_is_kept_in_the_folder_of_this_version():
     @njit()
     def doubled(values):
