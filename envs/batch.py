@@ -9,7 +9,8 @@ import numpy as np
 from envs.actions import INDEX, LARGEST, steps
 from envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
 from envs.observation import Observation, empty_observation
-from envs.setup import EnvSetup, draw_episode, episode_rng
+from envs.settings import EnvSettings
+from envs.setup import EnvSetup, choices_of, draw_episode, episode_rng
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.policies.steering import STEERING_FEATURES
@@ -109,10 +110,8 @@ class EnvBatch:
         """Index weights [B, STEERING_FEATURES] and choices [B, visible]; what the mode does not use is empty."""
         if self.setup.settings.action == "index":
             return action_weights(self.setup.start, actions, (self.count, len(STEERING_FEATURES))), self._nothing
-        wanted = (self.count, self.setup.settings.max_jobs)
-        if np.shape(actions) != wanted:
-            raise ValueError(f"action of shape {np.shape(actions)}: expected {wanted}, a choice for each visible job")
-        return np.repeat(self.weights, self.count, axis=0), np.asarray(actions).astype(np.int64)
+        choice = action_choices(self.setup.settings, actions, (self.count, self.setup.settings.max_jobs))
+        return np.repeat(self.weights, self.count, axis=0), choice
 
     def _begin(self, b: int) -> None:
         """Begin the next episode of environment b."""
@@ -141,6 +140,20 @@ def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...])
         raise ValueError("action: expected finite numbers, got NaN or infinity")
     weights: FloatArray = start + np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
     return weights
+
+
+def action_choices(settings: EnvSettings, actions: AnyArray, shape: tuple[int, ...]) -> IntArray:
+    """Choices [..., visible] of actions of the same shape in modes levels and increment.
+
+    Raises ValueError if the actions have another shape, or are not among the choices.
+    """
+    if np.shape(actions) != shape:
+        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a choice for each visible job")
+    numbers, choices = np.asarray(actions), choices_of(settings)
+    fine = (numbers >= 0) & (numbers < choices) & (np.floor(numbers) == numbers)  # false for NaN
+    if not fine.all():
+        raise ValueError(f"action: expected whole numbers from 0 to {choices - 1}, got {numbers[~fine][0]}")
+    return numbers.astype(np.int64)
 
 
 def shadow_of(fleet: Fleet, weights: FloatArray) -> Shadow:

@@ -61,7 +61,7 @@ class Fleet(NamedTuple):
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
     current: [B] workload that each cluster runs. promoted: [B, M] as `rlpto.queues.order_rows` keeps it.
     packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
-    noise: [W, M, 3] factors on remaining and speed, exponent of scaling; or empty.
+    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. shrink_lower. reward: [7] weights, see `weigh`.
     """
 
@@ -110,13 +110,7 @@ def build_fleet(
     slots = np.zeros((count, most), dtype=JOB)
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     gpus_per_node = int(sizes.max())
-    noise = np.zeros((0, 0, 3))
-    if any(workload.noise is not None for workload in workloads):
-        noise = np.ones((len(workloads), most, 3))
-        noise[..., 2] = 0.0
-        for factors, workload in zip(noise, workloads, strict=True):
-            if (errors := workload.noise) is not None:
-                factors[: len(workload.jobs)] = np.stack([errors.remaining, errors.speed, errors.scaling], axis=1)
+    packed = tables.packed_rows(gpus_per_node)
     empty = np.zeros((0, 0))
     return Fleet(
         world=build_world(slots, sizes, tables, simulator, 0, keep_log=False),
@@ -128,10 +122,10 @@ def build_fleet(
         forecast_step=workloads[0].forecast_step,
         current=np.zeros(count, dtype=np.int64),
         promoted=np.zeros((count, most), dtype=np.int64),
-        packed=tables.packed_rows(gpus_per_node),
+        packed=packed,
         known_remaining=empty if tables.known_remaining is None else tables.known_remaining,
         known_speed=empty if tables.known_speed is None else tables.known_speed,
-        noise=noise,
+        noise=_joint_noise(workloads, most, packed.shape[1]),
         aging=np.array([queue.aging_normal, queue.aging_low]),
         shrink_lower=queue.shrink_lower,
         reward=reward_vector(reward),
@@ -142,6 +136,21 @@ def build_fleet(
 def reward_vector(weights: RewardWeights) -> FloatArray:
     """[7] weights of accuracy, time, resources and rescale, then of the classes, for `weigh`."""
     return np.array([weights.accuracy, weights.time, weights.resources, weights.rescale, *weights.classes])
+
+
+def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
+    """[W, most, 2 + width] errors of all workloads, as `rlpto.jobs.JobTable` applies them: powers by NumPy, whose
+    last bit is not that of compiled code."""
+    if all(workload.noise is None for workload in workloads):
+        return np.zeros((0, 0, 0))
+    noise = np.ones((len(workloads), most, 2 + width))
+    gpus = np.maximum(np.arange(width), 1)
+    for factors, workload in zip(noise, workloads, strict=True):
+        if (errors := workload.noise) is not None:
+            own = factors[: len(workload.jobs)]
+            own[:, 0], own[:, 1] = errors.remaining, errors.speed
+            own[:, 2:] = gpus[None, :] ** errors.scaling[:, None]
+    return noise
 
 
 def _joint_forecast(workloads: Sequence[Workload]) -> AnyArray:
@@ -207,7 +216,7 @@ def view_of(f: Fleet, b: int) -> JobView:
     order_rows(active, priority, since, cluster.time, f.aging[0], f.aging[1], f.promoted[b], rows, classes)
     width = f.packed.shape[1]
     index, effective = np.empty(n, np.int64), np.empty(n, np.int64)
-    speed = np.empty((n, width))
+    speed = np.zeros((n, width))
     real, whole = np.empty((11, n)), np.empty((4, n), np.int64)
     for i in range(n):
         j = active[rows[i]]
@@ -220,7 +229,8 @@ def view_of(f: Fleet, b: int) -> JobView:
         left = job.epochs - job.progress
         if f.known_remaining.size:
             left = f.known_remaining[kind, epoch]
-        for k in range(width):
+        used = min(job.max_gpus, width - 1) + 1  # nothing looks further, and every entry is a stride away in memory
+        for k in range(used):
             if f.known_speed.size:
                 speed[i, k] = f.known_speed[kind, k]
             else:
@@ -228,8 +238,8 @@ def view_of(f: Fleet, b: int) -> JobView:
         if f.noise.size:
             errors = f.noise[f.current[b], j]
             left = left * errors[0]
-            for k in range(width):
-                speed[i, k] = speed[i, k] * errors[1] * float(max(k, 1)) ** errors[2]
+            for k in range(used):
+                speed[i, k] = speed[i, k] * errors[1] * errors[2 + k]
         whole[0, i] = job.min_gpus
         whole[1, i] = job.max_gpus
         whole[2, i] = job.gpus

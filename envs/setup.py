@@ -93,5 +93,9 @@ def action_space(settings: EnvSettings) -> spaces.Box | spaces.MultiDiscrete:
     """[STEERING_FEATURES] numbers in mode index, else a choice for each visible job."""
     if settings.action == "index":
         return spaces.Box(-LARGEST, LARGEST, (len(STEERING_FEATURES),), np.float32)
-    choices = len(settings.levels) if settings.action == "levels" else len((FEWER, SAME, MORE))
-    return spaces.MultiDiscrete(np.full(settings.max_jobs, choices))
+    return spaces.MultiDiscrete(np.full(settings.max_jobs, choices_of(settings)))
+
+
+def choices_of(settings: EnvSettings) -> int:
+    """Choices that modes levels and increment have for each visible job."""
+    return len(settings.levels) if settings.action == "levels" else len((FEWER, SAME, MORE))
