@@ -1,0 +1,260 @@
+"""One environment over any cluster: simulated, or real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from envs.actions import INDEX, MODES, wishes
+from envs.batch import NO_SHADOW, Shadow, action_choices, action_weights, shadow_of, shadow_reward
+from envs.fleet import PARTS, build_fleet, reward_vector, weigh
+from envs.observation import observe
+from envs.rendering import Trail, draw, tell
+from envs.settings import EnvSettings
+from envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
+from envs.view import view_state
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.cluster import Allocation, Cluster
+from rlpto.errors import ConfigError
+from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.queues import Queue, QueueSettings
+from rlpto.records import REWARD_PARTS
+from rlpto.rewards import RewardWeights
+from rlpto.simulator.cluster import SimulatedCluster
+
+Observed = dict[str, NDArray[np.float32]]
+"""The parts of `envs.observation.Observation` by name."""
+
+OPTIONS = ("workload", "warm_up", "length")
+"""Options of `ClusterEnv.reset`."""
+
+
+@dataclass(frozen=True)
+class LiveSetup:
+    """An environment over clusters that somebody else makes, such as a real one.
+
+    cluster: gives the cluster of the next episode. start: as in `envs.setup.EnvSetup`. shadow: what the
+    start heuristic earns there (one workload), if that is known.
+    """
+
+    cluster: Callable[[], Cluster]
+    queue: QueueSettings
+    reward: RewardWeights
+    settings: EnvSettings
+    start: FloatArray
+    shadow: Shadow = NO_SHADOW
+
+
+class ClusterEnv(gymnasium.Env[Any, AnyArray]):
+    """Schedule the jobs of one cluster for an episode.
+
+    Observation: a dictionary of the arrays of `envs.observation.Observation`, which lists every entry with
+    its unit and its fixed normalisation. With the default settings: jobs [32, JOB_FEATURES], mask [32],
+    cluster [CLUSTER_FEATURES], forecast [6 x FORECAST_FEATURES], float32.
+
+    Action, by `EnvSettings.action`: [STEERING_FEATURES] float32 (index: steps from the start weights, cut to
+    [-LARGEST, LARGEST]), or [max_jobs] choices (levels: positions in `EnvSettings.levels`; increment: 0 one
+    worker fewer, 1 the same, 2 one more). Whatever is asked for, the queue trims to capacity by class.
+
+    Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.rewards`), minus, with
+    baseline `shadow`, what the start heuristic earns in the same time; divided by `reward_scale`. `info` has
+    the terms as they are, by name, and `elapsed`, the seconds that the step took.
+
+    Termination: all jobs have finished, or the simulator's time limit is reached. Truncation: the episode's
+    length is reached.
+
+    setup: see `EnvSetup` (each episode is a stretch of a workload, in virtual time) or `LiveSetup` (the length
+    is drawn, nothing is warmed up unless asked for). slot: which environment of a vector environment with
+    the same seed this one is to equal.
+    """
+
+    def __init__(self, setup: EnvSetup | LiveSetup, render_mode: str | None = None, slot: int = 0) -> None:
+        self.metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode {render_mode}: expected rgb_array, ansi or None")
+        if isinstance(setup, EnvSetup) and not setup.workloads:
+            raise ConfigError("no workloads to learn from: expected training windows with jobs")
+        self.setup = setup
+        self.render_mode = render_mode
+        self.observation_space = observation_space(setup.settings)
+        self.action_space = action_space(setup.settings)
+        self._slot = slot
+        self._weights = reward_vector(setup.reward)
+        self._levels = np.array(setup.settings.levels, dtype=np.int64)
+        self._shadows: dict[int, Shadow] = {}
+        self._cluster: Cluster | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the present episode. Raises ResetNeeded before the first one."""
+        if self._cluster is None:
+            raise ResetNeeded("call reset before anything else")
+        return self._cluster
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        """Begin the next episode; the same seed gives the same episodes, bit for bit.
+
+        options: `workload` (name or number), `warm_up` and `length` (seconds) of the episode, in place of what
+        would be drawn. Raises ValueError for others. Returns the observation, and the
+        episode's workload, `began` (second of the workload) and length.
+        """
+        super().reset(seed=seed)
+        if seed is not None:
+            self.np_random = episode_rng(seed, self._slot)
+        self._episode = self._chosen(self._drawn(self.np_random), options or {})
+        self._begin()
+        if self.cluster.time < self._episode.warm_up:
+            self._run(INDEX, np.atleast_2d(self.setup.start), np.zeros(0, dtype=np.int64), self._episode.warm_up)
+            if self.cluster.done:  # over before the episode could begin
+                self._begin()
+        self._began = self.cluster.time
+        self.trail.began = self._began
+        info = {"workload": self.workload, "began": self._began, "length": self._episode.length}
+        return self._observation(), info
+
+    def step(self, action: AnyArray) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
+        """Let one action schedule until the next one is due.
+
+        Raises ValueError if the action has another shape, is not finite or is no choice, ResetNeeded if the
+        episode is over.
+        """
+        settings, cluster = self.setup.settings, self.cluster
+        if cluster.done:
+            raise ResetNeeded("the episode is over: call reset")
+        weights, choice = self._decode(action)
+        start = cluster.time
+        parts = self._run(MODES.index(settings.action), weights, choice, start + settings.hold)
+        ended = cluster.done
+        cut = not ended and cluster.time - self._began >= self._episode.length
+        usual = float(shadow_reward(self._shadow, 0, start, cluster.time, ended))
+        reward = (sum(parts.tolist()) - usual) / settings.reward_scale
+        self.trail.reward += sum(parts.tolist())
+        info = {"terms": dict(zip(REWARD_PARTS, parts.tolist(), strict=True)), "elapsed": cluster.time - start}
+        return self._observation(), reward, ended, cut, info
+
+    def render(self) -> NDArray[np.uint8] | str | None:
+        """A picture [height, width, 3] (`rgb_array`), a text (`ansi`), or None without a render mode."""
+        if self.render_mode == "rgb_array":
+            return draw(self.cluster, self.trail)
+        return tell(self.cluster, self._view, self.trail) if self.render_mode == "ansi" else None
+
+    @property
+    def workload(self) -> str:
+        """Name of the workload of the present episode."""
+        return self.setup.workloads[self._episode.workload].name if isinstance(self.setup, EnvSetup) else "live"
+
+    def _drawn(self, rng: Generator) -> Episode:
+        """The next episode by the random numbers alone."""
+        if isinstance(self.setup, EnvSetup):
+            return draw_episode(rng, self.setup)
+        lengths = self.setup.settings.episode
+        return Episode(0, 0.0, float(rng.uniform(lengths.min_hours, lengths.max_hours) * HOUR))
+
+    def _chosen(self, episode: Episode, options: Mapping[str, Any]) -> Episode:
+        """The episode with what the options say in place of what was drawn."""
+        if unknown := sorted(options.keys() - set(OPTIONS)):
+            raise ValueError(f"options: unknown key {unknown[0]}, expected {', '.join(OPTIONS)}")
+        for key in ("warm_up", "length"):
+            seconds = options.get(key, 0.0)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 <= seconds < np.inf:
+                raise ValueError(f"options: {key}: expected seconds, 0 or more, got {seconds!r}")
+        return Episode(
+            self._number_of(options["workload"]) if "workload" in options else episode.workload,
+            float(options.get("warm_up", episode.warm_up)),
+            float(options.get("length", episode.length)),
+        )
+
+    def _number_of(self, workload: object) -> int:
+        """Number of a workload that is given by name or number."""
+        names = [entry.name for entry in self.setup.workloads] if isinstance(self.setup, EnvSetup) else []
+        if workload in names:
+            return names.index(str(workload))
+        if isinstance(workload, int | np.integer) and 0 <= workload < len(names):
+            return int(workload)
+        known = f"a number below {len(names)}, or a name such as {names[0]}" if names else "none: there is one cluster"
+        raise ValueError(f"options: workload: {workload!r} is unknown, expected {known}")
+
+    def _begin(self) -> None:
+        """Take a fresh cluster, at the beginning of its workload."""
+        setup = self.setup
+        if isinstance(setup, EnvSetup):
+            own = setup.workloads[self._episode.workload]
+            cluster: Cluster = SimulatedCluster(
+                setup.nodes, own.jobs, setup.tables, setup.simulator, own.seed, own.noise
+            )
+            self._shadow = self._shadow_on(self._episode.workload)
+        else:
+            cluster, self._shadow = setup.cluster(), setup.shadow
+        self._cluster = cluster
+        self._queue = Queue(setup.queue)
+        self.trail = Trail(self.workload)
+        self._look()
+
+    def _shadow_on(self, number: int) -> Shadow:
+        """What the start heuristic earns on a workload; it is computed once."""
+        setup = self.setup
+        if not isinstance(setup, EnvSetup) or setup.settings.baseline == "none":
+            return NO_SHADOW
+        if number not in self._shadows:
+            own = (setup.workloads[number],)
+            fleet = build_fleet(1, setup.nodes, own, setup.tables, setup.simulator, setup.queue, setup.reward)
+            self._shadows[number] = shadow_of(fleet, np.atleast_2d(setup.start))
+        return self._shadows[number]
+
+    def _decode(self, action: AnyArray) -> tuple[FloatArray, IntArray]:
+        """Index weights [1, STEERING_FEATURES] and choices [visible]; what the mode does not use is empty."""
+        setup = self.setup
+        if setup.settings.action == "index":
+            weights = action_weights(setup.start, action, (len(STEERING_FEATURES),))
+            return np.atleast_2d(weights), np.zeros(0, dtype=np.int64)
+        choice = action_choices(setup.settings, action, (setup.settings.max_jobs,))
+        return np.atleast_2d(setup.start), choice
+
+    def _run(self, mode: int, weights: FloatArray, choice: IntArray, until: float) -> FloatArray:
+        """Decide with one action until `until` (at least once) or the end; returns the reward's terms [4].
+
+        The loop of `rlpto.scheduler.run`, and to the last bit that of `envs.fleet.run_hold`.
+        """
+        cluster, gains, sums = self.cluster, np.zeros(3), np.zeros(3)
+        while True:
+            state = self._state
+            if cluster.active_jobs:
+                wish = wishes(mode, state.time, state.capacity, self._view.columns, weights, choice, self._levels)
+                cluster.apply(state, self._queue.admit(state, Allocation(wish), "agent"))
+            passed = cluster.advance()
+            gains += passed.accuracy_gain
+            sums += (passed.unfinished, passed.gpu_seconds, passed.rescale_seconds)
+            self._look()
+            if cluster.done or cluster.time >= until:
+                break
+        parts = np.zeros(PARTS)
+        high, normal, low = gains.tolist()
+        unfinished, gpu_seconds, delay = sums.tolist()
+        weigh(high, normal, low, unfinished, gpu_seconds, delay, self._weights, parts)
+        return parts
+
+    def _look(self) -> None:
+        """Take over how the cluster stands now."""
+        self._state = self._queue.order(self.cluster.state())
+        self._view = view_state(self._state)
+        if self.render_mode is not None:
+            self.trail.note(self.cluster, self._view)
+
+    def _observation(self) -> Observed:
+        """What the agent sees now."""
+        settings, setup = self.setup.settings, self.setup
+        seen = observe(self._state, self._view, self.cluster.held_gpus, settings.max_jobs, settings.horizon)
+        if isinstance(setup, EnvSetup):
+            own = setup.workloads[self._episode.workload]
+            if own.forecast.size:
+                seen.forecast[:] = own.forecast[min(int(self._state.time / own.forecast_step), len(own.forecast) - 1)]
+        return seen._asdict()
