@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from forecasting.arma import Arima, Filter
-from forecasting.orders import FLAT, Fit, aicc_of, fit_arima, fit_sarima, needs_difference
+from forecasting.orders import Fit, aicc_of, fit_arima, fit_sarima, needs_difference
 from forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, fourier
 from forecasting.storage import State
 from forecasting.univariate import Univariate
@@ -129,11 +129,12 @@ class LogArima(ArimaForecaster):
 
 
 class FourierArima(ArimaForecaster):
-    """Regression of log1p counts on harmonics of the day and the week, with ARIMA(p, d, q) errors.
+    """Regression of log1p counts on harmonics of the day and the week, with ARIMA(p, 1, q) errors.
 
-    Both are fitted in turn (Cochrane & Orcutt, JASA 1949): the ARIMA's filter is applied to counts
-    and harmonics, least squares on what comes out gives the coefficients, and the ARIMA is fitted
-    again on what they leave. How many harmonics are kept is decided by AICc.
+    With d = 1 the level may go anywhere. Regression and ARIMA are fitted in turn (Cochrane & Orcutt,
+    JASA 1949): the ARIMA's filter is applied to counts and harmonics, least squares on what comes
+    out gives the coefficients, and the ARIMA is fitted again on what they leave. How many harmonics
+    are kept is decided by AICc.
     """
 
     kind: ClassVar[str] = "arima_fourier"
@@ -152,14 +153,13 @@ class FourierArima(ArimaForecaster):
         z = np.log1p(series.values)
         self._harmonics, self._coefficients = (0, 0), np.empty(0)
         allowed = _allowed_harmonics(series)
-        if float(np.ptp(z)) < FLAT:
-            return fit_arima(z, 1)
-        fit = fit_arima(z, 1)
+        left = z
+        model = fit_arima(z, 1, refined=0).model
         for _ in range(ALTERNATIONS):
-            self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), fit.model, allowed)
+            self._harmonics, self._coefficients = _fit_harmonics(z, series.times(), model, allowed)
             left = self._transformed(series)
-            fit = fit_arima(left, int(needs_difference(left)))
-        return fit
+            model = fit_arima(left, 1, refined=0).model
+        return fit_arima(left, 1)
 
     def _transformed(self, series: TimeSeries) -> FloatArray:
         return np.log1p(series.values) - self._seasonal(series.times())
@@ -205,8 +205,8 @@ class Sarima(ArimaForecaster):
 
 def _future(series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
     """[N, H] local times [s] of the intervals that follow each origin."""
-    times: FloatArray = series.start + series.step * (origins[:, None] + np.arange(horizon))
-    return times
+    steps: FloatArray = (origins[:, None] + np.arange(horizon)).astype(np.float64)
+    return series.start + series.step * steps
 
 
 def _design(times: FloatArray, daily: int, weekly: int) -> FloatArray:
@@ -247,8 +247,8 @@ def _fit_harmonics(
         chosen += [2 * daily + i for i in (*range(week), *range(weekly, weekly + week))]
         if filtered is None or not chosen:
             return aicc_of(plain, model.parameters), np.empty(0)
-        found = np.linalg.lstsq(filtered[:, chosen], plain, rcond=None)[0]
-        left = plain - filtered[:, chosen] @ found
+        found = np.linalg.lstsq(filtered[:, chosen], plain, rcond=None)[0].astype(np.float64)
+        left: FloatArray = plain - filtered[:, chosen] @ found
         return aicc_of(left, model.parameters + len(chosen)), found
 
     results = {pair: fitted(pair) for pair in allowed}

@@ -23,7 +23,7 @@ SHORT = 100
 """A series with fewer points gets p and q of at most 1."""
 
 REFINED = 3
-"""So many candidates, the best by regression, are fitted by maximum likelihood."""
+"""So many candidates, the best by regression, are fitted by maximum likelihood if nothing else is said."""
 
 ITERATIONS = 60
 """Of the maximum-likelihood fit; more count as no convergence."""
@@ -46,12 +46,14 @@ class Fit:
     fallbacks: tuple[str, ...] = ()
 
 
-def fit_arima(z: FloatArray, difference: int) -> Fit:
+def fit_arima(z: FloatArray, difference: int, refined: int = REFINED) -> Fit:
     """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
 
     Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
     1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
     that warns or fails leaves the candidate at its start, and is recorded.
+
+    refined: so many candidates are fitted by likelihood; with 0 the regressions are all.
     """
     w = np.diff(z, difference)
     mean = float(w.mean()) if difference == 0 else 0.0
@@ -61,8 +63,10 @@ def fit_arima(z: FloatArray, difference: int) -> Fit:
     top = MAX_ORDER if len(w) >= SHORT else 1
     orders = [(p, q) for p in range(top + 1) for q in range(top + 1) if p + q <= MAX_TERMS]
     starts = [replace(rest, ar=ar, ma=ma) for ar, ma in (_regressed(w - mean, p, q) for p, q in orders)]
-    best = sorted(starts, key=lambda model: aicc(model, z))[:REFINED]
-    return _best([_refined(model, z) for model in best], z)
+    best = sorted(starts, key=lambda model: aicc(model, z))
+    if not refined:
+        return Fit(best[0])
+    return _best([_refined(model, z) for model in best[:refined]], z)
 
 
 def fit_sarima(z: FloatArray, season: int) -> Fit:
