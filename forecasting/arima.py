@@ -41,12 +41,12 @@ SARIMA_SEASON = 48
 class ArimaForecaster(Univariate):
     """An ARIMA on transformed counts; a new one says what transform, and how it is fitted.
 
-    fallbacks: what was done otherwise than planned when fitting, one line each.
+    fallback: what was done otherwise than planned when fitting, and why; empty if nothing was.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.fallbacks: tuple[str, ...] = ()
+        self.fallback = ""
         self._model = Arima()
         self._filter = Filter(self._model)
 
@@ -73,7 +73,7 @@ class ArimaForecaster(Univariate):
 
     def _learn(self, series: TimeSeries) -> None:
         fit = self._estimate(series.tail(FITTED_POINTS))
-        self._model, self.fallbacks = fit.model, fit.fallbacks
+        self._model, self.fallback = fit.model, "; ".join(fit.fallbacks)
         self._filter = Filter(self._model)
         self._filter.extend(self._transformed(series))
 
@@ -93,11 +93,11 @@ class ArimaForecaster(Univariate):
         return point[0], point[0], self._quantiles(point, levels)[0]
 
     def _state(self) -> State:
-        return State({"model": self._model.values(), "fallbacks": list(self.fallbacks)})
+        return State({"model": self._model.values(), "fallback": self.fallback})
 
     def _restore(self, state: State) -> None:
         self._model = Arima.from_values(state.values["model"])
-        self.fallbacks = tuple(state.values["fallbacks"])
+        self.fallback = str(state.values["fallback"])
         # The filter's memory follows from the history.
         history, _ = self._observed()
         self._filter = Filter(self._model)
@@ -188,7 +188,7 @@ class Sarima(ArimaForecaster):
     """ARIMA with a season of 24 h on log1p counts; for short series, as only the last four weeks are seen.
 
     Where a day has more than SARIMA_SEASON steps, or the series covers less than two of it, there
-    is no season, and `fallbacks` says so.
+    is no season, and `fallback` says so.
     """
 
     kind: ClassVar[str] = "sarima"

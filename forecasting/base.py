@@ -225,7 +225,8 @@ class Forecaster(ABC):
 
         return backtest(
             {self.kind: self},
-            as_series(y, step),
+            y,
+            step=step,
             horizon=horizon,
             start=start,
             step_size=step_size,

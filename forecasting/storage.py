@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,9 @@ class State:
 def write_state(path: Path, kind: str, state: State) -> None:
     """Write a state as one file, whole or not at all. Raises ForecastError where the file system refuses."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, "values": state.values})
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                np.savez_compressed(file, allow_pickle=False, **_named(state.arrays), **{_HEADER: np.array(header)})
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
-        raise ForecastError(f"{path}: cannot write the forecaster there: {reason}") from None
+    arrays = _named(state.arrays) | {_HEADER: np.array(header)}
+    with whole_file(path, "the forecaster") as unfinished, unfinished.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 def read_state(path: Path) -> tuple[str, State]:
@@ -76,6 +68,25 @@ def read_state(path: Path) -> tuple[str, State]:
     if version != VERSION:
         raise ForecastError(f"{path}: written in version {version}, expected version {VERSION}; fit it again")
     return str(kind), State(dict(values), arrays)
+
+
+@contextmanager
+def whole_file(path: Path, what: str) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
+
+    Raises ForecastError, saying that `what` cannot be written, where the file system refuses.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as refused:
+        reason = (refused.strerror or str(refused)).lower()
+        raise ForecastError(f"{path}: cannot write {what} there: {reason}") from None
 
 
 def _named(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,242 @@
+"""Rolling-origin evaluation: forecasts from many moments of a series, each from what was known then."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from forecasting.base import Counts, Forecaster, targets
+from forecasting.errors import ForecastError
+from forecasting.series import DAY, FloatArray, IntArray, TimeSeries, Values, as_series
+from forecasting.storage import whole_file
+
+TEST_SHARE = 0.2
+"""Share of the series, at its end, whose origins are scored if nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good one forecaster was at one distance, or on average over all of them.
+
+    forecaster: its name. ahead: steps, `1`, or `1-12` for the mean over steps 1 to 12.
+    mae [counts]: mean absolute error of the point forecasts. rmse [counts], r2: of the means; r2
+    against the mean of the scored counts. mase: mae over the mean absolute error of the seasonal
+    naive (24 h) on the part before the first origin. coverage: share of counts within the outermost
+    quantiles. pinball [counts]: mean quantile loss over the levels. NaN where a figure has no meaning.
+    """
+
+    forecaster: str
+    ahead: str
+    mae: float
+    rmse: float
+    mase: float
+    r2: float
+    coverage: float
+    pinball: float
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Of one forecaster at N origins: point and mean [N, H], quantiles [N, H, Q], all in counts."""
+
+    point: FloatArray
+    mean: FloatArray
+    quantiles: FloatArray
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Forecasts of a series from N origins by one or more forecasters, and what came.
+
+    series: all of it. origins: [N] points known. levels: [Q]. actual: [N, H] counts, NaN past the end.
+    forecasts: by name. scale: the denominator of MASE [counts].
+    """
+
+    series: TimeSeries
+    origins: IntArray
+    levels: FloatArray
+    actual: FloatArray
+    forecasts: Mapping[str, Forecasts]
+    scale: float
+
+    @property
+    def horizon(self) -> int:
+        """Steps ahead."""
+        return int(self.actual.shape[1])
+
+    @property
+    def nominal(self) -> float:
+        """Share of counts that should lie within the outermost quantiles; NaN with fewer than two levels."""
+        return float(self.levels[-1] - self.levels[0]) if len(self.levels) > 1 else math.nan
+
+    def scores(self) -> list[Score]:
+        """First and last step, then the mean over all steps, for every forecaster in turn."""
+        last = self.horizon
+        distances = [(str(step), [step - 1]) for step in sorted({1, last})]
+        if last > 1:
+            distances.append((f"1-{last}", list(range(last))))
+        return [self.score(name, ahead, steps) for name in self.forecasts for ahead, steps in distances]
+
+    def score(self, name: str, ahead: str, steps: Sequence[int]) -> Score:
+        """The figures of one forecaster over some steps (0 is one step ahead): means of those of each step."""
+        each = np.array([self._figures(self.forecasts[name], step) for step in steps])
+        return Score(name, ahead, *(float(figure) for figure in each.mean(axis=0)))
+
+    def errors_by_step(self, name: str) -> FloatArray:
+        """[H] mean absolute error at each distance [counts]."""
+        return np.array([self._figures(self.forecasts[name], step)[0] for step in range(self.horizon)])
+
+    def _figures(self, forecasts: Forecasts, step: int) -> tuple[float, ...]:
+        """mae, rmse, mase, r2, coverage, pinball at one distance."""
+        known = ~np.isnan(self.actual[:, step])
+        if not known.any():
+            return (math.nan,) * 6
+        actual = self.actual[known, step]
+        mae = float(np.abs(forecasts.point[known, step] - actual).mean())
+        squared = float(np.square(forecasts.mean[known, step] - actual).mean())
+        spread = float(actual.var())
+        quantiles = forecasts.quantiles[known, step]
+        return (
+            mae,
+            math.sqrt(squared),
+            mae / self.scale if self.scale > 0 else math.nan,
+            1 - squared / spread if spread > 0 else math.nan,
+            _coverage(actual, quantiles),
+            _pinball(actual, quantiles, self.levels),
+        )
+
+
+def backtest(
+    forecasters: Mapping[str, Forecaster],
+    y: Counts,
+    *,
+    horizon: int = 12,
+    start: int | None = None,
+    step_size: int = 1,
+    windows: int | None = None,
+    refit: int | None = None,
+    quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+    covariates: Values | None = None,
+    step: float | str | None = None,
+) -> Backtest:
+    """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
+
+    forecasters: by the name they get in tables; only their settings are used.
+    y: [T] counts; plain numbers need `step`. covariates: [T, K], for those forecasters that use them.
+    start: first origin, in points; what is before it is what forecasters are fitted on. None: all but the last 20 %.
+    windows: at most so many origins, from the first on. None: as many as there are.
+    refit: fit again, on everything known, every so many origins. None: never, only filter.
+
+    An origin scores the steps whose counts are in the series. Raises ForecastError.
+    """
+    series = as_series(y, step)
+    first = len(series) - round(TEST_SHARE * len(series)) if start is None else start
+    if not 1 <= first < len(series):
+        raise ForecastError(f"start {first}: expected 1 to {len(series) - 1}, points before the first origin")
+    for name, value in (("step_size", step_size), ("windows", windows), ("refit", refit), ("horizon", horizon)):
+        if value is not None and value < 1:
+            raise ForecastError(f"{name} {value}: expected 1 or more")
+    if not forecasters:
+        raise ForecastError("no forecasters given, expected at least one")
+    origins = np.arange(first, len(series), step_size)[:windows]
+    levels = np.unique(np.asarray(quantiles, dtype=np.float64))
+    return Backtest(
+        series=series,
+        origins=origins,
+        levels=levels,
+        actual=targets(series.values, origins, horizon),
+        forecasts={
+            name: _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
+            for name, forecaster in forecasters.items()
+        },
+        scale=_seasonal_error(series.head(first)),
+    )
+
+
+def write_scores(result: Backtest, path: Path) -> None:
+    """Write the scores as CSV, a line per forecaster and distance. Raises ForecastError if that fails."""
+    names = [field.name for field in fields(Score)]
+    lines = [[getattr(score, name) for name in names] for score in result.scores()]
+    _write_csv(path, names, lines, "scores")
+
+
+def write_forecasts(result: Backtest, path: Path, steps: Sequence[int] | None = None) -> None:
+    """Write forecasts as CSV, a line per forecaster, distance and origin. Raises ForecastError if that fails.
+
+    steps: distances to write, 1 to H; None: the first and the last.
+    """
+    chosen = sorted({1, result.horizon}) if steps is None else steps
+    header = ["forecaster", "ahead", "time", "actual", "point", "mean", *(f"q{level:g}" for level in result.levels)]
+    lines: list[list[object]] = []
+    for name, made in result.forecasts.items():
+        for ahead in chosen:
+            stamps = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
+            figures = np.column_stack(
+                [result.actual[:, ahead - 1], made.point[:, ahead - 1], made.mean[:, ahead - 1]]
+                + [made.quantiles[:, ahead - 1, place] for place in range(len(result.levels))]
+            )
+            lines += [[name, ahead, str(time), *row] for time, row in zip(stamps, figures.tolist(), strict=True)]
+    _write_csv(path, header, lines, "forecasts")
+
+
+def _forecasts(
+    forecaster: Forecaster,
+    series: TimeSeries,
+    origins: IntArray,
+    horizon: int,
+    refit: int | None,
+    levels: FloatArray,
+    covariates: Values | None,
+) -> Forecasts:
+    given = np.asarray(covariates, dtype=np.float64) if covariates is not None and forecaster.uses_covariates else None
+    pieces = []
+    size = len(origins) if refit is None else refit
+    for begin in range(0, len(origins), size):
+        some = origins[begin : begin + size]
+        known = int(some[0])
+        fitted = forecaster.fresh().fit(series.head(known), None if given is None else given[:known])
+        pieces.append(
+            Forecasts(
+                fitted.forecasts(series, some, horizon, given),
+                fitted.mean_forecasts(series, some, horizon, given),
+                fitted.quantile_forecasts(series, some, horizon, levels.tolist(), given),
+            )
+        )
+    return Forecasts(
+        np.concatenate([piece.point for piece in pieces]),
+        np.concatenate([piece.mean for piece in pieces]),
+        np.concatenate([piece.quantiles for piece in pieces]),
+    )
+
+
+def _seasonal_error(series: TimeSeries) -> float:
+    """Mean absolute error of the seasonal naive (24 h) within a series [counts]; of the naive if it is shorter."""
+    season = series.lag(DAY)
+    lag = season if len(series) > season else 1
+    differences = np.abs(series.values[lag:] - series.values[:-lag])
+    return float(differences.mean()) if len(differences) else math.nan
+
+
+def _coverage(actual: FloatArray, quantiles: FloatArray) -> float:
+    if quantiles.shape[1] < 2:
+        return math.nan
+    return float(((actual >= quantiles[:, 0]) & (actual <= quantiles[:, -1])).mean())
+
+
+def _pinball(actual: FloatArray, quantiles: FloatArray, levels: FloatArray) -> float:
+    if not len(levels):
+        return math.nan
+    under = actual[:, None] - quantiles
+    return float(np.maximum(levels * under, (levels - 1) * under).mean())
+
+
+def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[object]], what: str) -> None:
+    with whole_file(path, what) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(lines)
