@@ -266,8 +266,9 @@ class HybridForecaster(Forecaster):
         """[H] what a member says follows the history; the linear one shares the features of the networks."""
         member = self._members[name]
         if isinstance(member, LinearForecaster):
-            return member.from_features(seen, history.start, np.array([len(history)]))[0]
-        point: FloatArray = member.predict(horizon).point
+            point: FloatArray = member.from_features(seen, history.start, np.array([len(history)]))[0]
+        else:
+            point = member.predict(horizon).point
         return point
 
     def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: ARG002

@@ -1,0 +1,311 @@
+"""The combination of forecasters against its own parts and against other methods, on real or on given counts.
+
+Split: the last 20 % are tested, the 12 % before select and stop; nothing is fitted again, every origin is scored. h1
+is one step ahead, h12 the mean over 1 to 12. MASE: mean absolute error over that of the seasonal naive (24 h) on the
+part before the test. With --series, the same table for any counts. Exit code 1 where something falls short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import torch
+from scipy.optimize import nnls
+
+# This file bears the package's name: its folder must not be the first place to look.
+sys.path.append(sys.path.pop(0))
+
+import _common
+
+from forecasting.base import targets
+from forecasting.errors import ForecastError
+from forecasting.features import describe, layout_of
+from forecasting.hybrid import HybridForecaster
+from forecasting.series import TimeSeries, as_series
+
+FloatArray = npt.NDArray[np.float64]
+
+HORIZON = 12
+BEHIND_PART, BEHIND_RIVAL, AHEAD_SHARE = 1.005, 1.01, 2 / 3
+COVERAGE = (0.77, 0.83)
+LUCID_MAE, LUCID_R2, LUCID_AGE = 3.70, 0.14, 6
+STEP_LIMIT, FIT_LIMIT = 5.0, 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A series, and where its test part begins."""
+
+    name: str
+    series: TimeSeries
+    test: int
+
+    @property
+    def origins(self) -> npt.NDArray[np.int64]:
+        return np.arange(self.test, len(self.series))
+
+    @property
+    def truth(self) -> FloatArray:
+        return targets(self.series.values, self.origins, HORIZON)
+
+    @property
+    def day(self) -> int:
+        return self.series.lag(86400)
+
+    def mase(self, forecasts: FloatArray) -> tuple[float, float]:
+        y = self.series.values[: self.test]
+        scale = float(np.abs(y[self.day :] - y[: -self.day]).mean())
+        error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / scale
+        return float(error[0]), float(error.mean())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed on one case. scores: MASE (h1, h12) by method; coverage of 80 % intervals; CPU-s to fit; ms a step."""
+
+    seed: int
+    scores: dict[str, tuple[float, float]]
+    coverage: float
+    fit: float
+    step: float
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(1)
+    try:
+        cases = [given(options)] if options.series else real(options.only)
+    except ForecastError as error:
+        _common.refuse(str(error))
+    checks: list[_common.Check] = []
+    wins: list[bool] = []
+    for case in cases:
+        rivals = other_methods(case, options.statsforecast)
+        runs = [one_seed(case, rivals, seed) for seed in options.seeds]
+        show(case, runs)
+        checks += checks_of(case, runs, list(rivals), wins)
+    if options.lucid and not options.series:
+        checks += [check for seed in options.seeds for check in lucid(seed)]
+    if wins:
+        share = sum(wins) / len(wins)
+        checks.append(_common.Check("cells ahead of every other method", share, "of cells", AHEAD_SHARE, True))
+    _common.finish(checks, options.json)
+
+
+def arguments() -> argparse.Namespace:
+    parser = _common.parser(__doc__.split("\n")[0])
+    parser.add_argument("--series", type=Path, help="csv file with one row an interval or an arrival")
+    parser.add_argument("--time", default="time", help="its column of timestamps")
+    parser.add_argument("--value", help="its column of counts; without it every row counts as one")
+    parser.add_argument("--every", default="1h", help="interval to count in")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", help="only real series whose names contain one of these")
+    parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
+    parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
+    return parser.parse_args()
+
+
+def split(name: str, series: TimeSeries) -> Case:
+    return Case(name, series, len(series) - round(0.2 * len(series)))
+
+
+def given(options: argparse.Namespace) -> Case:
+    table = pd.read_csv(_common.needed(options.series, True))
+    for column in filter(None, (options.time, options.value)):
+        if column not in table:
+            _common.refuse(f"{options.series}: no column {column!r}, there are {', '.join(table.columns)}")
+    try:
+        stamps = pd.to_datetime(table[options.time])
+        values = pd.to_numeric(table[options.value]) if options.value else pd.Series(1.0, index=table.index)
+    except (ValueError, TypeError) as wrong:
+        _common.refuse(f"{options.series}: {wrong}")
+    counts = pd.Series(values.to_numpy(dtype=float), index=pd.DatetimeIndex(stamps)).sort_index()
+    return split(options.series.stem, as_series(counts.resample(options.every).sum(), min_points=100))
+
+
+def real(only: list[str] | None) -> list[Case]:
+    folder = _common.needed(_common.data_folder() / "traces", False)
+    venus = venus_counts(folder)
+    philly = pd.read_csv(folder / "philly.csv.gz", parse_dates=["timestamp"])
+    # Before this day the trace is all but empty, as its notes say.
+    philly = philly[philly["timestamp"] >= "2017-10-03"]
+    arrivals = {"philly": philly, "philly 11cb48": philly[philly["cluster"] == "11cb48"]}
+    cases = []
+    for every in ("1h", "10min"):
+        cases.append(split(f"venus {every}", as_series(venus.resample(every).sum())))
+        for name, jobs in arrivals.items():
+            counts = pd.Series(1.0, index=pd.DatetimeIndex(jobs["timestamp"])).sort_index().resample(every).sum()
+            cases.append(split(f"{name} {every}", as_series(counts)))
+    return [case for case in cases if not only or any(part in case.name for part in only)]
+
+
+def venus_counts(folder: Path) -> pd.Series[float]:
+    table = pd.read_csv(folder / "helios_venus_counts.csv.gz", parse_dates=["time"]).set_index("time")
+    return table["submit_gpu_job"].astype(float)
+
+
+def other_methods(case: Case, python: str) -> dict[str, FloatArray]:
+    found = {}
+    if python == sys.executable and find_spec("statsforecast") is None:
+        print("statsforecast is not installed: AutoARIMA, AutoETS and AutoTheta are left out")
+    else:
+        found |= automatic(case, python)
+    if find_spec("lightgbm") is None:
+        print("LightGBM is not installed: left out")
+    else:
+        found["LightGBM"] = boosted(case)
+    return found
+
+
+def automatic(case: Case, python: str) -> dict[str, FloatArray]:
+    program = Path(__file__).with_name("forecasting_rivals.py")
+    with tempfile.TemporaryDirectory() as folder:
+        source, destination = Path(folder) / "in.npz", Path(folder) / "out.npz"
+        np.savez(source, y=case.series.values, test=case.test, day=case.day, horizon=HORIZON)
+        ended = subprocess.run([python, program, source, destination], capture_output=True, text=True, check=False)
+        if ended.returncode:
+            _common.refuse(f"{python} {program}: {ended.stderr.strip().splitlines()[-1]}")
+        with np.load(destination) as answer:
+            return dict(answer)
+
+
+def boosted(case: Case) -> FloatArray:
+    """LightGBM, absolute error, on log1p counts relative to a recent level: the features of our own linear member."""
+    import lightgbm
+
+    series, layout = case.series, layout_of(case.series, HORIZON)
+    origins = np.arange(1, len(series))
+    seen = describe(layout, series, origins, HORIZON)
+    truth = np.log1p(targets(series.values, origins, HORIZON)) - seen.level[:, None]
+    validation = case.test - round(0.12 * len(series))
+    found = np.empty((len(case.origins), HORIZON))
+    every = describe(layout, series, case.origins, HORIZON)
+    for h in range(HORIZON):
+        columns = np.concatenate([seen.recent, seen.targets[:, h], seen.ahead[:, h]], axis=1)
+        ends = origins + h
+        parts = [
+            lightgbm.Dataset(columns[chosen], truth[chosen, h])
+            for chosen in ((ends < validation), (origins >= validation) & (ends < case.test))
+        ]
+        rules = {"objective": "l1", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "seed": 0}
+        model = lightgbm.train(
+            rules | {"verbosity": -1, "num_threads": 1, "deterministic": True},
+            parts[0],
+            400,
+            valid_sets=[parts[1]],
+            callbacks=[lightgbm.early_stopping(30, verbose=False)],
+        )
+        asked = np.concatenate([every.recent, every.targets[:, h], every.ahead[:, h]], axis=1)
+        found[:, h] = np.asarray(model.predict(asked)) + every.level
+    return np.expm1(np.maximum(found, 0.0))
+
+
+def one_seed(case: Case, rivals: dict[str, FloatArray], seed: int) -> Run:
+    series = case.series
+    begin = time.process_time()
+    model = HybridForecaster(seed=seed).fit(series.head(case.test))
+    fit = time.process_time() - begin
+    methods = model.parts(series, case.origins, HORIZON)
+    methods["combination"] = model.forecasts(series, case.origins, HORIZON)
+    others = rivals | mixed(case, model, rivals.get("LightGBM"), methods)
+    bounds = model.quantile_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
+    known = ~np.isnan(case.truth)
+    inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
+    scores = {name: case.mase(forecasts) for name, forecasts in (others | methods).items()}
+    return Run(seed, scores, float(inside[known].mean()), fit, milliseconds(model, series.values[case.test :]))
+
+
+def mixed(
+    case: Case, model: HybridForecaster, trees: FloatArray | None, parts: dict[str, FloatArray]
+) -> dict[str, FloatArray]:
+    """Combinations that are fixed before the test: the mean of three, and weights fitted on the validation part."""
+    validation = np.arange(case.test - round(0.12 * len(case.series)), case.test)
+    before = model.parts(case.series.head(case.test), validation, HORIZON)
+    truth = np.log1p(targets(case.series.values[: case.test], validation, HORIZON))
+    stacked = np.empty((len(case.origins), HORIZON))
+    for h in range(HORIZON):
+        known = ~np.isnan(truth[:, h])
+        columns = np.stack([np.log1p(part[known, h]) for part in before.values()], axis=1)
+        weights, _ = nnls(columns, truth[known, h])
+        stacked[:, h] = np.stack([np.log1p(part[:, h]) for part in parts.values()][: len(before)], axis=1) @ weights
+    found = {"stack of the parts": np.expm1(stacked)}
+    if trees is not None:
+        found["mean of ARIMA, GRU, LightGBM"] = (parts["arima_fourier"] + parts["gru"] + trees) / 3
+    return found
+
+
+def milliseconds(model: HybridForecaster, new: FloatArray) -> float:
+    """Median CPU time of an update and a prediction of 12 steps with three quantiles [ms]."""
+    taken = []
+    for value in new[:100]:
+        begin = time.process_time()
+        model.update(float(value))
+        model.predict(HORIZON, (0.1, 0.5, 0.9))
+        taken.append((time.process_time() - begin) * 1e3)
+    return statistics.median(taken)
+
+
+def show(case: Case, runs: list[Run]) -> None:
+    print(f"\n{case.name}: {len(case.series):,} intervals of {case.series.step:g} s, {len(case.origins):,} tested")
+    print(f"  {'MASE h1 / h12':34}" + "".join(f"{f'seed {run.seed}':>18}" for run in runs))
+    ranked = sorted(runs[0].scores, key=lambda name: runs[0].scores[name][1])
+    for name in ranked:
+        print(f"  {name:34}" + "".join("{:>11.4f} /{:.4f}".format(*run.scores[name]) for run in runs))
+    for run in runs:
+        print(f"  seed {run.seed}: 80 % intervals cover {run.coverage:.3f}, fit {run.fit:.1f} CPU-s, {run.step:.2f} ms")
+    sys.stdout.flush()
+
+
+def checks_of(case: Case, runs: list[Run], rivals: list[str], wins: list[bool]) -> list[_common.Check]:
+    checks = []
+    others = {name for run in runs for name in run.scores if name in rivals or name.startswith(("stack", "mean of"))}
+    for run in runs:
+        for at, label in enumerate(("h1", "h12")):
+            own = run.scores["combination"][at]
+            parts = [score[at] for name, score in run.scores.items() if name not in others | {"combination"}]
+            rest = [run.scores[name][at] for name in others]
+            name = f"{case.name} {label} seed {run.seed}"
+            checks.append(_common.Check(f"{name}: of best part", own / min(parts), "", BEHIND_PART, False))
+            if rest:
+                wins.append(own < min(rest + parts))
+                checks.append(_common.Check(f"{name}: of best other", own / min(rest), "", BEHIND_RIVAL, False))
+        label = f"{case.name} seed {run.seed}"
+        checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[0], True))
+        checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[1], False))
+        checks.append(_common.Check(f"{label}: fit", run.fit, "CPU-s", FIT_LIMIT, False))
+        checks.append(_common.Check(f"{label}: update and predict", run.step, "ms", STEP_LIMIT, False))
+    return checks
+
+
+def lucid(seed: int) -> list[_common.Check]:
+    """September of Venus, fitted on April to August, from data at least an hour old, as Lucid's were published."""
+    counts = venus_counts(_common.data_folder() / "traces")
+    series = as_series(counts)
+    first = int((counts.index < "2020-09-01").sum())
+    model = HybridForecaster(seed=seed).fit(series.head(first))
+    # The newest count known began an hour before the target does.
+    origins = np.arange(first, len(series)) - LUCID_AGE + 1
+    truth = series.values[first:]
+    median = model.forecasts(series, origins, LUCID_AGE)[:, -1]
+    mean = model.mean_forecasts(series, origins, LUCID_AGE)[:, -1]
+    error = float(np.abs(truth - median).mean())
+    explained = 1 - float(np.square(truth - mean).sum() / np.square(truth - truth.mean()).sum())
+    return [
+        _common.Check(f"venus September seed {seed}: MAE", error, "jobs", LUCID_MAE, False),
+        _common.Check(f"venus September seed {seed}: R2 of the mean", explained, "", LUCID_R2, True),
+    ]
+
+
+if __name__ == "__main__":
+    main()
