@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
+from agents.settings import BEST, LAST
 from envs.actions import LEVELS, MODES, wishes_of_increments, wishes_of_levels
 from envs.batch import action_weights
 from envs.observation import Observation, observe
@@ -22,9 +23,6 @@ from rlpto.settings import Settings
 
 if TYPE_CHECKING:
     from agents.brain import Brain
-
-BEST, LAST = "best.zip", "last.zip"
-"""Checkpoints of a run: the one with the largest validation reward, and the latest."""
 
 
 class AgentOptions(Settings):
@@ -53,6 +51,7 @@ class Agent:
     summary = "trained agent that steers the index, or chooses GPUs job by job, elastic"
     source = "this project; PPO (Schulman et al. 2017) over a set of jobs (Zaheer et al. 2017)"
     Options: type[Settings] = AgentOptions
+    COMPLETE = False
 
     def __init__(self, options: AgentOptions | None = None, brain: Brain | None = None) -> None:
         """brain: used instead of what `options` name."""

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from rlpto.settings import Settings
 
+BEST, LAST = "best.zip", "last.zip"
+"""Checkpoints in the folder of a run: the one with the largest validation reward, and the latest."""
+
 
 class NetworkSettings(Settings):
     """The network over the set of jobs."""

@@ -16,9 +16,9 @@ from agents.brain import Brain
 from agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
 from agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
 from agents.network import JobSetPolicy
-from agents.policy import BEST, LAST, Agent
+from agents.policy import Agent
 from agents.ppo import TimedPPO
-from agents.settings import AgentSettings
+from agents.settings import BEST, LAST, AgentSettings
 from agents.validation import Evaluator, standing, validate
 from agents.warmstart import imitate, imitates, starting_setup
 from envs.sb3 import SB3ClusterEnv

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from agents.settings import AgentSettings
+from agents.settings import BEST, LAST, AgentSettings
 from envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
@@ -24,8 +24,8 @@ from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
 
-_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.ya?ml(?=,|$)")
-"""A YAML file as an option of a policy, as in `index:weights=mine.yaml`."""
+_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.(?:ya?ml|zip)(?=,|$)|(?<=[:,]run=)[^=,\[\]]+")
+"""A file or a run as an option of a policy, as in `index:weights=mine.yaml` and `agent:run=runs/mine`."""
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
@@ -36,7 +36,7 @@ def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
 
 
 def _expand_spec(value: object, info: ValidationInfo) -> object:
-    """Make the YAML files among a policy's options paths as `expand_path` does."""
+    """Make the files among a policy's options paths as `expand_path` does."""
     if not isinstance(value, str):
         return value
     typed = isinstance(value, TypedOnCommandLine)
@@ -183,8 +183,15 @@ class Config(Settings):
 
 
 def spec_files(spec: str) -> list[str]:
-    """The YAML files among the options of a policy's spec."""
-    return _SPEC_FILE.findall(spec)
+    """The files among the options of a policy's spec; those of a run are the checkpoints it may be used from."""
+    paths = _SPEC_FILE.findall(spec)
+    files = [[path] if path.endswith((".yaml", ".yml", ".zip")) else _checkpoints(path) for path in paths]
+    return [file for found in files for file in found]
+
+
+def _checkpoints(run: str) -> list[str]:
+    """The file that `agent:run=...` uses: its best checkpoint, else its last."""
+    return [str(path) for name in (BEST, LAST) if (path := Path(run, name)).is_file()][:1]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:

@@ -80,7 +80,7 @@ def _policy_list(text: str) -> list[str]:
         return split_specs(text)
     from rlpto.policies.registry import available
 
-    return [policy.name for policy in available()]
+    return [policy.name for policy in available() if policy.complete]
 
 
 def _with_reference(config: Config, chosen: bool) -> Config:

@@ -48,6 +48,8 @@ class PolicyClass(Protocol):
     """What the registry, and a plug-in's entry point, expects of a policy's class.
 
     summary: one line, what it does. source: where it was published. Options: its typed options.
+    Two attributes may be there: POSITIONAL, name of the option that may be given without its name, as in
+    `pretrained:philly`; COMPLETE, False if the policy is none without options.
     """
 
     summary: str

@@ -32,6 +32,9 @@ from rlpto.settings import Settings
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
 
+_UNNAMED = ""
+"""Stands for the name of an option that was given without one."""
+
 BUILT_IN: dict[str, PolicyClass] = {
     "fifo": Fifo,
     "sjf": Sjf,
@@ -59,12 +62,16 @@ class OptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInfo:
-    """A policy one can ask for: name, one line on what it does, where it is from, its options."""
+    """A policy one can ask for: name, one line on what it does, where it is from, its options.
+
+    complete: True if the name alone is enough, without options.
+    """
 
     name: str
     summary: str
     source: str
     options: tuple[OptionInfo, ...]
+    complete: bool = True
 
 
 def available() -> list[PolicyInfo]:
@@ -74,12 +81,16 @@ def available() -> list[PolicyInfo]:
     """
     plugins = _plugins()
     classes = BUILT_IN | {name: _load(plugins[name]) for name in sorted(plugins)}
-    return [PolicyInfo(name, cls.summary, cls.source, _options(cls.Options)) for name, cls in classes.items()]
+    return [
+        PolicyInfo(name, cls.summary, cls.source, _options(cls.Options), getattr(cls, "COMPLETE", True))
+        for name, cls in classes.items()
+    ]
 
 
 def make_policy(spec: str | Mapping[str, object]) -> Policy:
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
+    A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:philly`.
     The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
@@ -89,6 +100,11 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
     policy_class = _find(name)
+    if _UNNAMED in options:
+        positional = getattr(policy_class, "POSITIONAL", None)
+        if positional is None or positional in options:
+            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[_UNNAMED]!r}")
+        options = {positional: options.pop(_UNNAMED), **options}
     policy = policy_class(_checked(name, policy_class.Options, options))
     policy.name = label or _label(name, options)
     return policy
@@ -113,6 +129,9 @@ def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
     for item in re.split(r",(?![^\[]*\])", text) if text.strip() else ():
         key, equals, value = item.partition("=")
         key = key.strip()
+        if not equals and key and not options:
+            options[_UNNAMED] = key
+            continue
         if not equals or not key:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {item.strip()!r}")
         if key in options:
@@ -182,7 +201,9 @@ def _known_beside(settings: type[Settings], location: tuple[int | str, ...]) -> 
 
 def _options(settings: type[Settings]) -> tuple[OptionInfo, ...]:
     return tuple(
-        OptionInfo(name, _as_text(field.default), " ".join((field.description or "").split()))
+        OptionInfo(
+            name, "" if field.is_required() else _as_text(field.default), " ".join((field.description or "").split())
+        )
         for name, field in settings.model_fields.items()
     )
 
