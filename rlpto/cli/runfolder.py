@@ -21,9 +21,12 @@ CONFIG_FILE = "config.resolved.yaml"
 """The whole configuration of the run."""
 VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
-FREE_KEYS = ("name", "description", "policies", "evaluation", "workload.windows.limit", "workload.windows.seed")
+FREE_KEYS = (
+    *("name", "description", "policies", "evaluation", "workload.windows.limit", "workload.windows.seed"),
+    *("env", "agent"),
+)
 """Keys that may change from one command to the next in the same folder: they decide which cells there are,
-not how a cell comes out."""
+not how a cell comes out. (A trained agent that is evaluated is a file of its own.)"""
 
 
 def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
@@ -42,7 +45,7 @@ def read_run_config(folder: Path) -> Config:
     """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a run folder that `rlpto evaluate` has written")
+        raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
     return load_config(path)
 
 
@@ -81,15 +84,17 @@ def _policy_files_there(folder: Path) -> dict[str, str]:
         ) from None
 
 
-def differing_keys(mine: Settings, its: Settings, around: str = "") -> Iterator[tuple[str, object, object]]:
-    """Dotted keys in which two configurations differ, with both values; FREE_KEYS are left out."""
+def differing_keys(
+    mine: Settings, its: Settings, around: str = "", free: Sequence[str] = FREE_KEYS
+) -> Iterator[tuple[str, object, object]]:
+    """Dotted keys in which two configurations differ, with both values; those that are free are left out."""
     for name in type(mine).model_fields:
         key = f"{around}{name}"
         left, right = getattr(mine, name), getattr(its, name)
-        if key in FREE_KEYS or _absolute(left) == _absolute(right):
+        if key in free or _absolute(left) == _absolute(right):
             continue
         if isinstance(left, Settings) and isinstance(right, Settings):
-            yield from differing_keys(left, right, f"{key}.")
+            yield from differing_keys(left, right, f"{key}.", free)
         else:
             yield key, left, right
 
@@ -103,7 +108,7 @@ def _absolute(value: object) -> object:
 
 def versions() -> dict[str, str]:
     """Versions of RLPTO, Python and the libraries that results depend on."""
-    libraries = {name: version(name) for name in ("numpy", "numba", "scipy")}
+    libraries = {name: version(name) for name in ("numpy", "numba", "scipy", "torch", "stable-baselines3")}
     return {"rlpto": __version__, "python": platform.python_version(), **libraries, "platform": platform.platform()}
 
 
