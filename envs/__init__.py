@@ -1,1 +1,10 @@
-"""Gymnasium environments over any cluster."""
+"""Gymnasium environments over any cluster; importing this registers `rlpto/Cluster-v0`."""
+
+from gymnasium.envs.registration import register
+
+# By name, not by object: who only registers imports neither the simulator nor its compiler.
+register(
+    id="rlpto/Cluster-v0",
+    entry_point="rlpto.environments:cluster_env",
+    vector_entry_point="rlpto.environments:vector_env",
+)

@@ -1,0 +1,189 @@
+"""From a configuration to the environments that agents learn in; what gymnasium finds under `rlpto/Cluster-v0`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envs.cluster_env import ClusterEnv
+from envs.fleet import Workload
+from envs.settings import EnvSettings
+from envs.setup import HOUR, EnvSetup
+from envs.vector import ClusterVectorEnv
+from rlpto.arrays import FloatArray
+from rlpto.config import Config, load_config
+from rlpto.errors import ConfigError
+from rlpto.experiment import Experiment, estimate_noise, prepare
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.tables import SpeedTables
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+from rlpto.policies.steering_file import load_steering_weights
+from rlpto.yamlfile import dotted_key
+
+SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env")
+"""Sections that all experiments of one training must have in common."""
+
+SMALL = Config.model_validate(
+    {
+        "name": "small",
+        "description": "A synthetic workload on 16 GPUs, for a first look at the environment",
+        "cluster": {"nodes": [{"count": 4, "gpus": 4}]},
+        "workload": {"days": 8, "load": 0.8, "windows": {"hours": 8}, "mapping": {"oversized": "skip"}},
+        "env": {"episode": {"min_hours": 1, "max_hours": 4}},
+    }
+)
+"""What environments are made of when no configuration is named."""
+
+
+def cluster_env(
+    config: Config | Path | str | None = None,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    slot: int = 0,
+    **settings: Any,
+) -> ClusterEnv:
+    """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
+
+    config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
+    `training_setup`. render_mode: `rgb_array`, `ansi` or None. slot: see `ClusterEnv`. settings: keys of
+    `EnvSettings` in place of the config's, such as action="levels" or episode={"min_hours": 2}.
+    Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+    """
+    return ClusterEnv(_setup(config, split, seeds, settings), render_mode, slot)
+
+
+def vector_env(
+    num_envs: int = 1,
+    config: Config | Path | str | None = None,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    **settings: Any,
+) -> ClusterVectorEnv:
+    """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
+
+    seed: of the episodes. max_episode_steps: an episode is cut after so many. The others as in `cluster_env`.
+    """
+    return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps)
+
+
+def training_setup(
+    experiments: Experiment | Sequence[Experiment],
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    start: FloatArray | None = None,
+) -> EnvSetup:
+    """What environments are made of: every window of a split with every seed, in every experiment.
+
+    experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
+    windows' jobs, failures and estimates; None: the seed of each experiment. start: [STEERING_FEATURES] weights
+    of the heuristic that agents start from; None: those that `env.start` names. A workload is called
+    WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
+
+    Raises ConfigError if the experiments do not go together or have no such windows, and what is wrong with a
+    workload: TraceError, ProfileError or JobError; CheckpointError for a file of weights.
+    """
+    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    if not several:
+        raise ConfigError("no experiments to learn from: expected one or more")
+    config = several[0].config
+    _check_alike([experiment.config for experiment in several])
+    wanted = None if seeds is None else tuple(seeds)
+    workloads = [
+        _workload(experiment, window, seed, f"{_load(experiment, at)}/" if len(several) > 1 else "")
+        for at, experiment in enumerate(several)
+        for window in experiment.windows(split)
+        for seed in ((experiment.config.seed,) if wanted is None else wanted)
+    ]
+    return EnvSetup(
+        nodes=several[0].nodes,
+        workloads=tuple(workload for workload in workloads if workload.jobs),
+        tables=joint_tables(several),
+        simulator=config.simulator,
+        queue=config.queue,
+        reward=config.reward,
+        settings=config.env,
+        start=start_weights(config) if start is None else start,
+    )
+
+
+def start_weights(config: Config) -> FloatArray:
+    """[STEERING_FEATURES] weights of the heuristic that agents start from. Raises CheckpointError for a bad file."""
+    if config.env.start is None:
+        return steering_weights(IndexWeights().vector())
+    return load_steering_weights(config.env.start)
+
+
+def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
+    """Speed tables that hold the job types of all experiments."""
+    kinds = {kind for experiment in experiments for kind in experiment.tables.types}
+    most = max(experiment.tables.max_gpus for experiment in experiments)
+    for experiment in experiments:
+        if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
+            return experiment.tables
+    ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
+    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].gpus_per_node)
+
+
+def _setup(
+    config: Config | Path | str | None, split: str, seeds: Iterable[int] | None, settings: Mapping[str, Any]
+) -> EnvSetup:
+    """The setup of one configuration with other settings of the environment."""
+    if config is None:
+        config = SMALL
+    elif not isinstance(config, Config):
+        config = load_config(config)
+    own = _changed(config.env, settings)
+    return training_setup(prepare(config.model_copy(update={"env": own})), split, seeds)
+
+
+def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
+    """The settings with some changed, also within groups. Raises ConfigError, naming the key, if one is wrong."""
+    entries = settings.model_dump()
+    for key, value in changes.items():
+        entries[key] = {**entries[key], **value} if isinstance(value, Mapping) and key in entries else value
+    try:
+        return EnvSettings.model_validate(entries)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(EnvSettings.model_fields)
+            raise ConfigError(
+                f"environment: {dotted_key(first['loc'])}: unknown key, expected one of {known}"
+            ) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"environment: {dotted_key(first['loc']) or 'settings'}: {reason}") from None
+
+
+def _workload(experiment: Experiment, window: str, seed: int, prefix: str) -> Workload:
+    """One window with one seed, with the failures and estimates that any other policy gets there."""
+    jobs = tuple(experiment.jobs(window, seed))
+    own_seed = experiment.window_seed(window, seed)
+    span = experiment.window_traces[window].window
+    return Workload(
+        name=f"{prefix}{window}/{seed}",
+        jobs=jobs,
+        seed=own_seed,
+        hours=(span.end - span.start) / HOUR,
+        noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
+    )
+
+
+def _load(experiment: Experiment, at: int) -> str:
+    """What an experiment is called in the names of workloads: its load, else its place in the list."""
+    load = experiment.config.workload.load
+    return str(at) if load is None else f"{load:g}"
+
+
+def _check_alike(configs: Sequence[Config]) -> None:
+    """Raise ConfigError, naming the section, if experiments differ in more than their workloads."""
+    for key in SHARED:
+        for config in configs[1:]:
+            if getattr(config, key) != getattr(configs[0], key):
+                raise ConfigError(f"{key}: {config.name} differs from {configs[0].name}, expected the same in both")
