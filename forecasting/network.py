@@ -98,18 +98,23 @@ def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error).sum() / max(error.numel(), 1)
 
 
-def train(examples: Examples, validation: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
-    """A network trained on the examples before index `validation`, stopped early by its loss on those from there on.
+def blank_network(inputs: int, targets: int, experts: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
+    """An untrained network, in evaluation mode; torch's own random numbers are left as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return QuantileGRU(inputs, targets, experts, settings).eval()
+
+
+def train(network: QuantileGRU, examples: Examples, validation: int, settings: NetworkSettings, seed: int) -> None:
+    """Train on the examples before index `validation`, stopped early by the loss on those from there on.
 
     Examples whose targets reach into the validation part are left out. The same seed gives the same weights.
     """
     data = [torch.tensor(part, dtype=torch.float32) for part in _fields(examples)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = QuantileGRU(data[0].shape[1], data[1].shape[2], data[2].shape[2], settings)
         _optimise(network, data, validation, settings, np.random.default_rng(seed))
     network.eval()
-    return network
 
 
 def _fields(examples: Examples) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

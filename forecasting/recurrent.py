@@ -15,6 +15,7 @@ from forecasting.network import (
     Examples,
     NetworkSettings,
     QuantileGRU,
+    blank_network,
     quantiles,
     run,
     train,
@@ -22,25 +23,55 @@ from forecasting.network import (
 from forecasting.series import FloatArray, IntArray, TimeSeries
 from forecasting.storage import State
 
-_INPUTS = 5 + CALENDAR
-_TARGETS = 5 + CALENDAR
+_COLUMNS = 5 + CALENDAR
+"""Of the inputs, but for innovations, and of the targets."""
 
 
 @dataclass(frozen=True)
-class Recurrent:
-    """A network on log1p counts relative to a recent level, around experts' forecasts.
+class View:
+    """How a network sees a series: everything relative to the level of the origin, in units of `scale`.
 
-    horizon: steps ahead learnt, later ones are forecast like the last; scale: typical distance from the level
+    horizon: steps ahead learnt, later ones are described like the last; scale: typical distance from the level
     [log1p]; innovations: whether the network is also fed the error of the first expert's last one-step forecast;
     experts: how many there are (0: the level itself is the only one).
     """
 
-    network: QuantileGRU
-    settings: NetworkSettings
     horizon: int
     scale: float
     innovations: bool
     experts: int
+
+    def blank(self, settings: NetworkSettings, seed: int) -> QuantileGRU:
+        """An untrained network of the right shape."""
+        return blank_network(_COLUMNS + self.innovations, _COLUMNS, max(self.experts, 1), settings, seed)
+
+    def inputs(self, seen: Features, errors: FloatArray) -> FloatArray:
+        """[N, inputs] what the recurrent part reads."""
+        newest, before = seen.recent[:, 0], seen.recent[:, 1]
+        columns = [newest, newest - before, *seen.recent[:, -4:-3].T, *seen.recent[:, -2:].T]
+        if self.innovations:
+            columns.append(errors)
+        return np.concatenate([np.stack(columns, axis=1) / self.scale, seen.calendar], axis=1)
+
+    def targets(self, seen: Features) -> FloatArray:
+        """[N, H, targets] what is known of each step ahead."""
+        relative, distance = seen.targets[..., :-1] / self.scale, seen.targets[..., -1:]
+        return np.concatenate([relative, distance, seen.ahead], axis=2)
+
+    def around(self, seen: Features, experts: FloatArray) -> FloatArray:
+        """[N, H, max(K, 1)] the experts' forecasts, given as [N, H, K] in log1p."""
+        if not self.experts:
+            return np.zeros((*seen.targets.shape[:2], 1))
+        return (experts - seen.level[:, None, None]) / self.scale
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A network on log1p counts relative to a recent level, around experts' forecasts."""
+
+    network: QuantileGRU
+    settings: NetworkSettings
+    view: View
 
     @classmethod
     def fit(
@@ -60,76 +91,45 @@ class Recurrent:
         seen = describe(layout_of(series, horizon), series, origins, horizon)
         truth = np.log1p(targets(series.values, origins, horizon)) - seen.level[:, None]
         validation = len(series) - round(VALIDATION * len(series))
-        distance = np.abs(truth[:validation])
-        scale = max(float(np.nanmean(distance)), 1e-3)
-        blank = QuantileGRU(_INPUTS + innovations, _TARGETS, max(experts.shape[2], 1), settings)
-        draft = cls(blank, settings, horizon, scale, innovations, experts.shape[2])
+        scale = max(float(np.nanmean(np.abs(truth[:validation]))), 1e-3)
+        view = View(horizon, scale, innovations, experts.shape[2])
         errors = one_step_errors(series, origins, experts)
-        examples = Examples(
-            draft._inputs(seen, errors), draft._targets(seen), draft._relative(seen, experts), truth / scale
-        )
-        network = train(examples, validation - 1, settings, seed)
-        return cls(network, settings, horizon, scale, innovations, experts.shape[2])
+        examples = Examples(view.inputs(seen, errors), view.targets(seen), view.around(seen, experts), truth / scale)
+        network = view.blank(settings, seed)
+        train(network, examples, validation - 1, settings, seed)
+        return cls(network, settings, view)
 
     def layout(self, series: TimeSeries) -> Layout:
         """Lags that the features of a series must have."""
-        return layout_of(series, self.horizon)
+        return layout_of(series, self.view.horizon)
 
     def read(self, seen: Features, errors: FloatArray, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """States [N, hidden] after reading N consecutive origins from `state` (None: at rest), and the last one.
 
         errors: [N] of the first expert's one-step forecasts, as `one_step_errors` gives them.
         """
-        return run(self.network, self._inputs(seen, errors), state)
+        return run(self.network, self.view.inputs(seen, errors), state)
 
     def log_quantiles(self, states: torch.Tensor, seen: Features, experts: FloatArray) -> FloatArray:
         """[N, H, Q] quantiles at network.QUANTILES in log1p, from experts [N, H, K] in log1p."""
-        found = quantiles(self.network, states, self._targets(seen), self._relative(seen, experts))
-        return np.maximum(found * self.scale + seen.level[:, None, None], 0.0)
-
-    def _inputs(self, seen: Features, errors: FloatArray) -> FloatArray:
-        newest, before = seen.recent[:, 0], seen.recent[:, 1]
-        columns = [newest, newest - before, *seen.recent[:, -4:-3].T, *seen.recent[:, -2:].T]
-        if self.innovations:
-            columns.append(errors)
-        return np.concatenate([np.stack(columns, axis=1) / self.scale, seen.calendar], axis=1)
-
-    def _targets(self, seen: Features) -> FloatArray:
-        relative, distance = seen.targets[..., :-1] / self.scale, seen.targets[..., -1:]
-        return np.concatenate([relative, distance, seen.ahead], axis=2)
-
-    def _relative(self, seen: Features, experts: FloatArray) -> FloatArray:
-        if not self.experts:
-            return np.zeros((*seen.targets.shape[:2], 1))
-        return (experts - seen.level[:, None, None]) / self.scale
+        found = quantiles(self.network, states, self.view.targets(seen), self.view.around(seen, experts))
+        return np.maximum(found * self.view.scale + seen.level[:, None, None], 0.0)
 
     def state(self) -> State:
         """What `restored` needs."""
-        state = State(
-            {
-                "settings": vars(self.settings),
-                "horizon": self.horizon,
-                "scale": self.scale,
-                "innovations": self.innovations,
-                "experts": self.experts,
-            }
-        )
-        state.arrays.update({name: weight.numpy() for name, weight in self.network.state_dict().items()})
-        return state
+        weights = {name: weight.numpy() for name, weight in self.network.state_dict().items()}
+        return State({"settings": vars(self.settings), "view": vars(self.view)}, weights)
 
     @classmethod
     def restored(cls, state: State) -> Recurrent:
         """The network of which `state` was taken. Raises ForecastError if the weights do not fit together."""
-        values = state.values
-        settings = NetworkSettings(**values["settings"])
-        network = QuantileGRU(_INPUTS + values["innovations"], _TARGETS, max(values["experts"], 1), settings)
+        settings, view = NetworkSettings(**state.values["settings"]), View(**state.values["view"])
+        network = view.blank(settings, 0)
         try:
             network.load_state_dict({name: torch.tensor(weight) for name, weight in state.arrays.items()})
         except RuntimeError as wrong:
             raise ForecastError(f"weights of a network do not fit: {str(wrong).splitlines()[0]}") from None
-        network.eval()
-        rest = (values["horizon"], values["scale"], values["innovations"], values["experts"])
-        return cls(network, settings, *rest)
+        return cls(network, settings, view)
 
 
 def one_step_errors(series: TimeSeries, origins: IntArray, experts: FloatArray) -> FloatArray:

@@ -12,7 +12,7 @@ from forecasting.errors import ForecastError
 from forecasting.gru import GruForecaster
 from forecasting.linear import LinearForecaster
 from forecasting.naive import Naive
-from forecasting.network import Examples, NetworkSettings, train
+from forecasting.network import MEDIAN, Examples, NetworkSettings, blank_network, quantiles, run, train
 from forecasting.residual import GatedGru, ResidualHybrid
 from forecasting.series import FloatArray, TimeSeries
 
@@ -124,9 +124,9 @@ def test_gate_prefers_the_expert_that_is_right() -> None:
     truth = rng.normal(size=(points, horizon))
     experts = np.stack([truth, rng.normal(size=truth.shape)], axis=2)
     examples = Examples(rng.normal(size=(points, 3)), np.zeros((points, horizon, 1)), experts, truth)
-    network = train(examples, 500, NetworkSettings(hidden=8, updates=200, dropout=0.0), seed=0)
-    from forecasting.network import MEDIAN, quantiles, run
-
+    settings = NetworkSettings(hidden=8, updates=200, dropout=0.0)
+    network = blank_network(3, 1, 2, settings, seed=0)
+    train(network, examples, 500, settings, seed=0)
     states, _ = run(network, examples.inputs)
     found = quantiles(network, states, examples.targets, experts)[500:, :, MEDIAN]
     assert np.abs(found - truth[500:]).mean() < 0.5 * np.abs(experts.mean(axis=2)[500:] - truth[500:]).mean()
