@@ -53,6 +53,19 @@ class PpoSettings(Settings):
     2021) instead of fresh noise for every step."""
 
 
+class EvolutionSettings(Settings):
+    """Evolution of the constants that mode index starts from, before PPO makes them depend on the state."""
+
+    generations: int = Field(20, ge=0)
+    """Generations of the evolution strategy; 0: start at the weights of `env.start` as they are."""
+    population: int = Field(12, ge=4)
+    """Candidates in each generation."""
+    windows: int = Field(24, ge=1)
+    """Training windows that a generation is tried on, other ones each time."""
+    step: float = Field(0.25, gt=0)
+    """First standard deviation of candidates, in units of an action."""
+
+
 class AgentSettings(Settings):
     """How the agent is trained."""
 
@@ -71,6 +84,8 @@ class AgentSettings(Settings):
     """auto: mode index begins at `env.start` by construction, the other modes imitate it first; none: from scratch."""
     imitation_steps: int = Field(50_000, ge=0)
     """Environment steps to imitate."""
+    evolution: EvolutionSettings = EvolutionSettings()
+    """Evolution of the constants that mode index starts from; only with warm_start auto."""
     network: NetworkSettings = NetworkSettings()
     """The network."""
     ppo: PpoSettings = PpoSettings()

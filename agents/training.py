@@ -14,6 +14,8 @@ from stable_baselines3.common.logger import Logger
 
 from agents.brain import Brain
 from agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
+from agents.evolution import CHECKPOINT as EVOLUTION
+from agents.evolution import evolve, evolves
 from agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
 from agents.network import JobSetPolicy
 from agents.policy import Agent
@@ -74,9 +76,19 @@ def train(
     torch.set_num_threads(settings.threads)
     check_device(settings)
     setup = starting_setup(setup, settings)
+    archive = read_checkpoint(folder / LAST, identity) if resume and not _only_evolved(folder) else None
+    if evolves(setup, settings):
+        setup = evolve(
+            setup,
+            settings,
+            identity.seed,
+            folder,
+            {"digest": identity.digest},
+            lambda done: told(Status(f"evolving {done:.0%}", 0, settings.steps)) if told else None,
+            resume=resume,
+        )
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
-    archive = read_checkpoint(folder / LAST, identity) if resume else None
     terms = EpisodeTerms()
     total, callback = model._setup_learn(settings.steps, terms)
     run = _Run(setup, settings, folder, identity, model, terms, evaluator, told)
@@ -101,6 +113,11 @@ def train(
     finally:
         model.logger.close()
     return run.outcome(finished=True)
+
+
+def _only_evolved(folder: Path) -> bool:
+    """True if a training was left before its first checkpoint: the generations so far are all there is."""
+    return (folder / EVOLUTION).is_file() and not (folder / LAST).is_file()
 
 
 def check_device(settings: AgentSettings) -> None:

@@ -41,8 +41,9 @@ class Workload:
     """What one episode can be made of.
 
     name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
-    noise: errors of what policies are told, or None. forecast: [T, H x FORECAST_FEATURES] float32, what is
-    seen of the predicted task volume from second t x `forecast_step` on; empty: nothing.
+    noise: errors of what policies are told, or None. group: number of its load among those learned at.
+    forecast: [T, H x FORECAST_FEATURES] float32, what is seen of the predicted task volume from second
+    t x `forecast_step` on; empty: nothing.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Workload:
     seed: int
     hours: float
     noise: EstimateNoise | None = None
+    group: int = 0
     forecast: AnyArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     forecast_step: float = 600.0
 

@@ -1,0 +1,124 @@
+"""Evolution of the heuristic that the agent starts from: constant weights first, states later.
+
+An evolution strategy finds good constants of the steered index in a few minutes, because a candidate is
+tried on whole windows: what it does adds up, while the chance in schedules averages out. PPO, which has to
+tell from single actions, then begins where constants end (`docs/agent.md` has the figures). Every
+generation is tried on other windows of the training pool, so that the constants suit all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from agents.settings import AgentSettings
+from envs.actions import LARGEST
+from envs.batch import action_weights
+from envs.fleet import Fleet, build_fleet, play
+from envs.setup import EnvSetup
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
+from rlpto.policies.steering import STEERING_FEATURES
+
+CHECKPOINT = "evolution.json"
+"""File of a run with the costs of all candidates so far."""
+SEARCHED = tuple(name for name in STEERING_FEATURES if name != "gain")
+"""Weights that are searched; `gain` stays, since only ratios of weights matter."""
+
+
+def evolves(setup: EnvSetup, settings: AgentSettings) -> bool:
+    """True if the start heuristic is to be evolved."""
+    return setup.settings.action == "index" and settings.warm_start == "auto" and settings.evolution.generations > 0
+
+
+def evolve(
+    setup: EnvSetup,
+    settings: AgentSettings,
+    seed: int,
+    folder: Path,
+    identity: Mapping[str, object],
+    told: Callable[[float], None],
+    *,
+    resume: bool = False,
+) -> EnvSetup:
+    """The setup with better constants as its start.
+
+    folder: of the run; every finished generation is kept there, and with `resume` not tried again.
+    identity: what else decides the search. told: is given the part that is done.
+
+    Raises CheckpointError if the generations to go on from are of another search.
+    """
+    chosen = settings.evolution
+    search = TuningSettings(
+        generations=chosen.generations, population=chosen.population, step=chosen.step / (2 * LARGEST), seed=seed
+    )
+    parameters = [Parameter(name, 0.0, -LARGEST, LARGEST) for name in SEARCHED]
+    trial = _Trial(setup, chosen.windows, seed)
+
+    def generation_done(state: TuningState) -> None:
+        trial.draw(len(state.costs))
+        told(len(state.costs) / chosen.generations)
+
+    found = tune(
+        lambda point: trial.cost(_weights(setup, point)),
+        parameters,
+        search,
+        folder / CHECKPOINT,
+        tuning_fingerprint(parameters, search, {**identity, "windows": chosen.windows}),
+        resume=resume,
+        each_generation=generation_done,
+    )
+    # Candidates of different generations met different windows: the mean of the search says more than the best.
+    return replace(setup, start=_weights(setup, found.mean))
+
+
+def _weights(setup: EnvSetup, point: Mapping[str, float]) -> FloatArray:
+    action = np.array([point.get(name, 0.0) for name in STEERING_FEATURES])
+    return action_weights(setup.start, action, action.shape)
+
+
+class _Trial:
+    """Tries weights on the windows of the present generation, against the start on the same windows."""
+
+    def __init__(self, setup: EnvSetup, windows: int, seed: int) -> None:
+        self._fleet: Fleet = build_fleet(
+            1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+        )
+        self._groups = np.array([workload.group for workload in setup.workloads])
+        self._start = setup.start
+        self._base: dict[int, float] = {}
+        self._windows, self._seed = min(windows, len(setup.workloads)), seed
+        self._time, self._total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
+        self._drawn: IntArray = np.zeros(0, dtype=np.int64)
+        self.draw(0)
+
+    def draw(self, generation: int) -> None:
+        """Choose the windows of a generation, spread evenly over the pool and so over its groups."""
+        rng = np.random.default_rng([self._seed, 11, generation])
+        pool = len(self._groups)
+        order = np.lexsort((rng.random(pool), self._groups))
+        self._drawn = order[((np.arange(self._windows) + rng.random()) * pool / self._windows).astype(np.int64) % pool]
+
+    def cost(self, weights: FloatArray) -> float:
+        """Reward lost per job against the start; every group (load) counts alike."""
+        lost = {int(workload): self._start_reward(int(workload)) - self._reward(int(workload), weights)
+                for workload in self._drawn}  # fmt: skip
+        each = [
+            sum(lost[int(w)] for w in members) / max(int(self._fleet.counts[members].sum()), 1)
+            for group in np.unique(self._groups[self._drawn])
+            for members in [self._drawn[self._groups[self._drawn] == group]]
+        ]
+        return float(np.mean(each))
+
+    def _start_reward(self, workload: int) -> float:
+        if workload not in self._base:
+            self._base[workload] = self._reward(workload, self._start)
+        return self._base[workload]
+
+    def _reward(self, workload: int, weights: FloatArray) -> float:
+        self._total[:] = 0.0
+        play(self._fleet, 0, workload, np.atleast_2d(weights), self._time, self._total)
+        return float(self._total[-1])
