@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class Backtest:
     """Forecasts of a series from N origins by one or more forecasters, and what came.
 
     series: all of it. origins: [N] points known. levels: [Q]. actual: [N, H] counts, NaN past the end.
-    forecasts: by name. scale: the denominator of MASE [counts].
+    forecasts: by name. scale: the denominator of MASE [counts]. fitted: the forecasters, as last fitted.
     """
 
     series: TimeSeries
@@ -63,6 +63,7 @@ class Backtest:
     actual: FloatArray
     forecasts: Mapping[str, Forecasts]
     scale: float
+    fitted: Mapping[str, Forecaster]
 
     @property
     def horizon(self) -> int:
@@ -123,6 +124,7 @@ def backtest(
     quantiles: Sequence[float] = (0.1, 0.5, 0.9),
     covariates: Values | None = None,
     step: float | str | None = None,
+    told: Callable[[str], None] | None = None,
 ) -> Backtest:
     """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
 
@@ -131,6 +133,7 @@ def backtest(
     start: first origin, in points; what is before it is what forecasters are fitted on. None: all but the last 20 %.
     windows: at most so many origins, from the first on. None: as many as there are.
     refit: fit again, on everything known, every so many origins. None: never, only filter.
+    told: called with the name of each forecaster that is done.
 
     An origin scores the steps whose counts are in the series. Raises ForecastError.
     """
@@ -145,16 +148,19 @@ def backtest(
         raise ForecastError("no forecasters given, expected at least one")
     origins = np.arange(first, len(series), step_size)[:windows]
     levels = np.unique(np.asarray(quantiles, dtype=np.float64))
+    made, fitted = {}, {}
+    for name, forecaster in forecasters.items():
+        made[name], fitted[name] = _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
+        if told is not None:
+            told(name)
     return Backtest(
         series=series,
         origins=origins,
         levels=levels,
         actual=targets(series.values, origins, horizon),
-        forecasts={
-            name: _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
-            for name, forecaster in forecasters.items()
-        },
+        forecasts=made,
         scale=_seasonal_error(series.head(first)),
+        fitted=fitted,
     )
 
 
@@ -192,7 +198,8 @@ def _forecasts(
     refit: int | None,
     levels: FloatArray,
     covariates: Values | None,
-) -> Forecasts:
+) -> tuple[Forecasts, Forecaster]:
+    """Forecasts from all origins, and the forecaster as last fitted."""
     given = np.asarray(covariates, dtype=np.float64) if covariates is not None and forecaster.uses_covariates else None
     pieces = []
     size = len(origins) if refit is None else refit
@@ -207,11 +214,12 @@ def _forecasts(
                 fitted.quantile_forecasts(series, some, horizon, levels.tolist(), given),
             )
         )
-    return Forecasts(
+    made = Forecasts(
         np.concatenate([piece.point for piece in pieces]),
         np.concatenate([piece.mean for piece in pieces]),
         np.concatenate([piece.quantiles for piece in pieces]),
     )
+    return made, fitted
 
 
 def _seasonal_error(series: TimeSeries) -> float:

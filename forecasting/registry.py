@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from forecasting.base import Forecaster
@@ -25,6 +26,18 @@ KINDS = {
 }
 """Module and class of every kind of forecaster."""
 
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "naive": ("naive", {}),
+    "mean_3h": ("moving_average", {"hours": 3.0}),
+    "mean_24h": ("moving_average", {"hours": 24.0}),
+    "smoothing": ("smoothing", {}),
+    "season_24h": ("seasonal_naive", {"hours": 24.0}),
+    "season_168h": ("seasonal_naive", {"hours": 168.0}),
+    **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "sarima", "linear")},
+    **{kind: (kind, {}) for kind in ("gru", "residual_hybrid", "gated_gru", "hybrid")},
+}
+"""Kind and settings of what people compare, by the name it gets in tables, simple ones first."""
+
 
 def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
     """The class of a kind. Raises ForecastError, prefixed with `source`, if there is none."""
@@ -40,3 +53,13 @@ def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
 def make_forecaster(kind: str, **settings: Any) -> Forecaster:
     """A forecaster by name, such as make_forecaster("seasonal_naive", hours=24)."""
     return forecaster_class(kind)(**settings)
+
+
+def make_method(name: str, seed: int = 0) -> Forecaster:
+    """A forecaster by its name in tables; `seed` goes to those that draw. Raises ForecastError if there is none."""
+    if name not in METHODS:
+        raise ForecastError(f"method {name!r}: expected one of {', '.join(METHODS)}")
+    kind, settings = METHODS[name]
+    found = forecaster_class(kind)
+    drawn = {"seed": seed} if "seed" in signature(found).parameters else {}
+    return found(**settings, **drawn)
