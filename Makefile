@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CASES  := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help quickstart install dev test lint bench clean
+.PHONY: help quickstart install dev test lint bench results clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -30,6 +30,9 @@ lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 
 bench: $(VENV)/.installed  ## run every program in benchmarks/, fail if one falls short
 	@status=0; for case in $(CASES); do echo "== $$case"; $(BIN)/python $$case || status=1; done; exit $$status
+
+results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
+	$(BIN)/python benchmarks/results.py
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

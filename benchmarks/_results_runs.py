@@ -1,0 +1,210 @@
+"""The two kinds of work of `make results`, each done once and kept: trainings, and cells of evaluations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from _results_plan import AGENT, FROZEN, MAIN, START, Plan, Variant, config_file
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.config import Config, spec_files
+from rlpto.errors import ConfigError
+from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
+from rlpto.evaluation.runner import evaluate as run_cells
+from rlpto.evaluation.tables import frame
+from rlpto.experiment import Experiment, digest, prepare
+from rlpto.files import write_text
+from rlpto.policies.base import Policy
+from rlpto.policies.registry import policy_label
+from rlpto.records import RunRecord
+
+KEEPING = "keeping "
+"""Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
+MEMBER = re.compile(rf"{AGENT}-\d+")
+"""Agents of single seeds, by label."""
+
+
+@contextmanager
+def billed(plan: Plan, what: str) -> Iterator[None]:
+    """Add the CPU time of a block, its processes included, to the account of `what`."""
+    before = _cpu_seconds()
+    try:
+        yield
+    finally:
+        account = cpu_account(plan)
+        account[what] = account.get(what, 0.0) + _cpu_seconds() - before
+        write_text(plan.folder / "cpu.json", json.dumps(account, indent=1) + "\n", "the account of CPU time")
+
+
+def cpu_account(plan: Plan) -> dict[str, float]:
+    """CPU seconds so far, by what they went into; work that was found done costs nothing."""
+    path = plan.folder / "cpu.json"
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): float(seconds) for name, seconds in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f"{path}: not an account of CPU time, expected one number for each name") from None
+
+
+def _cpu_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) -> str:
+    """Spec of the policy that a training gives; it is run, or resumed, only if it is not finished.
+
+    Raises ConfigError if it fails, or if the folder holds a training of something else.
+    """
+    run = plan.folder / "training" / f"{workload}-{variant.name}-{seed}"
+    steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
+    loads = f"agent.loads=[{','.join(map(str, plan.loads))}]"
+    wanted = {"workload": workload, "seed": seed, "overrides": [loads, *steps, *variant.overrides]}
+    finished = run / "finished.json"
+    if finished.is_file():
+        if json.loads(finished.read_text(encoding="utf-8")) != wanted:
+            raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
+    else:
+        with billed(plan, "training"):
+            _train(run, config_file(workload), seed, wanted["overrides"])
+        write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
+    return f"agent:label={label},run={run.resolve()}"
+
+
+def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
+    """Train, or go on, in a process of its own. The only place that knows how trainings are started."""
+    command = [sys.executable, "-m", "rlpto.cli.main", "train"]
+    if (run / "last.zip").is_file():
+        command += ["--resume", str(run)]
+    else:
+        changes = [text for override in overrides for text in ("--set", override)]
+        command += [str(config), "--run-dir", str(run), "--seed", str(seed), *changes]
+    print(f"training {run.name}", file=sys.stderr)
+    code = subprocess.run(command, check=False).returncode
+    if code < 0 or code == 130:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise ConfigError(f"{run}: training ended with exit code {code}")
+
+
+def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
+    """Specs of the agents of all seeds, labelled agent-0, agent-1 ..."""
+    return [trained(plan, workload, variant, seed, f"{AGENT}-{seed}") for seed in plan.seeds]
+
+
+def start_of(plan: Plan, workload: str, variant: Variant = MAIN, seed: int = 0) -> str:
+    """Spec of the agent before anything is learned: the warm start alone."""
+    frozen = Variant(f"{variant.name}-start", (*variant.overrides, *FROZEN))
+    return trained(replace(plan, steps=None), workload, frozen, seed, START)
+
+
+def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str) -> pd.DataFrame:
+    """Metrics of policies on the config's windows: one row a policy and window, the lower bound among them.
+
+    The sample is windows: agents of several seeds are there one by one and, averaged in every window, as AGENT.
+    """
+    experiment = prepare(config)
+    outcome = experiment.outcome()
+    cells = [Cell(spec, window, config.seed) for spec in specs for window in experiment.windows()]
+    with billed(plan, "evaluation"):
+        done = kept_cells(plan, cells, partial(run_cell, config), outcome, name, config)
+    return with_mean_agent(frame(done, config.knowledge.mode))
+
+
+def kept_cells(
+    plan: Plan,
+    cells: Sequence[Cell],
+    run: Callable[[Cell], RunRecord],
+    outcome: dict[str, Any],
+    name: str,
+    config: Config,
+) -> list[FinishedCell]:
+    """Finished cells under the labels of their policies; what has been run with the same inputs is read back.
+
+    Folders are called after digests of all inputs: a retrained agent or a new config never meets old cells.
+    """
+    folder = plan.folder / "cells" / f"{name}-{config_fingerprint(outcome)[:8]}"
+    done: list[FinishedCell] = []
+    for spec in dict.fromkeys(cell.policy for cell in cells):
+        mine = [cell for cell in cells if cell.policy == spec]
+        out = folder / files_digest(spec)
+        print(f"{name}: {policy_label(spec.removeprefix(KEEPING))}", file=sys.stderr)
+        done += run_cells(mine, run, out, jobs=plan.jobs, config=outcome, weights=config.reward)
+    return [replace(cell, cell=replace(cell.cell, policy=label_of(cell.cell.policy))) for cell in done]
+
+
+def label_of(spec: str) -> str:
+    """What a policy is called in tables."""
+    return policy_label(spec.removeprefix(KEEPING))
+
+
+def files_digest(spec: str) -> str:
+    """Digest of the files that a policy's spec names: another agent in the same place is another policy."""
+    files = spec_files(spec)
+    if not files:
+        return "plain"
+    return hashlib.sha256("".join(digest(Path(file)) for file in files).encode()).hexdigest()[:8]
+
+
+def run_cell(config: Config, cell: Cell) -> RunRecord:
+    """Run one cell; with the config bound by functools.partial it can be sent to other processes."""
+    experiment = prepare(config)
+    return experiment.run_policy(make(experiment, cell.policy), cell.window, cell.seed)
+
+
+def make(experiment: Experiment, spec: str) -> Policy:
+    """A policy by its spec, which may begin with KEEPING."""
+    policy = experiment.policy(spec.removeprefix(KEEPING))
+    return Keeping(policy) if spec.startswith(KEEPING) else policy
+
+
+class Keeping:
+    """A policy whose jobs keep their GPUs until they finish: what is free is all it can give.
+
+    Running jobs get no fewer than they hold; wishes for more are met in queue order while GPUs are free.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self._policy = policy
+
+    def reset(self, seed: int) -> None:
+        """Reset the policy."""
+        self._policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """The policy's wishes, as far as they can be met without taking from anyone."""
+        jobs, wish = state.jobs, self._policy(state).gpus
+        gpus = jobs.gpus.copy()
+        free = state.capacity - int(gpus.sum())
+        for row in np.flatnonzero(wish > gpus):
+            given = min(int(wish[row]), int(gpus[row]) + max(free, 0))
+            if given >= jobs.min_gpus[row]:
+                free -= given - int(gpus[row])
+                gpus[row] = given
+        return Allocation(gpus)
+
+
+def with_mean_agent(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells with one more policy, AGENT: in every window the mean of the agents of all seeds."""
+    members = cells[cells["policy"].str.fullmatch(MEMBER.pattern)]
+    if members.empty:
+        return cells
+    metrics = [name for name in cells.columns if name not in ("policy", "knowledge", "window", "seed")]
+    means = members.groupby(["knowledge", "window", "seed"], as_index=False)[metrics].mean()
+    return pd.concat([cells, means.assign(policy=AGENT)], ignore_index=True)[list(cells.columns)]

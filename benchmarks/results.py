@@ -1,0 +1,84 @@
+"""The proof: trains agents, evaluates them beside all other policies, and writes docs/results.md.
+
+Every training and every cell of an evaluation is kept in the folder of results (runs/results) as soon as
+it is done, and is done anew only if its inputs have changed: interrupt the program when you like, and call
+it again to go on. CPU time is counted over all calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import _common
+from _results_agents import ablations, modes, scale
+from _results_cases import converge, data
+from _results_page import Section, load_sections, write_page
+from _results_plan import WORKLOADS, Plan
+from _results_reward import jct, reward
+from _results_runs import cpu_account
+
+from rlpto.errors import RlptoError
+
+PARTS: dict[str, Callable[[Plan], Section]] = {
+    "reward": reward,
+    "jct": jct,
+    "data": data,
+    "converge": converge,
+    "ablations": ablations,
+    "scale": scale,
+    "modes": modes,
+}
+INTERRUPTED = 130
+
+
+def main() -> None:
+    options = arguments().parse_args()
+    try:
+        plan = Plan(
+            folder=options.folder,
+            workloads=chosen("--workloads", options.workloads, WORKLOADS),
+            loads=tuple(float(load) for load in options.loads.split(",")),
+            seeds=tuple(range(options.seeds)),
+            windows=options.limit,
+            steps=options.steps,
+            jobs=options.jobs,
+        )
+        for name in chosen("--only", options.only, tuple(PARTS)):
+            PARTS[name](plan)
+            write_page(options.page, load_sections(plan.folder, tuple(PARTS)), cpu_account(plan))
+            print(f"{options.page}: {name}", file=sys.stderr)
+    except RlptoError as error:
+        _common.refuse(f"{error}")
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be chosen."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", metavar="A,B", default=",".join(PARTS), help=f"parts to run: {', '.join(PARTS)}")
+    parser.add_argument("--workloads", metavar="A,B", default=",".join(WORKLOADS), help="workloads of reward and jct")
+    parser.add_argument("--loads", metavar="A,B", default=".5,.7,.9,1.1", help="loads to train and evaluate at")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of training")
+    parser.add_argument("--limit", type=int, default=26, help="test windows of each workload and load at most")
+    parser.add_argument("--steps", type=int, help="environment steps of every training, instead of the config's")
+    parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
+    parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "results", help="where work is kept")
+    parser.add_argument("--page", type=Path, default=_common.ROOT / "docs" / "results.md", help="page to write into")
+    return parser
+
+
+def chosen(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of a list, in the order of `known`. Ends the program over one that is not known."""
+    names = text.split(",")
+    if foreign := [name for name in names if name not in known]:
+        _common.refuse(f"{option} {text}: {foreign[0]!r} is none of {', '.join(known)}")
+    return tuple(name for name in known if name in names)
+
+
+if __name__ == "__main__":
+    main()

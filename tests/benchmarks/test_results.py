@@ -1,0 +1,205 @@
+"""The program of `make results`, with tuned indices in the place of trained agents."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rlpto.config import load_config
+from rlpto.errors import ConfigError
+from rlpto.experiment import Experiment
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import _results_cases as cases  # noqa: E402
+import _results_page as page  # noqa: E402
+import _results_plan as plans  # noqa: E402
+import _results_reward as reward  # noqa: E402
+import _results_runs as runs  # noqa: E402
+import results  # noqa: E402
+
+CONFIGS = ROOT / "configs"
+SMALL = """
+name: small
+cluster: {nodes: [{count: 4, gpus: 4}]}
+workload:
+  days: 4
+  load: 0.9
+  windows: {hours: 4, train: 0.5, validation: 0, test: 0.5}
+  mapping: {oversized: skip}
+policies: [fifo, equal_share, "index:label=tuned_index,weights=%s"]
+evaluation: {reference: fifo}
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
+    """A small workload; agents of two seeds are the two-parameter index and one with other weights."""
+    config = tmp_path / "small.yaml"
+    weights = CONFIGS / "tuned" / "quickstart.yaml"
+    config.write_text(SMALL % weights)
+    monkeypatch.setattr(plans, "config_file", lambda _: config)
+
+    def agent(_plan: object, _workload: str, _variant: plans.Variant, seed: int, label: str) -> str:
+        return f"index:label={label}" + (f",weights={weights}" if seed else "")
+
+    monkeypatch.setattr(runs, "trained", agent)
+    return plans.Plan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
+
+
+def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, monkeypatch) -> None:
+    section = results.PARTS["reward"](plan)
+    verdicts = pd.read_csv(plan.folder / "tables" / "reward.csv")
+    cells = pd.read_csv(plan.folder / "tables" / "reward-cells.csv")
+    assert list(verdicts["load"]) == [0.5, 0.9]
+    assert set(cells["policy"]) == {
+        *("fifo", "equal_share", "tuned_index", "agent-0", "agent-1", "agent", "agent_start", "lower bound")
+    }
+    for load, row in verdicts.set_index("load").iterrows():
+        here = cells[cells["load"] == load].pivot_table(index="window", columns="policy", values="reward")
+        assert len(here) == row["windows"] == 3
+        np.testing.assert_allclose(here["agent"], (here["agent-0"] + here["agent-1"]) / 2)
+        second = here[["fifo", "equal_share", "tuned_index"]].mean().idxmax()
+        assert row["runner_up"] == second
+        assert row["difference"] == pytest.approx((here["agent"] - here[second]).mean())
+        assert row["learned"] == pytest.approx((here["agent"] - here["agent_start"]).mean())
+        assert (here["lower bound"] >= here["agent"]).all()
+    assert section.claims[0].reached == bool((verdicts["low"] > 0).all())
+    spent = runs.cpu_account(plan)["evaluation"]
+    assert spent > 0
+
+    def never(*_: object) -> None:
+        raise AssertionError("a finished cell was run again")
+
+    monkeypatch.setattr(Experiment, "run_policy", never)
+    again = results.PARTS["reward"](plan)
+    assert again == section
+    assert runs.cpu_account(plan)["evaluation"] >= spent
+
+
+def test_time_part_divides_means_over_windows(plan) -> None:
+    cells = pd.concat([reward.reward_cells(plan, "synthetic", 0.9)])
+    found = reward.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
+    jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
+    assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
+    assert found.low <= found.estimate <= found.high
+
+
+def test_kept_jobs_never_lose_a_gpu_before_they_finish(plan) -> None:
+    config = plan.config("synthetic", 0.9)
+    experiment = Experiment(config)
+    window = max(experiment.windows(), key=lambda name: len(experiment.jobs(name, 0)))
+    free = experiment.run_policy(runs.make(experiment, "index"), window, 0)
+    kept = experiment.run_policy(runs.make(experiment, f"{runs.KEEPING}index"), window, 0)
+
+    def losses(record) -> int:
+        held = np.zeros(len(record.jobs.names), dtype=int)
+        count = 0
+        for time, job, gpus in zip(record.changes.time, record.changes.job, record.changes.gpus, strict=True):
+            finished = time >= record.jobs.finish_time[job]
+            count += gpus < held[job] and not finished
+            held[job] = gpus
+        return count
+
+    assert losses(kept) == 0
+    assert losses(free) > 0
+    assert np.isfinite(kept.jobs.finish_time).all()
+    assert (kept.decisions.held <= kept.decisions.capacity).all()
+
+
+def test_without_shrinking_the_two_jobs_take_the_published_times(plan) -> None:
+    """551 s and 782 s in the original, here six times as much, and rescales."""
+    config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
+    experiment = Experiment(config)
+    case = cases.Case(cases.CASE_NODES, cases._two_jobs(experiment, "imagenet"))
+    done = cases.run_cases(plan, config, {"imagenet": case}, [f"{runs.KEEPING}index"], "two")
+    jobs = done[0].record().jobs
+    jct = jobs.finish_time - jobs.submit_time
+    assert jct[0] == pytest.approx(6 * 551, rel=0.02)
+    assert jct[1] == pytest.approx(6 * 782, rel=0.03)
+
+
+def test_jobs_of_the_data_case_differ_in_their_data_alone(plan) -> None:
+    jobs = cases._five_jobs(Experiment(plan.config("synthetic", 0.9)), "bert", 1)
+    sizes = sorted(job.data_size for job in jobs)
+    assert sizes[-1] / sizes[0] == pytest.approx(100)
+    assert len({(job.model, job.epochs, job.requested_gpus, job.max_gpus, job.submit_time) for job in jobs}) == 1
+
+
+def test_a_page_keeps_what_people_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "results.md"
+    section = page.Section("reward", "Total reward", "text of it", [page.Claim("largest", "12", np.bool_(False))])
+    page.write_page(path, [section], {"training": 7200.0, "evaluation": 1800.0})
+    path.write_text(f"Before.\n{path.read_text()}After.\n")
+    page.write_page(path, [page.Section("jct", "Time", "other")], {"training": 3600.0})
+    text = path.read_text()
+    assert text.startswith("Before.\n# Results")
+    assert text.endswith("After.\n")
+    assert "1.00 h (training 1.00)" in text
+    assert "## Time" in text
+    assert "text of it" not in text
+    path.write_text("no marks")
+    with pytest.raises(ConfigError, match=r"results\.md: expected the marks"):
+        page.write_page(path, [section], {})
+    assert path.read_text() == "no marks"
+
+
+def test_sections_are_read_back_and_broken_ones_named(tmp_path: Path) -> None:
+    section = page.Section("reward", "Total reward", "text", (page.Claim("a", "b", True),), {"agents": "3"})
+    page.save_section(tmp_path, section, {"cells": pd.DataFrame({"x": [1.5, np.nan]})})
+    assert page.load_sections(tmp_path, ("jct", "reward")) == [section]
+    assert (tmp_path / "tables" / "cells.csv").read_text() == 'x\n1.5\n""\n'
+    (tmp_path / "sections" / "jct.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"jct\.json: not a section"):
+        page.load_sections(tmp_path, ("jct", "reward"))
+
+
+def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path, monkeypatch) -> None:
+    commands: list[list[str]] = []
+
+    def process(command: list[str], check: bool) -> SimpleNamespace:
+        del check
+        commands.append(command)
+        run = tmp_path / "training" / "synthetic-main-1"
+        run.mkdir(parents=True, exist_ok=True)
+        (run / "last.zip").write_text("an agent")
+        return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
+
+    monkeypatch.setattr(runs.subprocess, "run", process)
+    plan = plans.Plan(tmp_path, loads=(0.5, 1.1), steps=1000)
+    with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
+        runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1")
+    spec = runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1")
+    assert runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1") == spec
+    assert len(commands) == 2
+    assert {"agent.loads=[0.5,1.1]", "agent.steps=1000", "--seed"} <= set(commands[0])
+    assert "--resume" in commands[1]
+    with pytest.raises(ConfigError, match="a training with other settings is there"):
+        runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1, "agent-1")
+
+
+def test_configs_of_the_modes_differ_in_their_actions_alone() -> None:
+    for mode, variant in plans.MODES.items():
+        if mode == "index":
+            continue
+        own = load_config(plans.config_file(mode)).model_dump(exclude={"name", "description"})
+        wanted = load_config(plans.config_file("synthetic"), variant.overrides)
+        assert own == wanted.model_dump(exclude={"name", "description"})
+
+
+def test_every_variant_is_a_valid_configuration() -> None:
+    for variant in (*plans.ABLATIONS.values(), plans.time_alone("synthetic"), plans.Variant("start", plans.FROZEN)):
+        load_config(plans.config_file("synthetic"), variant.overrides)
+
+
+def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        results.chosen("--only", "reward,speed", tuple(results.PARTS))
+    assert "--only reward,speed: 'speed' is none of reward, jct" in capsys.readouterr().err
+    assert results.chosen("--only", "jct,reward", tuple(results.PARTS)) == ("reward", "jct")
