@@ -28,6 +28,10 @@ _SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.(?:ya?ml|zip)(?=,|$)|(?<=[:,]run=)[^
 """A file or a run as an option of a policy, as in `index:weights=mine.yaml` and `agent:run=runs/mine`."""
 
 
+_SPECS = ("policies", "reference")
+"""Keys that hold specs of policies."""
+
+
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
     """Leave plain names alone; treat what has a folder or an ending as a path."""
     if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
@@ -345,6 +349,8 @@ def _described(settings: Settings) -> Iterator[str]:
         for line in (field.description or "").splitlines():
             yield f"# {line.strip()}"
         value = getattr(settings, name)
+        if name in _SPECS:
+            value = tuple(map(_anywhere, value)) if isinstance(value, tuple) else _anywhere(value)
         if isinstance(value, Settings):
             yield f"{name}:"
             yield from (f"  {line}" for line in _described(value))
@@ -358,6 +364,11 @@ def _described(settings: Settings) -> Iterator[str]:
                 yield from (f"    {line}" for line in lines[first + 1 :])
         else:
             yield f"{name}: {_inline(value)}"
+
+
+def _anywhere(spec: str) -> str:
+    """A policy's spec with absolute paths, as other paths are written: it means the same wherever it is read."""
+    return _SPEC_FILE.sub(lambda match: str(Path(match[0]).absolute()), spec)
 
 
 def _inline(value: object) -> str:

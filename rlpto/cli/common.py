@@ -23,6 +23,9 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment file, such as configs/philly.yaml.")]
+OptionalConfig = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file, such as configs/philly.yaml.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; may be repeated."),

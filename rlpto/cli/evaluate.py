@@ -14,7 +14,7 @@ import typer
 
 from rlpto.cli.common import (
     INTERRUPTED,
-    ConfigArgument,
+    OptionalConfig,
     QuietOption,
     RunDirOption,
     SeedOption,
@@ -33,18 +33,30 @@ ALL = "all"
 
 
 class Split(StrEnum):
-    """Windows to evaluate on."""
+    """Windows to evaluate on; all: every window of a trace that nobody was trained on."""
 
     train = "train"
     validation = "validation"
     test = "test"
+    all = "all"
 
 
 def evaluate(
-    config: ConfigArgument,
+    config: OptionalConfig = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Evaluate the agents of this run, on the windows of its configuration."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
+    ] = None,
     policies: Annotated[
         str | None,
-        typer.Option(metavar="A,B|all", help="Policies to run, instead of the config's; see rlpto policies."),
+        typer.Option(
+            metavar="A,B|all",
+            help="Policies to run, instead of the config's; see rlpto policies. With --run its agents come on top.",
+        ),
     ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
@@ -63,16 +75,82 @@ def evaluate(
     windows or seeds add to what is there.
     """
     overrides = [
+        *([] if trace is None else foreign_trace(trace)),
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
-        *([] if windows is None else [f"evaluation.split={windows.value}"]),
-        *([] if policies is None else [f"policies={json.dumps(_policy_list(policies))}"]),
+        *_window_keys(windows, trace),
     ]
-    settled = _with_reference(read_config(config, overrides, seed), chosen=policies is not None)
-    folder = Path("runs") / settled.name if run_dir is None else run_dir
+    source = _source(config, run)
+    settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
+    settled = _with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
+    folder = run_dir or (Path("runs") / settled.name if run is None else run / _folder_name(trace))
     finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
     write_results(settled, finished, folder, report=report, quiet=quiet)
+
+
+def _source(config: Path | None, run: Path | None) -> Path:
+    """The file that says what to evaluate. Raises ConfigError unless there is exactly one."""
+    from rlpto.cli.runfolder import config_file
+
+    if config is not None and run is None:
+        return config
+    if run is not None and config is None:
+        return config_file(run)
+    raise ConfigError("expected either an experiment file or --run RUN")
+
+
+def foreign_trace(trace: Path) -> list[str]:
+    """Overrides that take jobs from another trace, and every window of it for testing."""
+    values = {
+        "source": "trace",
+        "path": [str(trace)],
+        "format": None,
+        "skip_days": 0,
+        "draws": 0,
+        "train_path": [],
+        "validation_path": [],
+        "windows.train": 0,
+        "windows.validation": 0,
+        "windows.test": 1,
+    }
+    return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
+    """Overrides that choose windows. Raises ConfigError if all are wanted where some were for training."""
+    if trace is not None:
+        if windows not in (None, Split.all):
+            raise ConfigError(f"--windows {windows.value}: all windows of another trace are for testing, expected all")
+        return ["evaluation.split=test"]
+    if windows is Split.all:
+        raise ConfigError("--windows all: training windows are among them; expected --trace FILE, or one of the splits")
+    return [] if windows is None else [f"evaluation.split={windows.value}"]
+
+
+def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
+    """Overrides that choose policies; `all` of a run are those of its configuration."""
+    if policies is None or (run is not None and policies.strip() == ALL):
+        return []
+    return [f"policies={json.dumps(_policy_list(policies))}"]
+
+
+def with_agents(config: Config, run: Path) -> Config:
+    """The configuration with the agents of a run among its policies, in front."""
+    from agents.policy import run_file
+
+    folders = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name)) or [run]
+    specs = []
+    for folder in folders:
+        run_file(folder)
+        label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
+        specs.append(f"agent:label={label},run={folder}")
+    return config.model_copy(update={"policies": (*specs, *config.policies)})
+
+
+def _folder_name(trace: Path | None) -> str:
+    """Folder of an evaluation inside a run."""
+    return "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
 
 
 def _policy_list(text: str) -> list[str]:

@@ -11,9 +11,12 @@ from rlpto import __version__
 from rlpto.cli.compare import compare
 from rlpto.cli.configs import app as configs
 from rlpto.cli.evaluate import evaluate
+from rlpto.cli.export import export
 from rlpto.cli.policies import policies
 from rlpto.cli.profiles import app as profiles
+from rlpto.cli.sweep import sweep
 from rlpto.cli.trace import app as trace
+from rlpto.cli.train import train
 from rlpto.cli.tune import app as tune
 from rlpto.errors import RlptoError
 
@@ -29,8 +32,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train", epilog="Example: rlpto train configs/quickstart.yaml --seeds 3")(train)
 app.command("evaluate", epilog="Example: rlpto evaluate configs/quickstart.yaml --policies fifo,las,index")(evaluate)
 app.command("compare", epilog="Example: rlpto compare runs/quickstart runs/noisy")(compare)
+app.command("export", epilog="Example: rlpto export runs/philly -o philly.zip")(export)
+app.command("sweep", epilog="Example: rlpto sweep configs/quickstart.yaml --space space.yaml --trials 20")(sweep)
 app.add_typer(trace, name="trace")
 app.add_typer(profiles, name="profiles")
 app.add_typer(tune, name="tune")

@@ -41,12 +41,17 @@ def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
     write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")
 
 
-def read_run_config(folder: Path) -> Config:
-    """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
+def config_file(folder: Path) -> Path:
+    """The file with the configuration of a run. Raises ConfigError if the folder is none."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
-    return load_config(path)
+    return path
+
+
+def read_run_config(folder: Path) -> Config:
+    """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
+    return load_config(config_file(folder))
 
 
 def refuse_foreign(folder: Path, config: Config) -> None:

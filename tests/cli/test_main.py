@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "cma", "pydantic", "yaml"}
+HEAVY = {"numpy", "pandas", "scipy", "numba", "pyarrow", "matplotlib", "cma", "pydantic", "yaml", "torch", "ray"}
 VERBS = (
+    ("train",),
     ("evaluate",),
+    ("export",),
+    ("sweep",),
     ("compare",),
     ("policies",),
     ("trace", "import"),

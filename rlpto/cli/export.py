@@ -1,0 +1,24 @@
+"""`rlpto export`: a trained agent as one small file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlpto.cli.common import QuietOption, make_console
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder that `rlpto train` has written, or a checkpoint.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
+    quiet: QuietOption = False,
+) -> None:
+    """Write the best agent of a run to one file, with its settings and where it is from, ready to be evaluated."""
+    from agents.checkpoint import export_agent
+    from agents.policy import run_file
+
+    checkpoint = run if run.is_file() else run_file(run)
+    size = export_agent(checkpoint, out)
+    make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint}; use it as agent:file={out}")

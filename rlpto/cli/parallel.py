@@ -1,0 +1,91 @@
+"""Trainings side by side, each in a Ray task of its own; without Ray, or on one core, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlpto.cli.common import make_console, make_progress
+from rlpto.errors import RlptoError
+
+PATIENCE = 60.0
+"""Seconds that trainings may take to stop in good order after Ctrl-C."""
+
+
+def workers(wanted: int | None) -> int:
+    """Trainings that run side by side: as many as wanted, else one for each core; one without Ray."""
+    if find_spec("ray") is None:
+        return 1
+    return wanted or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def side_by_side(runs: Sequence[Path], at_once: int, *, quiet: bool) -> None:
+    """Train, or go on, in every folder.
+
+    Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
+    trainings have left checkpoints.
+    """
+    import ray
+
+    start_ray(at_once)
+    console = make_console(quiet)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=0)(train_member)
+        pending = {remote.remote(str(run.resolve())): run for run in runs}
+        failed: list[str] = []
+        with make_progress(quiet) as bar:
+            task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
+            try:
+                while pending:
+                    done, _ = ray.wait(list(pending), timeout=1.0)
+                    for reference in done:
+                        run, answer = pending.pop(reference), ray.get(reference)
+                        bar.advance(task)
+                        if answer["error"]:
+                            failed.append(answer["error"])
+                        else:
+                            console.print(answer["summary"].replace(str(run.resolve()), str(run)), soft_wrap=True)
+            except KeyboardInterrupt:
+                print("rlpto: stopping after these updates", file=sys.stderr)
+                for reference in pending:
+                    ray.cancel(reference, force=False)
+                ray.wait(list(pending), num_returns=len(pending), timeout=PATIENCE)
+                raise
+        if failed:
+            raise RlptoError(failed[0])
+    finally:
+        ray.shutdown()
+
+
+def start_ray(cpus: int) -> None:
+    """A Ray of this process's own, quiet and without a dashboard."""
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
+    )
+
+
+def train_member(folder: str) -> dict[str, str | None]:
+    """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
+    from agents.settings import LAST
+    from rlpto.cli.runfolder import read_run_config
+    from rlpto.cli.train import summary
+    from rlpto.cli.training import train_run
+
+    run = Path(folder)
+    try:
+        outcome = train_run(read_run_config(run), run, resume=(run / LAST).is_file(), progress=False)
+    except RlptoError as error:
+        return {"error": str(error), "summary": None}
+    return {"error": None, "summary": summary(run, outcome)}

@@ -1,0 +1,145 @@
+"""`rlpto train`, `export`, and what `evaluate` makes of agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from agents.archive import read_archive
+from agents.brain import CHECKPOINT
+
+pytestmark = pytest.mark.usefixtures("small_agent")
+
+AGENT = """
+env: {max_jobs: 6, horizon: 2, episode: {min_hours: 0.3, max_hours: 1}}
+agent:
+  steps: 192
+  envs: 4
+  evaluate_every: 128
+  checkpoint_every: 64
+  ppo: {rollout: 16, batch_size: 32, epochs: 2}
+  network: {width: 8}
+  device: cpu
+"""
+
+
+@pytest.fixture
+def small_agent(project: Path) -> None:
+    """The small experiment, with an agent that is trained in a moment."""
+    with (project / "exp.yaml").open("a") as file:
+        file.write(AGENT)
+
+
+def steps(folder: Path) -> int:
+    """Steps that the last checkpoint of a run holds."""
+    return int(read_archive(folder / "last.zip", (CHECKPOINT,)).manifest["steps"])
+
+
+def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Path) -> None:
+    answer = rlpto("train", "exp.yaml", "--seed", 3)
+    assert answer.code == 0, answer.err
+    assert "192 steps, best validation reward" in answer.out
+    run = project / "runs/small"
+    names = {path.name for path in run.iterdir()}
+    assert {"best.zip", "last.zip", "checkpoints", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "000000064.zip", "000000128.zip", "000000192.zip",
+    ]  # fmt: skip
+    history = pd.read_csv(run / "validation.csv")
+    assert history["steps"].tolist() == [0, 128, 192]
+    assert {"rank", "wins/fifo", "jct_p99", "gpus_by_stage/0_to_25_percent"} <= set(history.columns)
+
+    answer = rlpto("export", "runs/small", "-o", "small.zip")
+    assert answer.code == 0, answer.err
+    assert (project / "small.zip").stat().st_size < 2_000_000
+
+    answer = rlpto("evaluate", "--run", "runs/small", "--policies", "all", "--no-report")
+    assert answer.code == 0, answer.err
+    table = pd.read_csv(run / "evaluation/cells.csv")
+    assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
+    agent = table[table["policy"] == "agent"].set_index("window")["reward"]
+
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "agent:file=small.zip,fifo", "--no-report", "--run-dir", "e")
+    assert answer.code == 0, answer.err
+    again = pd.read_csv(project / "e/cells.csv")
+    exported = again[again["policy"] == "agent:file=small.zip"].set_index("window")["reward"]
+    assert exported.to_dict() == agent.to_dict()
+
+
+def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
+    rlpto("train", "exp.yaml", "-q", "--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    lines = [f"{60 * i},{300 + 10 * i},{1 + i % 4}" for i in range(90)]
+    (project / "other.csv").write_text("submit_time,duration,gpus\n" + "\n".join(lines) + "\n")
+    answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.csv", "--windows", "all", "--no-report")
+    assert answer.code == 0, answer.err
+    table = pd.read_csv(project / "runs/small/evaluation-other/cells.csv")
+    assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
+    assert (table["jobs"] > 0).all()
+    rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
+
+
+def test_several_seeds_are_trained_on_the_same_windows_and_evaluated_together(rlpto, project: Path) -> None:
+    fast = ("--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    answer = rlpto("train", "exp.yaml", "--seeds", 2, "--jobs", 1, *fast)
+    assert answer.code == 0, answer.err
+    first, second = (read_archive(project / f"runs/small/seed-{k}/last.zip", (CHECKPOINT,)) for k in (0, 1))
+    assert [first.manifest["seed"], second.manifest["seed"]] == [0, 1]
+    assert first.manifest["digest"] == second.manifest["digest"]
+    assert any((array != second.arrays[name]).any() for name, array in first.arrays.items() if "policy" in name)
+    answer = rlpto("evaluate", "--run", "runs/small", "--policies", "fifo", "--no-report", "--limit", 1)
+    assert answer.code == 0, answer.err
+    table = pd.read_csv(project / "runs/small/evaluation/cells.csv")
+    assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
+
+
+def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project: Path) -> None:
+    rlpto("train").assert_refused("expected an experiment file", "--resume RUN")
+    rlpto("train", "--resume", "runs/none").assert_refused("runs/none", "config.resolved.yaml")
+    rlpto("train", "exp.yaml", "--set", "agent.baselines=[fifi]").assert_refused("agent.baselines", "fifi", "las")
+    rlpto("export", "runs/none", "-o", "x.zip").assert_refused("runs/none", "rlpto train")
+    rlpto("evaluate", "--run", "runs/none").assert_refused("runs/none")
+    assert not (project / "runs").exists()
+    rlpto("train", "exp.yaml", "-q", "--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    rlpto("train", "exp.yaml").assert_refused("holds a training", "--resume runs/small", "--fresh")
+    rlpto("train", "--resume", "runs/small", "--set", "agent.ppo.clip=0.3").assert_refused(
+        "agent.ppo.clip = 0.2", "0.3", "--run-dir"
+    )
+    rlpto("train", "exp.yaml", "--resume", "runs/small").assert_refused("agent.steps = 64", "now it is 192")
+    best = project / "runs/small/best.zip"
+    best.write_bytes(best.read_bytes()[:2000])
+    rlpto("evaluate", "--run", "runs/small").assert_refused("best.zip", "truncated")
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
+    changes = ("--set", "agent.steps=100000", "--set", "agent.baselines=[]", "--set", "agent.evaluate_every=100000")
+    command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *changes]
+    checkpoints = project / "runs/small/checkpoints"
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        while process.poll() is None and not list(checkpoints.glob("*.zip")):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    assert "go on with: rlpto train --resume runs/small" in said
+    assert "Traceback" not in said
+    left = steps(project / "runs/small")
+    assert left >= 64
+    # A changed length is a changed training; so let it find out that it goes on, and stop it again.
+    with subprocess.Popen(
+        [sys.executable, "-m", "rlpto.cli.main", "train", "--resume", "runs/small"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and steps(project / "runs/small") == left:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    assert steps(project / "runs/small") > left
