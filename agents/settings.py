@@ -17,26 +17,26 @@ class NetworkSettings(Settings):
 
     width: int = Field(32, ge=4)
     """Width of a job's embedding; the layers above are as wide, or twice."""
-    log_std: float = Field(-0.7, ge=-5, le=2)
+    log_std: float = Field(-1.0, ge=-5, le=2)
     """Logarithm of the first standard deviation of index actions, in units of their steps."""
 
 
 class PpoSettings(Settings):
     """Proximal policy optimisation (Schulman et al., arXiv:1707.06347), as in stable-baselines3."""
 
-    learning_rate: float = Field(3e-4, gt=0)
+    learning_rate: float = Field(1e-4, gt=0)
     """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
     final_rate: float = Field(0.1, ge=0, le=1)
     """Share of the learning rate that is left at the end."""
-    rollout: int = Field(64, ge=1)
+    rollout: int = Field(32, ge=1)
     """Steps of every environment between two updates."""
     batch_size: int = Field(1024, ge=2)
     """Steps in a minibatch."""
     epochs: int = Field(4, ge=1)
     """Times each step is learned from."""
-    half_life: float = Field(4.0, gt=0)
+    half_life: float = Field(24.0, gt=0)
     """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""
-    trace_half_life: float = Field(1.0, gt=0)
+    trace_half_life: float = Field(6.0, gt=0)
     """Hours after which a surprise counts half for an action (the lambda of GAE, per unit of time)."""
     clip: float = Field(0.2, gt=0)
     """Clip range of the probability ratio."""

@@ -49,7 +49,7 @@ class Outcome:
     steps: int
     finished: bool
     best: float | None
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def train(
@@ -100,7 +100,7 @@ def train(
         if archive is None:
             log_texts(model.logger, texts or {})
             run.begin()
-            run.save()
+            run.save(periodic=True)
         callback.on_training_start(locals(), globals())
         while model.num_timesteps < total:
             if stop is not None and stop():
@@ -271,8 +271,7 @@ class _Run:
         if seen != self.model.num_timesteps:
             self.evaluate()
             self.save()
-        final = {key: value for key, value in self._last_row().items() if value is not None}
-        log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, final)
+        log_outcome(self.logger, self.settings, {"seed": self.identity.seed}, self._last_row())
         self.logger.dump(self.model.num_timesteps)
         self.tell("done")
 
@@ -280,7 +279,7 @@ class _Run:
         """What to tell the caller."""
         return Outcome(self.model.num_timesteps, finished, self.notes.best, self._last_row())
 
-    def _last_row(self) -> Mapping[str, float | None]:
+    def _last_row(self) -> Mapping[str, float]:
         return self.notes.history[-1] if self.notes.history else {}
 
     def _due(self, before: int, every: int) -> bool:

@@ -31,8 +31,6 @@ class Variant:
 
 
 MAIN = Variant("main")
-FROZEN = ("agent.steps=1", "agent.ppo.learning_rate=1e-12")
-"""One rollout that changes nothing: the checkpoint it leaves is the agent as it starts."""
 
 
 def time_alone(workload: str) -> Variant:
@@ -52,10 +50,13 @@ ABLATIONS: dict[str, Variant] = {
 }
 """Ablations that need a training of their own; `without shrink` is the main agent, kept from shrinking jobs."""
 
+JOB_BY_JOB = ("env.hold=0", "agent.steps=150000", "agent.evaluate_every=50000", "agent.validation_windows=4")
+"""Overrides of the modes that choose for each job: a choice for every decision, and more of them."""
+
 MODES: dict[str, Variant] = {
     "index": MAIN,
-    "levels": Variant("levels", ("env.action=levels",)),
-    "increment": Variant("increment", ("env.action=increment",)),
+    "levels": Variant("levels", ("env.action=levels", *JOB_BY_JOB)),
+    "increment": Variant("increment", ("env.action=increment", *JOB_BY_JOB)),
 }
 
 SCALES = {16: (4, 4), 64: (16, 4), 256: (64, 4), 1024: (256, 4)}

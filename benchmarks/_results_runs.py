@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from _results_plan import AGENT, FROZEN, MAIN, START, Plan, Variant, config_file
+from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
@@ -34,6 +34,8 @@ from rlpto.records import RunRecord
 
 KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
+FIRST = "checkpoints/000000000.zip"
+"""The checkpoint of a training before its first step."""
 MEMBER = re.compile(rf"{AGENT}-\d+")
 """Agents of single seeds, by label."""
 
@@ -71,7 +73,7 @@ def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) 
 
     Raises ConfigError if it fails, or if the folder holds a training of something else.
     """
-    run = plan.folder / "training" / f"{workload}-{variant.name}-{seed}"
+    run = training_folder(plan, workload, variant, seed)
     steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
     loads = f"agent.loads=[{','.join(map(str, plan.loads))}]"
     wanted = {"workload": workload, "seed": seed, "overrides": [loads, *steps, *variant.overrides]}
@@ -84,6 +86,11 @@ def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) 
             _train(run, config_file(workload), seed, wanted["overrides"])
         write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
     return f"agent:label={label},run={run.resolve()}"
+
+
+def training_folder(plan: Plan, workload: str, variant: Variant, seed: int) -> Path:
+    """Where a training is kept."""
+    return plan.folder / "training" / f"{workload}-{variant.name}-{seed}"
 
 
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
@@ -108,9 +115,9 @@ def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
 
 
 def start_of(plan: Plan, workload: str, variant: Variant = MAIN, seed: int = 0) -> str:
-    """Spec of the agent before anything is learned: the warm start alone."""
-    frozen = Variant(f"{variant.name}-start", (*variant.overrides, *FROZEN))
-    return trained(replace(plan, steps=None), workload, frozen, seed, START)
+    """Spec of the agent before PPO has learned anything: the warm start alone, kept as its first checkpoint."""
+    trained(plan, workload, variant, seed, START)
+    return f"agent:label={START},file={training_folder(plan, workload, variant, seed).resolve() / FIRST}"
 
 
 def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str) -> pd.DataFrame:

@@ -194,7 +194,7 @@ def test_configs_of_the_modes_differ_in_their_actions_alone() -> None:
 
 
 def test_every_variant_is_a_valid_configuration() -> None:
-    for variant in (*plans.ABLATIONS.values(), plans.time_alone("synthetic"), plans.Variant("start", plans.FROZEN)):
+    for variant in (*plans.ABLATIONS.values(), plans.time_alone("synthetic")):
         load_config(plans.config_file("synthetic"), variant.overrides)
 
 
