@@ -19,7 +19,6 @@ from agents.settings import AgentSettings
 from envs.sb3 import SB3ClusterEnv
 from envs.setup import EnvSetup
 from rlpto import __version__
-from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 
 LARGEST_EXPORT = 2_000_000
@@ -146,7 +145,8 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
         cuda = archive.group("random/cuda")
         if cuda and model.device.type == "cuda":
             torch.cuda.set_rng_state_all([torch.as_tensor(cuda[str(i)]) for i in range(len(cuda))])
-        return Notes(archive.manifest["best"], tuple(archive.manifest["history"]))
+        history = tuple({key: _number(value) for key, value in row.items()} for row in archive.manifest["history"])
+        return Notes(archive.manifest["best"], history)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
@@ -199,6 +199,11 @@ def _group(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if key == "betas" else value for key, value in saved.items()}
 
 
-def _plain(value: AnyArray | float) -> float | None:
+def _plain(value: float) -> float | None:
     """A number that JSON can hold."""
     return float(value) if np.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    """The inverse of `_plain`."""
+    return float("nan") if value is None else float(value)

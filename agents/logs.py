@@ -105,13 +105,13 @@ def log_outcome(logger: Logger, settings: AgentSettings, more: Mapping[str, Any]
     logger.record("hparams", HParam(plain, dict.fromkeys(known, 0.0)))
 
 
-def write_history(folder: Path, history: Sequence[Mapping[str, float | None]]) -> None:
+def write_history(folder: Path, history: Sequence[Mapping[str, float]]) -> None:
     """One line for each evaluation. Raises CheckpointError if that is not possible."""
     names = list(dict.fromkeys(name for row in history for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(history)
+    writer.writerows({name: value if np.isfinite(value) else "" for name, value in row.items()} for row in history)
     write_text(folder / HISTORY, text.getvalue(), "the table of evaluations")
 
 

@@ -78,14 +78,13 @@ def start_ray(cpus: int) -> None:
 
 def train_member(folder: str) -> dict[str, str | None]:
     """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
-    from agents.settings import LAST
     from rlpto.cli.runfolder import read_run_config
     from rlpto.cli.train import summary
-    from rlpto.cli.training import train_run
+    from rlpto.cli.training import has_begun, train_run
 
     run = Path(folder)
     try:
-        outcome = train_run(read_run_config(run), run, resume=(run / LAST).is_file(), progress=False)
+        outcome = train_run(read_run_config(run), run, resume=has_begun(run), progress=False)
     except RlptoError as error:
         return {"error": str(error), "summary": None}
     return {"error": None, "summary": summary(run, outcome)}

@@ -161,13 +161,12 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
     """One trial, in a process of its own: a training with some keys changed; goes on where it was interrupted."""
     from ray import tune
 
-    from agents.settings import LAST
     from rlpto.cli.runfolder import CONFIG_FILE, begin_run
-    from rlpto.cli.training import train_run
+    from rlpto.cli.training import has_begun, train_run
 
     run = Path(folder) / TRIALS / _short(tune.get_context().get_trial_dir())
     config = read_config(Path(folder) / CONFIG_FILE, [f"{key}={value}" for key, value in point.items()])
-    resume = (run / LAST).is_file()
+    resume = has_begun(run)
     if not resume:
         begin_run(run, config, ["sweep"])
     outcome = train_run(config, run, resume=resume, progress=False)

@@ -61,16 +61,16 @@ def train(
         folder = Path("runs") / settled.name if run_dir is None else run_dir
         _make_way(folder, fresh)
         _begin(settled, folder, seeds)
-    _train_all(folder, resume=resume is not None, jobs=jobs, quiet=quiet)
+    _train_all(folder, jobs=jobs, quiet=quiet)
 
 
 def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:
     """Raise CheckpointError if a training is to be resumed with another configuration, or is none."""
     from rlpto.cli.runfolder import CONFIG_FILE, differing_keys, read_run_config
-    from rlpto.cli.training import has_training
+    from rlpto.cli.training import has_begun
 
     there = read_run_config(run)
-    if not has_training(run):
+    if not has_begun(run):
         raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
     wanted = there if config is None and not changes else read_config(config or run / CONFIG_FILE, changes)
     for key, old, new in differing_keys(there, wanted, free=FREE):
@@ -81,12 +81,13 @@ def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:
 
 def _make_way(folder: Path, fresh: bool) -> None:
     """Refuse a folder with a training, or remove the training if a fresh one is wanted."""
+    from agents.evolution import CHECKPOINT as EVOLUTION
     from agents.logs import EVENTS, HISTORY
     from agents.settings import BEST, LAST
     from agents.training import PERIODIC
-    from rlpto.cli.training import BASELINES, has_training, members
+    from rlpto.cli.training import BASELINES, has_checkpoints, members
 
-    if not has_training(folder):
+    if not fresh and not has_checkpoints(folder):
         return
     if not fresh:
         raise CheckpointError(
@@ -94,7 +95,7 @@ def _make_way(folder: Path, fresh: bool) -> None:
             "or use another --run-dir, or --fresh to train anew"
         )
     for run in members(folder):
-        for name in (BEST, LAST, HISTORY):
+        for name in (BEST, LAST, HISTORY, EVOLUTION):
             (run / name).unlink(missing_ok=True)
         for name in (EVENTS, PERIODIC, BASELINES):
             shutil.rmtree(run / name, ignore_errors=True)
@@ -118,9 +119,8 @@ def _begin(config: Config, folder: Path, seeds: int) -> None:
         begin_run(folder / f"seed-{seed}", own, sys.argv[1:])
 
 
-def _train_all(folder: Path, *, resume: bool, jobs: int | None, quiet: bool) -> None:
+def _train_all(folder: Path, *, jobs: int | None, quiet: bool) -> None:
     """Train every member of a run, one after the other or side by side."""
-    from agents.settings import LAST
     from rlpto.cli.parallel import side_by_side, workers
     from rlpto.cli.training import members
 
@@ -133,16 +133,16 @@ def _train_all(folder: Path, *, resume: bool, jobs: int | None, quiet: bool) -> 
             interrupted(_how_to_go_on(folder))
     else:
         for run in runs:
-            _train_one(run, folder, resume=resume and (run / LAST).is_file(), quiet=quiet)
+            _train_one(run, folder, quiet=quiet)
     make_console(quiet).print(
         f"\nevaluate on test windows: rlpto evaluate --run {folder} --policies all", style="bold", soft_wrap=True
     )
 
 
-def _train_one(run: Path, folder: Path, *, resume: bool, quiet: bool) -> None:
-    """Train in one folder, with a progress bar."""
+def _train_one(run: Path, folder: Path, *, quiet: bool) -> None:
+    """Train in one folder, or go on where there is something to go on from, with a progress bar."""
     from rlpto.cli.runfolder import read_run_config
-    from rlpto.cli.training import train_run
+    from rlpto.cli.training import has_begun, train_run
 
     config = read_run_config(run)
     with make_progress(quiet) as bar:
@@ -153,7 +153,7 @@ def _train_one(run: Path, folder: Path, *, resume: bool, quiet: bool) -> None:
             bar.update(task, description=f"{status.doing}{best}", completed=min(status.steps, status.total))
 
         try:
-            outcome = train_run(config, run, resume=resume, progress=not quiet, told=told)
+            outcome = train_run(config, run, resume=has_begun(run), progress=not quiet, told=told)
         except KeyboardInterrupt:
             bar.stop()
             interrupted(_how_to_go_on(folder))
@@ -175,9 +175,9 @@ def summary(run: Path, outcome: Outcome) -> str:
 
 def _how_to_go_on(folder: Path, steps: int | None = None) -> str:
     """What is kept, and what to type."""
-    from rlpto.cli.training import has_training
+    from rlpto.cli.training import has_begun
 
-    if not has_training(folder):
+    if not has_begun(folder):
         return "no checkpoint has been written yet; the same command begins anew"
     kept = "" if steps is None else f"{steps} steps are kept; "
     return f"{kept}go on with: rlpto train --resume {folder}"

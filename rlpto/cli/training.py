@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agents.checkpoint import Identity
+from agents.evolution import CHECKPOINT as EVOLUTION
 from agents.settings import BEST, LAST
 from agents.training import Outcome, Status, train
 from agents.validation import Evaluator
@@ -203,6 +204,11 @@ def members(run: Path) -> list[Path]:
     return [path for path in found if path.is_dir()] or [run]
 
 
-def has_training(run: Path) -> bool:
-    """True if a run holds checkpoints."""
+def has_checkpoints(run: Path) -> bool:
+    """True if a run, or one of its seeds, holds checkpoints."""
     return any((folder / name).is_file() for folder in members(run) for name in (BEST, LAST))
+
+
+def has_begun(run: Path) -> bool:
+    """True if there is something in a run, or one of its seeds, to go on from: a checkpoint, or generations."""
+    return any((folder / name).is_file() for folder in members(run) for name in (LAST, EVOLUTION))

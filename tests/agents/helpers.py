@@ -59,6 +59,7 @@ def make_settings(**more: Any) -> AgentSettings:
         "imitation_steps": 200,
         "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
         "network": {"width": 8},
+        "evolution": {"generations": 0},
         "device": "cpu",
     }
     return AgentSettings.model_validate(given | more)

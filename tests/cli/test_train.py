@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from agents.archive import read_archive
 from agents.brain import CHECKPOINT
+from rlpto.workloads.trace import make_trace, write_trace
 
 pytestmark = pytest.mark.usefixtures("small_agent")
 
@@ -26,6 +28,7 @@ agent:
   checkpoint_every: 64
   ppo: {rollout: 16, batch_size: 32, epochs: 2}
   network: {width: 8}
+  evolution: {generations: 2, population: 4, windows: 2}
   device: cpu
 """
 
@@ -50,7 +53,7 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
     names = {path.name for path in run.iterdir()}
     assert {"best.zip", "last.zip", "checkpoints", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
-        "000000064.zip", "000000128.zip", "000000192.zip",
+        "000000000.zip", "000000064.zip", "000000128.zip", "000000192.zip",
     ]  # fmt: skip
     history = pd.read_csv(run / "validation.csv")
     assert history["steps"].tolist() == [0, 128, 192]
@@ -75,9 +78,9 @@ def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Pa
 
 def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("train", "exp.yaml", "-q", "--set", "agent.steps=64", "--set", "agent.baselines=[]")
-    lines = [f"{60 * i},{300 + 10 * i},{1 + i % 4}" for i in range(90)]
-    (project / "other.csv").write_text("submit_time,duration,gpus\n" + "\n".join(lines) + "\n")
-    answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.csv", "--windows", "all", "--no-report")
+    other = {"submit_time": 60.0 * np.arange(90), "duration": 300.0 + 10 * np.arange(90), "gpus": 1 + np.arange(90) % 4}
+    write_trace(make_trace(other, source="ninety jobs"), project / "other.parquet")
+    answer = rlpto("evaluate", "--run", "runs/small", "--trace", "other.parquet", "--windows", "all", "--no-report")
     assert answer.code == 0, answer.err
     table = pd.read_csv(project / "runs/small/evaluation-other/cells.csv")
     assert set(table["policy"]) == {"agent", "fifo", "las", "lower bound"}
@@ -122,7 +125,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
     command = [sys.executable, "-m", "rlpto.cli.main", "train", "exp.yaml", *changes]
     checkpoints = project / "runs/small/checkpoints"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-        while process.poll() is None and not list(checkpoints.glob("*.zip")):
+        while process.poll() is None and len(list(checkpoints.glob("*.zip"))) < 2:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
@@ -132,7 +135,6 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(project: Path) -> None:
     assert "Traceback" not in said
     left = steps(project / "runs/small")
     assert left >= 64
-    # A changed length is a changed training; so let it find out that it goes on, and stop it again.
     with subprocess.Popen(
         [sys.executable, "-m", "rlpto.cli.main", "train", "--resume", "runs/small"], stderr=subprocess.PIPE, text=True
     ) as process:
