@@ -112,7 +112,7 @@ def build_fleet(
     slots = np.zeros((count, most), dtype=JOB)
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     gpus_per_node = int(sizes.max())
-    packed = tables.packed_rows(gpus_per_node)
+    packed = np.ascontiguousarray(tables.packed_rows(gpus_per_node))  # one layout, so that code is compiled once
     empty = np.zeros((0, 0))
     return Fleet(
         world=build_world(slots, sizes, tables, simulator, 0, keep_log=False),
@@ -125,8 +125,8 @@ def build_fleet(
         current=np.zeros(count, dtype=np.int64),
         promoted=np.zeros((count, most), dtype=np.int64),
         packed=packed,
-        known_remaining=empty if tables.known_remaining is None else tables.known_remaining,
-        known_speed=empty if tables.known_speed is None else tables.known_speed,
+        known_remaining=empty if tables.known_remaining is None else np.ascontiguousarray(tables.known_remaining),
+        known_speed=empty if tables.known_speed is None else np.ascontiguousarray(tables.known_speed),
         noise=_joint_noise(workloads, most, packed.shape[1]),
         aging=np.array([queue.aging_normal, queue.aging_low]),
         shrink_lower=queue.shrink_lower,
