@@ -1,0 +1,273 @@
+"""The single environment: equal to the batch, to the scheduler's loop, and true to gymnasium's rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3.common.env_checker import check_env as sb3_check_env
+
+from envs.cluster_env import ClusterEnv, LiveSetup
+from envs.vector import ClusterVectorEnv
+from rlpto.arrays import IntArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.index import Index
+from rlpto.queues import QueueSettings
+from rlpto.records import REWARD_PARTS
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import linear_tables, random_jobs
+from .builders import NODES, START, TABLES, WHOLE, make_setup
+
+MODES = ["index", "levels", "increment"]
+FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@given(
+    mode=st.sampled_from(MODES),
+    seed=st.integers(0, 1000),
+    hold=st.sampled_from([0.0, 150.0]),
+    noisy=st.booleans(),
+    failing=st.booleans(),
+    decide_on=st.sampled_from(["events", "interval"]),
+    baseline=st.sampled_from(["none", "shadow"]),
+    shrink_lower=st.booleans(),
+)
+@settings(max_examples=15, deadline=None)
+def test_slots_of_a_batch_and_single_environments_go_the_same_way(
+    mode, seed, hold, noisy, failing, decide_on, baseline, shrink_lower
+):
+    simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
+    queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
+    setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, action=mode, hold=hold, baseline=baseline)
+    batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup, slot=b) for b in range(2)]
+    seen = batch.reset(seed=seed)[0]
+    own = [env.reset(seed=seed)[0] for env in singles]
+    batch.action_space.seed(seed)
+    for _ in range(40):
+        actions = batch.action_space.sample()
+        after, reward, ended, cut, infos = batch.step(actions)
+        for b, env in enumerate(singles):
+            same({name: part[b] for name, part in seen.items()}, own[b])
+            own[b], *rest, info = env.step(actions[b])
+            assert rest == [reward[b], ended[b], cut[b]]
+            assert info == {"terms": {name: infos["terms"][name][b] for name in REWARD_PARTS},
+                            "elapsed": infos["elapsed"][b]}  # fmt: skip
+            if ended[b] or cut[b]:
+                same(infos["final_obs"][b], own[b])
+                own[b] = env.reset()[0]
+        seen = after
+
+
+@pytest.mark.parametrize("failures", [FailureSettings(), FAILING])
+@pytest.mark.parametrize("decide_on", ["events", "interval"])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy):
+    simulator = SimulatorSettings(decide_on=decide_on, failures=failures)
+    jobs = [random_jobs(7, 30, 8, 10)]
+    setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none")
+    own = setup.workloads[0]
+    cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, own.noise)
+    record = run(cluster, Index(), setup.queue, setup.reward)
+    env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    env.reset(seed=0)
+    batch.reset(seed=0)
+    terms, many, ended = np.zeros(4), np.zeros(4), False
+    while not ended:
+        _, _, ended, cut, info = env.step(np.zeros(len(START)))
+        infos = batch.step(np.zeros((1, len(START))))[4]
+        assert not cut
+        terms += [info["terms"][name] for name in REWARD_PARTS]
+        many += [infos["terms"][name][0] for name in REWARD_PARTS]
+    np.testing.assert_array_equal(terms, many)
+    np.testing.assert_allclose(terms, record.decisions.reward.sum(axis=0), rtol=1e-12)
+    np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_seed_gives_the_same_episodes_and_another_seed_others(mode):
+    def episodes(seed: int) -> list[float]:
+        env = ClusterEnv(make_setup(action=mode))
+        env.action_space.seed(1)
+        rewards = [float(env.reset(seed=seed)[0]["jobs"].sum())]
+        for _ in range(60):
+            seen, reward, ended, cut, _ = env.step(env.action_space.sample())
+            rewards += [reward, float(seen["jobs"].sum())]
+            if ended or cut:
+                env.reset()
+        return rewards
+
+    assert episodes(3) == episodes(3) != episodes(4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:.*(normalized|unconventional shape|Nested)")
+def test_gymnasium_and_stable_baselines3_find_no_fault(mode):
+    check_env(ClusterEnv(make_setup(action=mode)), skip_render_check=True)
+    sb3_check_env(ClusterEnv(make_setup(action=mode)))
+
+
+class TestEpisodes:
+    def test_options_pick_an_episode(self):
+        env = ClusterEnv(make_setup())
+        env.reset(seed=0, options={"workload": "w1", "warm_up": 0.0, "length": 300.0})
+        info = env.reset(options={"workload": 2, "warm_up": 900, "length": 300.0})[1]
+        assert (info["workload"], info["length"]) == ("w2", 300.0)
+        assert info["began"] >= 900.0
+        assert np.isfinite(env.cluster.store.start_time).any(), "the start heuristic has been at work"
+        passed = 0.0
+        cut = False
+        while not cut:
+            _, _, _, cut, step = env.step(np.zeros(len(START)))
+            assert passed < 300.0
+            passed += step["elapsed"]
+        assert passed >= 300.0
+
+    def test_a_warm_up_beyond_the_end_begins_at_the_start(self):
+        env = ClusterEnv(make_setup())
+        assert env.reset(seed=0, options={"warm_up": 1e9})[1]["began"] < 60.0
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"speed": 1}, "options: unknown key speed, expected workload, warm_up, length"),
+            ({"workload": "w9"}, "'w9' is unknown, expected a number below 3, or a name such as w0"),
+            ({"workload": 3}, "3 is unknown"),
+            ({"warm_up": -1.0}, "warm_up: expected seconds, 0 or more, got -1.0"),
+            ({"length": float("nan")}, "length: expected seconds"),
+        ],
+    )
+    def test_bad_options_are_named(self, options, said):
+        with pytest.raises(ValueError, match=said):
+            ClusterEnv(make_setup()).reset(options=options)
+
+    def test_nothing_goes_before_reset_or_after_the_end(self):
+        env = ClusterEnv(make_setup([random_jobs(1, 2, 8, 10)], episode=WHOLE))
+        with pytest.raises(ResetNeeded):
+            env.step(np.zeros(len(START)))
+        env.reset()
+        while not env.step(np.zeros(len(START)))[2]:
+            pass
+        with pytest.raises(ResetNeeded, match="episode is over"):
+            env.step(np.zeros(len(START)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "action", "said"),
+    [
+        ("index", np.zeros(3), "a number for each steering weight"),
+        ("index", np.full(len(START), np.nan), "expected finite numbers, got NaN or infinity"),
+        ("levels", np.zeros(9, dtype=int), "a choice for each visible job"),
+        ("levels", np.full(8, 8), "whole numbers from 0 to 7, got 8"),
+        ("increment", np.full(8, -1), "whole numbers from 0 to 2, got -1"),
+        ("increment", np.full(8, np.nan), "whole numbers from 0 to 2, got nan"),
+    ],
+)
+def test_an_action_that_is_none_is_refused(mode, action, said):
+    setup = make_setup(action=mode)
+    env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 2)
+    env.reset(seed=0)
+    batch.reset(seed=0)
+    with pytest.raises(ValueError, match=f"^action.*{said}"):
+        env.step(action)
+    with pytest.raises(ValueError, match=f"^action.*{said}"):
+        batch.step(np.stack([action, action]))
+
+
+class TestWhateverTheAction:
+    @given(mode=st.sampled_from(MODES), seed=st.integers(0, 1000), shrink_lower=st.booleans())
+    @settings(max_examples=10, deadline=None)
+    def test_capacity_and_limits_hold_and_no_job_is_lost(self, mode, seed, shrink_lower):
+        queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
+        simulator = SimulatorSettings(failures=FAILING)
+        setup = make_setup([random_jobs(seed, 25, 8, 10)], action=mode, max_jobs=4, episode=WHOLE, queue=queue,
+                           simulator=simulator, baseline="none")  # fmt: skip
+        env = ClusterEnv(setup)
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        rng, store = np.random.default_rng(seed), env.cluster.store
+        for _ in range(60):
+            action = env.action_space.sample()
+            ended = env.step(action if rng.random() < 0.9 else np.zeros_like(action))[2]
+            assert env.cluster.held_gpus == store.gpus.sum() <= env.cluster.up_gpus
+            assert ((store.gpus == 0) | ((store.gpus >= store.min_gpus) & (store.gpus <= store.max_gpus))).all()
+            finished, submitted = np.isfinite(store.finish_time), store.submit_time <= env.cluster.time
+            assert env.cluster.active_jobs == np.count_nonzero(submitted & ~finished)
+            if ended:
+                assert finished.all()
+                break
+
+    @given(seed=st.integers(0, 1000))
+    @settings(max_examples=10, deadline=None)
+    def test_higher_classes_start_first(self, seed):
+        """Where every job could start on one GPU, none waits while one of a lower class runs."""
+        jobs = [replace(job, min_gpus=1) for job in random_jobs(seed, 25, 8, 10, types=1)]
+        env = ClusterEnv(make_setup([jobs], tables=linear_tables(0.001, 8, 20.0), episode=WHOLE, baseline="none"))
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+        for _ in range(40):
+            decided = next_decision(env)
+            ended = env.step(env.action_space.sample())[2]
+            if decided:
+                classes, gpus = decided
+                for waiting in np.flatnonzero((gpus == 0) & (classes < classes.max(initial=0))):
+                    assert not gpus[classes > classes[waiting]].any()
+            if ended:
+                break
+
+
+def next_decision(env: ClusterEnv) -> list[IntArray]:
+    """A list that will hold the classes after aging and the GPUs of the next decision."""
+    cluster: Any = env.cluster
+    carry_out = cluster.apply
+    decided: list[IntArray] = []
+
+    def apply(state: ClusterState, allocation: Allocation) -> None:
+        decided.extend([state.jobs.effective_priority, allocation.gpus])
+        cluster.apply = carry_out
+        carry_out(state, allocation)
+
+    cluster.apply = apply
+    return decided
+
+
+class TestLive:
+    def test_any_cluster_will_do(self):
+        """A cluster that somebody else makes goes the same way as one of a workload."""
+        setup = make_setup([random_jobs(3, 20, 8, 10)], episode=WHOLE, baseline="none")
+        own = setup.workloads[0]
+
+        def cluster() -> SimulatedCluster:
+            return SimulatedCluster(NODES, own.jobs, TABLES, setup.simulator, own.seed)
+
+        live = ClusterEnv(LiveSetup(cluster, setup.queue, setup.reward, setup.settings, START))
+        simulated = ClusterEnv(setup)
+        same(live.reset(seed=1)[0], simulated.reset(seed=1)[0])
+        live.action_space.seed(0)
+        ended = False
+        while not ended:
+            action = live.action_space.sample()
+            (seen, *rest), (expected, *others) = live.step(action), simulated.step(action)
+            same(seen, expected)
+            assert rest == others
+            ended = rest[1]
+
+    def test_its_workload_cannot_be_chosen(self):
+        setup = make_setup()
+        live = LiveSetup(lambda: None, setup.queue, setup.reward, setup.settings, START)  # type: ignore[arg-type, return-value]
+        with pytest.raises(ValueError, match="there is one cluster"):
+            ClusterEnv(live).reset(options={"workload": 0})

@@ -1,0 +1,144 @@
+"""Environments that step together: spaces, infos, episodes, and the shadow that is subtracted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from envs.settings import EpisodeSettings
+from envs.vector import ClusterVectorEnv
+from rlpto.errors import ConfigError
+from rlpto.queues import QueueSettings
+from rlpto.records import REWARD_PARTS
+
+from ..builders import job, linear_tables, random_jobs
+from .builders import SHORT, START, WHOLE, make_setup
+
+ZERO = np.zeros((2, len(START)))
+
+
+@pytest.mark.parametrize("mode", ["index", "levels", "increment"])
+def test_observations_and_actions_lie_in_their_spaces(mode):
+    env = ClusterVectorEnv(make_setup(action=mode, horizon=3), 3)
+    env.action_space.seed(0)
+    seen = env.reset(seed=0)[0]
+    for _ in range(30):
+        assert env.observation_space.contains(seen)
+        row = {name: part[1] for name, part in seen.items()}
+        assert env.single_observation_space.contains(row)
+        seen = env.step(env.action_space.sample())[0]
+    assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+
+
+def test_an_episode_that_is_over_leaves_its_last_observation_and_info():
+    env = ClusterVectorEnv(make_setup(), 2)
+    env.reset(seed=0)
+    over = np.zeros(2, dtype=bool)
+    while over.sum() != 1:
+        seen, _, ended, cut, infos = env.step(ZERO)
+        over = ended | cut
+    last = int(np.flatnonzero(over)[0])
+    np.testing.assert_array_equal(infos["_final_obs"], over)
+    np.testing.assert_array_equal(infos["_final_info"], over)
+    assert infos["final_obs"][1 - last] is None
+    final = infos["final_obs"][last]
+    assert env.single_observation_space.contains(final)
+    assert not np.array_equal(final["jobs"], seen["jobs"][last]), "the observation is the next episode's"
+    for name in REWARD_PARTS:
+        assert infos["final_info"]["terms"][name][last] == infos["terms"][name][last]
+    assert infos["final_info"]["elapsed"][last] == infos["elapsed"][last] > 0
+
+
+def test_arrays_that_were_returned_stay_as_they_were():
+    env = ClusterVectorEnv(make_setup(), 2)
+    seen = env.reset(seed=0)[0]
+    kept = {name: part.copy() for name, part in seen.items()}
+    for _ in range(5):
+        env.step(ZERO)
+    for name, part in kept.items():
+        np.testing.assert_array_equal(seen[name], part)
+
+
+def test_the_shadow_takes_what_the_start_heuristic_earns():
+    """Over a whole window rewards sum to the difference of the two totals, whatever the actions."""
+    jobs = [random_jobs(7, 30, 8, 10)]
+
+    def total(scale: float, baseline: str, reward_scale: float = 1.0) -> float:
+        env = ClusterVectorEnv(make_setup(jobs, episode=WHOLE, baseline=baseline, reward_scale=reward_scale), 1)
+        env.reset(seed=0)
+        rng, rewards, ended = np.random.default_rng(0), 0.0, False
+        while not ended:
+            _, reward, over, _, _ = env.step(scale * rng.normal(size=(1, len(START))))
+            rewards, ended = rewards + reward[0], over[0]
+        return float(rewards)
+
+    usual, wild = total(0.0, "none"), total(2.0, "none")
+    assert wild != pytest.approx(usual, rel=1e-3)
+    assert total(2.0, "shadow") == pytest.approx(wild - usual, abs=1e-9)
+    assert total(0.0, "shadow") == pytest.approx(0.0, abs=1e-9)
+    assert total(2.0, "shadow", 4.0) == pytest.approx((wild - usual) / 4.0, abs=1e-9)
+
+
+def test_environments_that_replay_go_through_the_same_episodes():
+    env = ClusterVectorEnv(make_setup(episode=SHORT.model_copy(update={"replay": 2})), 4)
+    seen = env.reset(seed=1)[0]["jobs"]
+    np.testing.assert_array_equal(seen[0], seen[1])
+    np.testing.assert_array_equal(seen[2], seen[3])
+    assert not np.array_equal(seen[0], seen[2])
+
+
+def test_warm_starts_begin_in_the_middle_of_the_work():
+    cold = ClusterVectorEnv(make_setup(episode=EpisodeSettings(warm_start=0.0)), 8)
+    warm = ClusterVectorEnv(make_setup(), 8)
+    cold.reset(seed=0)
+    warm.reset(seed=0)
+    assert not cold.batch.fleet.world.clusters["held"].any()
+    assert (cold.batch.began == 0.0).all()
+    assert np.count_nonzero(warm.batch.fleet.world.clusters["held"]) >= 4
+    assert len(np.unique(warm.batch.began)) == 8
+
+
+def test_episodes_may_be_cut_after_so_many_steps():
+    env = ClusterVectorEnv(make_setup(episode=WHOLE), 2, seed=0, max_episode_steps=3)
+    env.reset()
+    cuts = [env.step(ZERO)[3].tolist() for _ in range(6)]
+    assert cuts == [[False] * 2, [False] * 2, [True] * 2] * 2
+
+
+def test_jobs_out_of_sight_go_on_being_scheduled():
+    """With room for two jobs in an observation the cluster runs just as with room for all."""
+    narrow, wide = (ClusterVectorEnv(make_setup(max_jobs=most), 2, seed=0) for most in (2, 64))
+    few, all_of_them = narrow.reset()[0], wide.reset()[0]
+    hidden = False
+    for _ in range(60):
+        np.testing.assert_array_equal(few["jobs"], all_of_them["jobs"][:, :2])
+        hidden = hidden or bool((all_of_them["mask"].sum(axis=1) > 2).any())
+        few, reward, *_ = narrow.step(ZERO)
+        all_of_them, expected, *_ = wide.step(ZERO)
+        np.testing.assert_array_equal(reward, expected)
+    assert hidden
+
+
+@pytest.mark.parametrize("mode", ["levels", "increment"])
+def test_jobs_out_of_sight_keep_what_they_hold(mode):
+    """A warm start gives every job GPUs; choice 0 takes them from the one that can be seen, and from no other."""
+    jobs = [job(i, epochs=4.0, gpus=2, min_gpus=1) for i in range(4)]
+    warm = EpisodeSettings(min_hours=1e6, max_hours=1e6, warm_start=1e-4)
+    setup = make_setup([jobs], action=mode, max_jobs=1, episode=warm, tables=linear_tables(1e-5, 8))
+    env = ClusterVectorEnv(setup, 1, seed=0)
+    env.reset()
+    held = env.batch.fleet.world.jobs["gpus"][0]
+    assert held.tolist() == [2, 2, 2, 2]
+    env.step(np.zeros((1, 1), dtype=np.int64))
+    assert held.tolist() == [0 if mode == "levels" else 1, 2, 2, 2]
+
+
+def test_what_cannot_be_is_refused_in_a_line():
+    env = ClusterVectorEnv(make_setup(), 2)
+    with pytest.raises(ValueError, match=r"options \['workload'\]"):
+        env.reset(options={"workload": 0})
+    with pytest.raises(ConfigError, match="no workloads to learn from"):
+        ClusterVectorEnv(make_setup([]), 2)
+    with pytest.raises(ConfigError, match=r"queue\.inside: an environment serves each class fifo"):
+        ClusterVectorEnv(make_setup(queue=QueueSettings(inside="shortest_first")), 2)
