@@ -297,7 +297,7 @@ class Forecaster(ABC):
         horizon = min(SPREAD_HORIZON, max(1, len(series) // 4))
         predicted = self._forecasts(series, origins, horizon, covariates)
         errors = np.log1p(targets(series.values, origins, horizon)) - np.log1p(predicted)
-        spread = np.nanquantile(errors[: len(errors) - horizon + 1 or None], SPREAD_LEVELS, axis=0)
+        spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")
 
     def _batch(
@@ -358,7 +358,8 @@ def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) 
     if not len(levels):
         return np.empty((*point.shape, 0))
     shifts = np.stack([np.interp(levels, SPREAD_LEVELS, spread[:, step]) for step in steps])
-    return np.maximum(np.expm1(np.log1p(point)[:, :, None] + shifts), 0.0)
+    # expm1(log1p(point) + shift), without rounding where the shift is 0.
+    return np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
 
 
 def load(path: str | Path) -> Forecaster:

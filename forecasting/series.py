@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
@@ -107,8 +108,11 @@ def seconds(step: float | str) -> float:
         import pandas as pd
 
         try:
-            # 'h' alone is a unit to pandas' offsets, but not to its time spans.
-            value = pd.Timedelta(step if step[:1].isdigit() or step[:1] == "." else f"1{step}").total_seconds()
+            # A number alone would be nanoseconds, and pandas' time spans do not know a unit alone.
+            text = re.fullmatch(r"([0-9.]*)\s*([A-Za-z]+)", step)
+            if text is None:
+                raise ValueError(step)
+            value = pd.Timedelta(f"{text[1] or 1}{text[2]}").total_seconds()
         except ValueError:
             raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
     else:
@@ -203,7 +207,8 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
         raise ForecastError(f"timestamp {stamps[int(np.argmax(distances < 0)) + 1]} out of order, expected ascending")
     if step is None and len(times) < 2:
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
-    width = float(np.median(distances)) if step is None else seconds(step)
+    # The lower median: a distance that occurs, and not that of a gap.
+    width = float(np.sort(distances)[(len(distances) - 1) // 2]) if step is None else seconds(step)
     places = (times - times[0]) / width
     rounded = np.rint(places).astype(np.int64)
     off = np.abs(places - rounded) > _REGULAR * np.maximum(1.0, places)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from forecasting import load
+from rlpto.cli.forecast import app
+from rlpto.errors import RlptoError
+from rlpto.workloads.trace import make_trace, write_trace
+
+Verb = Callable[..., Result]
+
+
+@pytest.fixture
+def forecast() -> Verb:
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    assert isinstance(result.exception, RlptoError), result
+    assert "\n" not in str(result.exception)
+    for part in parts:
+        assert part in str(result.exception)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trace of ten days with more jobs at noon, from a Wednesday on, and its counts per half hour as CSV."""
+    rng = np.random.default_rng(0)
+    hours = np.arange(240)
+    counts = rng.poisson(6 * np.exp(np.sin(2 * np.pi * (hours - 6) / 24)))
+    times = np.sort(np.repeat(hours * 3600.0, counts) + rng.uniform(0, 3600, counts.sum()))
+    groups = np.where(np.arange(len(times)) % 3 == 0, "a", "b")
+    columns = {"submit_time": times, "gpus": np.full(len(times), 2), "group": groups}
+    write_trace(make_trace(columns, origin=pd.Timestamp("2020-04-01"), source="ten days"), tmp_path / "jobs.parquet")
+    halves = np.bincount((times // 1800).astype(int), minlength=480)
+    stamps = pd.date_range("2020-04-01", periods=480, freq="30min")
+    pd.DataFrame({"when": stamps, "jobs": halves}).to_csv(tmp_path / "counts.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    return tmp_path
+
+
+def test_backtest_prints_a_table_and_writes_results(forecast: Verb, folder: Path) -> None:
+    answer = forecast("backtest", "jobs.parquet", "--methods", "naive,season_24h", "--horizon", 3)
+    assert answer.exit_code == 0, answer
+    assert "MASE 1-3" in answer.output
+    assert "48 origins" in answer.output
+    run = folder / "runs" / "forecast-jobs"
+    assert {path.name for path in run.iterdir()} == {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
+    scores = pd.read_csv(run / "scores.csv")
+    assert scores.forecaster.unique().tolist() == ["naive", "season_24h"]
+    for figure in scores[scores.ahead == "1"].mase:
+        assert f"{figure:.3f}" in answer.output
+
+
+def test_a_csv_of_counts_and_the_trace_are_the_same_series(forecast: Verb, folder: Path) -> None:
+    columns = ("--value", "jobs", "--time", "when")
+    for source, extra, target in (("jobs.parquet", (), "t"), ("counts.csv", columns, "c")):
+        answer = forecast("backtest", source, *extra, "--every", "1h", "--methods", "naive", "--run-dir", target, "-q")
+        assert answer.exit_code == 0, answer
+        assert answer.output == ""
+    assert (folder / "t/scores.csv").read_text() == (folder / "c/scores.csv").read_text()
+
+
+def test_fit_writes_a_forecaster_that_goes_on_where_the_trace_ends(forecast: Verb, folder: Path) -> None:
+    answer = forecast("fit", "jobs.parquet", "--every", "1h", "--method", "arima_log", "-o", "f/log.pt")
+    assert "f/log.pt: arima_log fitted to 240 intervals of 1h" in answer.output
+    forecaster = load(folder / "f/log.pt")
+    found = forecaster.predict(2, [0.1, 0.9])
+    assert found.index[0] == pd.Timestamp("2020-04-11 00:00")
+    jobs = forecaster.update(5).predict(1).point[0]
+    forecast("fit", "jobs.parquet", "--every", "1h", "--method", "naive", "--what", "gpus", "-o", "gpus")
+    forecast("fit", "jobs.parquet", "--every", "1h", "--method", "naive", "--group", "a", "-o", "a")
+    everything, of_group = (load(folder / name).state().arrays["history"].sum() for name in ("gpus", "a"))
+    assert jobs > 0
+    assert 0.3 < of_group / (everything / 2) < 0.37
+
+
+def test_start_leaves_out_earlier_days(forecast: Verb, folder: Path) -> None:
+    forecast("fit", "jobs.parquet", "--every", "1h", "--method", "naive", "--start", "2020-04-05", "-o", "f")
+    forecast(
+        "fit", "counts.csv", "--value", "jobs", "--time", "when", "--every", "1h", "--method", "naive",
+        "--start", "2020-04-05", "-o", "g",
+    )  # fmt: skip
+    for name in ("f", "g"):
+        assert load(folder / name).predict(1).index[0] == pd.Timestamp("2020-04-11")
+        assert len(load(folder / name).state().arrays["history"]) == 144
+
+
+def test_bad_input_is_one_clear_line(forecast: Verb, folder: Path) -> None:
+    assert_refused(forecast("backtest", "jobs.parquet", "--methods", "prophet"), "method 'prophet'", "arima_log")
+    assert_refused(forecast("backtest", "jobs.parquet", "--every", "soon"), "--every: step 'soon'")
+    assert_refused(
+        forecast("backtest", "jobs.parquet", "--group", "c"), "jobs.parquet: no jobs of group 'c'", "'a', 'b'"
+    )
+    assert_refused(
+        forecast("backtest", "jobs.parquet", "--every", "1D", "--methods", "naive"), "jobs.parquet: series of 8"
+    )
+    assert_refused(forecast("backtest", "nothing.parquet"), "nothing.parquet: no such trace")
+    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: no such file")
+    assert_refused(
+        forecast("backtest", "counts.csv", "--value", "jobs"), "counts.csv: column 'time' missing", "when, jobs"
+    )
+    counts = ("counts.csv", "--time", "when", "--value", "jobs", "--methods", "naive")
+    assert_refused(forecast("backtest", *counts, "--every", "45min"), "counts.csv: a row every 1800 s")
+    assert_refused(forecast("backtest", *counts, "--group", "a"), "--value: a CSV of counts has neither groups")
+    lines = (folder / "counts.csv").read_text().splitlines()
+    for line, text, said in (
+        (3, "2020-04-01 00:30:00,many", "counts.csv:3: jobs many, expected a number"),
+        (3, "yesterday,4", "counts.csv:3: when yesterday, expected a time"),
+        (3, "2020-04-01 00:00:00,4", "counts.csv: timestamp 2020-04-01 00:00:00 occurs twice"),
+        (3, "2020-04-01 00:30:00,-4", "counts.csv: value -4 at entry 1"),
+    ):
+        (folder / "counts.csv").write_text("\n".join([*lines[: line - 1], text, *lines[line:]]))
+        assert_refused(forecast("backtest", *counts), said)
+    assert not (folder / "runs").exists()
+    (folder / "file").write_text("")
+    naive = ("fit", "jobs.parquet", "--method", "naive", "-o")
+    assert_refused(forecast(*naive, "file/f"), "file/f: cannot write the forecaster there")

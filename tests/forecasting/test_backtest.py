@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
+from forecasting.errors import ForecastError
+from forecasting.naive import MovingAverage, Naive, SeasonalNaive
+from forecasting.plots import plot_errors, plot_forecasts, plot_weights
+from forecasting.registry import make_method
+
+RNG = np.random.default_rng(0)
+Y = pd.Series(
+    RNG.poisson(20 * np.exp(np.sin(2 * np.pi * np.arange(400) / 24))).astype(float),
+    index=pd.date_range("2020-04-01", periods=400, freq="1h"),
+)
+
+
+def small(**options: object) -> Backtest:
+    return backtest({"naive": Naive(), "day": SeasonalNaive(24)}, Y, horizon=4, **options)  # type: ignore[arg-type]
+
+
+def test_every_origin_of_the_last_fifth_is_scored() -> None:
+    result = small()
+    assert result.origins.tolist() == list(range(320, 400))
+    assert result.actual.shape == (80, 4)
+    # The last origins know fewer targets.
+    assert np.isnan(result.actual).sum() == 1 + 2 + 3
+    assert result.actual[0].tolist() == Y.iloc[320:324].tolist()
+    np.testing.assert_array_equal(result.forecasts["naive"].point[:, 0], Y.iloc[319:399])
+
+
+def test_figures_are_those_of_their_definitions() -> None:
+    y = Y.to_numpy()
+    result = small()
+    score = result.score("naive", "1", [0])
+    errors = y[320:] - y[319:-1]
+    assert score.mae == pytest.approx(np.abs(errors).mean())
+    assert score.rmse == pytest.approx(math.sqrt(np.square(errors).mean()))
+    assert score.mase == pytest.approx(np.abs(errors).mean() / np.abs(y[24:320] - y[:296]).mean())
+    assert score.r2 == pytest.approx(1 - np.square(errors).sum() / np.square(y[320:] - y[320:].mean()).sum())
+    low, mid, high = result.forecasts["naive"].quantiles[:, 0].T
+    assert score.coverage == pytest.approx(np.mean([a <= b <= c for a, b, c in zip(low, y[320:], high, strict=True)]))
+    losses = [
+        np.where(y[320:] > q, t * (y[320:] - q), (1 - t) * (q - y[320:]))
+        for q, t in zip((low, mid, high), (0.1, 0.5, 0.9), strict=True)
+    ]
+    assert score.pinball == pytest.approx(np.mean(losses))
+    ahead = {(score.forecaster, score.ahead): score.mae for score in result.scores()}
+    assert set(ahead) == {(name, steps) for name in ("naive", "day") for steps in ("1", "4", "1-4")}
+    assert ahead["naive", "1-4"] == pytest.approx(result.errors_by_step("naive").mean())
+
+
+def test_perfect_and_constant_series_have_the_figures_that_make_sense() -> None:
+    repeated = np.tile(np.arange(24.0), 20)
+    perfect = backtest({"day": SeasonalNaive(24)}, repeated, step="1h").score("day", "1", [0])
+    assert (perfect.mae, perfect.rmse, perfect.r2, perfect.coverage) == (0, 0, 1, 1)
+    assert math.isnan(perfect.mase)  # the seasonal naive has no error to scale by
+    flat = backtest({"naive": Naive()}, np.full(200, 3.0), step="1h", quantiles=()).score("naive", "1", [0])
+    assert flat.mae == 0
+    assert all(map(math.isnan, (flat.r2, flat.mase, flat.coverage, flat.pinball)))
+
+
+def test_windows_steps_and_start_choose_origins() -> None:
+    assert small(start=100, step_size=30, windows=4).origins.tolist() == [100, 130, 160, 190]
+    assert small(start=399).actual[0, 0] == Y.iloc[399]
+    for options, message in (
+        ({"start": 0}, "start 0: expected 1 to 399"),
+        ({"start": 400}, "start 400"),
+        ({"step_size": 0}, "step_size 0"),
+        ({"windows": 0}, "windows 0"),
+        ({"refit": 0}, "refit 0"),
+        ({"start": 5}, "5 points: expected at least 10"),
+    ):
+        with pytest.raises(ForecastError, match=message):
+            small(**options)
+    with pytest.raises(ForecastError, match="at least one"):
+        backtest({}, Y)
+
+
+def test_fitting_again_learns_from_the_test_part() -> None:
+    # The level triples where the test part begins: only who is fitted again gets wider intervals.
+    shifted = Y * np.where(np.arange(400) < 300, 1, 3)
+    once = Naive().backtest(shifted, start=300, horizon=1).forecasts["naive"]
+    again = Naive().backtest(shifted, start=300, horizon=1, refit=20).forecasts["naive"]
+    np.testing.assert_array_equal(once.point, again.point)
+    np.testing.assert_array_equal(once.quantiles[:20], again.quantiles[:20])
+    assert not np.allclose(once.quantiles[20:], again.quantiles[20:])
+    smooth = make_method("smoothing")
+    assert not np.array_equal(
+        smooth.backtest(shifted, start=300, refit=50).forecasts["smoothing"].point,
+        smooth.backtest(shifted, start=300).forecasts["smoothing"].point,
+    )
+
+
+def test_no_forecast_of_a_backtest_sees_the_future() -> None:
+    changed = Y.copy()
+    changed.iloc[360:] = 500.0
+    for refit in (None, 15):
+        before, after = (make_method("arima_log").backtest(y, refit=refit) for y in (Y, changed))
+        known = before.origins <= 360
+        for name in ("point", "mean", "quantiles"):
+            left, right = (getattr(result.forecasts["arima_log"], name) for result in (before, after))
+            np.testing.assert_array_equal(left[known], right[known])
+            assert not np.array_equal(left[~known], right[~known])
+
+
+def test_the_forecaster_itself_stays_as_it_is() -> None:
+    average = MovingAverage(3).fit(Y.iloc[:50])
+    expected = average.predict(2).point
+    told: list[str] = []
+    result = backtest({"a": average, "b": Naive()}, Y, told=told.append)
+    np.testing.assert_array_equal(average.predict(2).point, expected)
+    assert told == ["a", "b"]
+    assert result.fitted["a"] is not average
+    assert result.fitted["a"].settings() == {"hours": 3.0}
+
+
+def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
+    result = small()
+    write_scores(result, tmp_path / "run" / "scores.csv")
+    write_forecasts(result, tmp_path / "run" / "forecasts.csv")
+    with (tmp_path / "run" / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["forecaster"], row["ahead"], float(row["mae"])) for row in rows] == [
+        (score.forecaster, score.ahead, score.mae) for score in result.scores()
+    ]
+    frame = pd.read_csv(tmp_path / "run" / "forecasts.csv", parse_dates=["time"])
+    assert list(frame.columns) == ["forecaster", "ahead", "time", "actual", "point", "mean", "q0.1", "q0.5", "q0.9"]
+    four = frame[(frame.forecaster == "naive") & (frame.ahead == 4)].set_index("time")
+    known = four.actual.dropna()
+    np.testing.assert_array_equal(known, Y.loc[known.index])
+    np.testing.assert_array_equal(four.point.loc[known.index], Y.shift(4).loc[known.index])
+
+
+def test_plots_are_drawn_and_refuse_what_is_not_there(tmp_path: Path) -> None:
+    result = small()
+    plot_forecasts(result, "day", tmp_path / "forecasts.png")
+    plot_errors(result, tmp_path / "errors.png")
+    plot_weights(result, np.full((80, 12), 1 / 12), [f"part {i}" for i in range(12)], tmp_path / "weights.png")
+    plot_forecasts(small(quantiles=[0.5], windows=1), "naive", tmp_path / "one.png")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 4
+    with pytest.raises(ForecastError, match="expected one of naive, day"):
+        plot_forecasts(result, "week", tmp_path / "week.png")

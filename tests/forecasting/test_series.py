@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forecasting.errors import ForecastError
+from forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds, time_of_day
+
+
+def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:
+    return pd.Series(values, index=pd.date_range(start, periods=len(values), freq="1h"))
+
+
+def refused(*arguments: object, **options: object) -> str:
+    with pytest.raises(ForecastError) as caught:
+        as_series(*arguments, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_pandas_series_and_numbers_with_a_step_are_the_same() -> None:
+    dated = as_series(hourly([1, 2, 3]))
+    plain = as_series([1, 2, 3], step="1h", start="2020-04-01")
+    np.testing.assert_array_equal(dated.values, plain.values)
+    assert (dated.step, dated.start) == (plain.step, plain.start) == (3600.0, 18353 * 86400.0)
+    assert list(dated.index()) == list(hourly([1, 2, 3]).index)
+
+
+def test_clock_of_a_series_is_the_local_one() -> None:
+    # 2020-04-01 was a Wednesday.
+    times = as_series(hourly([0.0] * 30, "2020-04-01 22:00")).times()
+    assert time_of_day(times)[:3].tolist() == [22.0, 23.0, 0.0]
+    assert day_of_week(times)[2] == 3.0
+    zoned = pd.Series([1.0, 2.0], index=pd.date_range("2020-04-01 22:00", periods=2, freq="1h", tz="Asia/Shanghai"))
+    assert as_series(zoned).start == times[0]
+
+
+def test_numbers_without_a_start_begin_on_a_monday() -> None:
+    series = as_series([1.0, 2.0], 600)
+    assert series.start == MONDAY
+    assert day_of_week(series.times())[0] == 0.0
+    assert series.index()[0].day_name() == "Monday"
+
+
+def test_calendar_features_repeat_every_week_and_not_sooner() -> None:
+    features = calendar_features(TimeSeries(np.zeros(24 * 14), 3600.0).times())
+    assert np.abs(features).max() <= 1
+    np.testing.assert_allclose(features[: 24 * 7], features[24 * 7 :], atol=1e-9)
+    np.testing.assert_allclose(features[:24, :4], features[24:48, :4], atol=1e-9)
+    assert np.abs(features[:24] - features[24:48]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [("10min", 600.0), ("1h", 3600.0), ("h", 3600.0), ("1D", 86400.0), (90, 90.0), ("0.5h", 1800)]
+)
+def test_steps(step: str | float, expected: float) -> None:
+    assert seconds(step) == expected
+
+
+@pytest.mark.parametrize("step", ["soon", "", "600", "-1h", 0, float("nan"), float("inf"), "1x"])
+def test_bad_steps_are_refused(step: str | float) -> None:
+    assert "step" in refused([1.0], step)
+
+
+def test_a_missing_interval_is_refused_or_filled() -> None:
+    gap = hourly([1.0, 2.0, 3.0, 4.0]).drop(pd.Timestamp("2020-04-01 02:00"))
+    assert "1 intervals missing, the first after 2020-04-01 01:00:00" in refused(gap)
+    assert as_series(gap, gaps="zero").values.tolist() == [1, 2, 0, 4]
+    assert as_series(gap, gaps="previous").values.tolist() == [1, 2, 2, 4]
+    assert "gaps 'guess'" in refused(gap, gaps="guess")
+
+
+def test_nan_is_refused_or_filled() -> None:
+    holes = hourly([1.0, np.nan, np.nan, 4.0])
+    assert "2 values are NaN, the first at entry 1 (2020-04-01 01:00:00)" in refused(holes)
+    assert as_series(holes, gaps="previous").values.tolist() == [1, 1, 1, 4]
+    assert as_series(holes, gaps="zero").values.tolist() == [1, 0, 0, 4]
+    assert "first value NaN" in refused([np.nan, 1.0], 60, gaps="previous")
+
+
+def test_filling_never_looks_ahead() -> None:
+    holes = np.array([1.0, np.nan, 3.0, np.nan, 5.0])
+    for gaps in ("zero", "previous"):
+        whole = as_series(holes, 60, gaps=gaps).values
+        for end in range(1, 6):
+            np.testing.assert_array_equal(as_series(holes[:end], 60, gaps=gaps).values, whole[:end])
+
+
+def test_broken_timestamps_are_refused() -> None:
+    stamps = pd.DatetimeIndex(["2020-04-01 00:00", "2020-04-01 01:00", "2020-04-01 01:00", "2020-04-01 02:00"])
+    assert "timestamp 2020-04-01 01:00:00 occurs twice" in refused(pd.Series([1.0, 2, 3, 4], index=stamps))
+    assert "out of order" in refused(hourly([1.0, 2.0, 3.0]).iloc[[0, 2, 1]])
+    late = hourly([1.0, 2.0, 3.0, 4.0])
+    late.index = late.index[:3].append(pd.DatetimeIndex(["2020-04-01 03:07"]))
+    assert "2020-04-01 03:07:00 not on a grid of 3600 s" in refused(late)
+    none = pd.Series([1.0, 2.0], index=pd.DatetimeIndex(["2020-04-01", pd.NaT]))
+    assert "entry 1 missing" in refused(none)
+    assert "RangeIndex" in refused(pd.Series([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.inf, -np.inf])
+def test_impossible_counts_are_refused(bad: float) -> None:
+    assert "at entry 2 (2020-04-01 02:00:00): expected a finite number, 0 or more" in refused(hourly([1, 2, bad, 4]))
+
+
+def test_other_shapes_are_refused() -> None:
+    assert "give their step" in refused([1.0, 2.0])
+    assert "one dimension" in refused(np.zeros((3, 2)), 60)
+    assert "expected numbers" in refused(["many"], 60)
+    assert "expected 600 s" in refused(TimeSeries(np.ones(3), 60.0), 600)
+    assert "one timestamp" in refused(hourly([1.0]))
+    assert "of 3 points: expected at least 10" in refused([1.0] * 3, 60, min_points=10)
+    assert "0 points" in refused(pd.Series([], index=pd.DatetimeIndex([]), dtype=float))
+
+
+def test_the_package_alone_is_light() -> None:
+    heavy = ("torch", "statsmodels", "pandas", "scipy", "matplotlib")
+    code = f"import sys, forecasting; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
