@@ -41,13 +41,15 @@ def evolve(
     folder: Path,
     identity: Mapping[str, object],
     told: Callable[[float], None],
+    validated: Callable[[FloatArray], float],
     *,
     resume: bool = False,
 ) -> EnvSetup:
-    """The setup with better constants as its start.
+    """The setup with better constants as its start; as it is, if they are worse on windows not learned from.
 
     folder: of the run; every finished generation is kept there, and with `resume` not tried again.
-    identity: what else decides the search. told: is given the part that is done.
+    identity: what else decides the search. told: is given the part that is done. validated: reward of weights
+    [STEERING_FEATURES] on such windows.
 
     Raises CheckpointError if the generations to go on from are of another search.
     """
@@ -72,7 +74,8 @@ def evolve(
         each_generation=generation_done,
     )
     # Candidates of different generations met different windows: the mean of the search says more than the best.
-    return replace(setup, start=_weights(setup, found.mean))
+    evolved = _weights(setup, found.mean)
+    return replace(setup, start=evolved) if validated(evolved) >= validated(setup.start) else setup
 
 
 def _weights(setup: EnvSetup, point: Mapping[str, float]) -> FloatArray:

@@ -21,7 +21,7 @@ from agents.network import JobSetPolicy
 from agents.policy import Agent
 from agents.ppo import TimedPPO
 from agents.settings import BEST, LAST, AgentSettings
-from agents.validation import Evaluator, standing, validate
+from agents.validation import Evaluator, reward_of_constants, standing, validate
 from agents.warmstart import imitate, imitates, starting_setup
 from envs.sb3 import SB3ClusterEnv
 from envs.setup import EnvSetup
@@ -85,6 +85,7 @@ def train(
             folder,
             {"digest": identity.digest},
             lambda done: told(Status(f"evolving {done:.0%}", 0, settings.steps)) if told else None,
+            lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
             resume=resume,
         )
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)

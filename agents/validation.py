@@ -13,6 +13,7 @@ import numpy as np
 
 from agents.brain import Brain
 from envs.batch import EnvBatch, begin_episode
+from envs.fleet import build_fleet, play
 from envs.setup import EnvSetup
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import total_gpus
@@ -75,7 +76,7 @@ class WindowBatch(EnvBatch):
 
 def validate(setup: EnvSetup, brain: Brain) -> Validation:
     """Let an agent schedule every workload of `setup` from its first job to its last."""
-    batch = WindowBatch(setup)
+    batch = WindowBatch(replace(setup, start=brain.start))
     windows = len(setup.workloads)
     parts, running = np.zeros((windows, len(REWARD_PARTS))), np.ones(windows, dtype=np.bool_)
     limit = PATIENCE * HOUR * max(workload.hours for workload in setup.workloads)
@@ -92,6 +93,18 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
     gpus = total_gpus(setup.nodes)
     each = [job_metrics(jobs, gpus) for jobs in batch.finished if jobs is not None]
     return Validation(parts, {name: _mean([metrics[name] for metrics in each]) for name in each[0]})
+
+
+def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
+    """Mean total reward over the workloads of `setup` of the index with weights [STEERING_FEATURES]."""
+    fleet = build_fleet(1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
+    time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
+    rewards = []
+    for workload in range(len(setup.workloads)):
+        total[:] = 0.0
+        play(fleet, 0, workload, np.atleast_2d(weights), time, total)
+        rewards.append(float(total[-1]))
+    return float(np.mean(rewards))
 
 
 def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:
