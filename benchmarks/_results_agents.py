@@ -9,7 +9,7 @@ import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
 from _results_plan import ABLATIONS, AGENT, MODES, SCALES, START, TUNED, Plan
 from _results_reward import at, by_window, difference
-from _results_runs import KEEPING, MEMBER, agents, billed, evaluated, label_of, start_of
+from _results_runs import KEEPING, agents, billed, evaluated, label_of, starts
 
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -69,7 +69,7 @@ def _gain(cells: pd.DataFrame, name: str) -> np.ndarray:
 
 def _same_windows(cells: pd.DataFrame) -> bool:
     """True if all loads have the same windows, so that a window's differences can be averaged over loads."""
-    return cells.groupby("load")["window"].agg(lambda names: tuple(sorted(set(names)))).nunique() == 1
+    return len({frozenset(mine["window"]) for _, mine in cells.groupby("load")}) == 1
 
 
 def scale(plan: Plan) -> Section:
@@ -140,22 +140,14 @@ def modes(plan: Plan) -> Section:
     config = plan.config(plan.home, plan.busy)
     rows, tables, learned = [], [], 0
     for name, variant in MODES.items():
-        start = [start_of(plan, plan.home, variant, seed) for seed in plan.seeds]
-        before = pd.concat(
-            [
-                evaluated(plan, config, [spec], "modes").assign(seed=seed)
-                for seed, spec in zip(plan.seeds, start, strict=True)
-            ]
-        )
-        after = evaluated(plan, config, agents(plan, plan.home, variant), "modes")
-        first = before[before["policy"] == START].groupby("window", as_index=False)["reward"].mean()
-        last = after[after["policy"] == AGENT].sort_values("window")
-        gained = bootstrap_interval(last["reward"].to_numpy() - first.sort_values("window")["reward"].to_numpy())
-        seeds = after[after["policy"].str.fullmatch(MEMBER.pattern)].groupby("policy")["reward"].mean()
+        specs = [*starts(plan, plan.home, variant), *agents(plan, plan.home, variant)]
+        cells = evaluated(plan, config, specs, "modes")
+        gained = difference(cells, AGENT, START)
+        seeds = [by_window(cells, f"{AGENT}-{seed}", "reward").mean() for seed in plan.seeds]
         learned += gained.low > 0
-        means = [f"{first['reward'].mean():.1f}", f"{last['reward'].mean():.1f}"]
+        means = [f"{by_window(cells, policy, 'reward').mean():.1f}" for policy in (START, AGENT)]
         rows.append([f"`{name}`", *means, ", ".join(f"{value:.1f}" for value in seeds), shown(gained, 2)])
-        tables.append(pd.concat([before, after]).assign(mode=name))
+        tables.append(cells.assign(mode=name))
     claim = Claim(
         "7. Every action mode learns: final against start", f"{learned} of {len(MODES)}", learned == len(MODES)
     )

@@ -252,5 +252,5 @@ def _mean_agent(found: pd.DataFrame, key: str) -> pd.DataFrame:
 
 def _percent(values: pd.Series[float]) -> str:
     """Mean with interval over cases, as a signed share."""
-    found = bootstrap_interval(values.to_numpy(dtype=np.float64))
+    found = bootstrap_interval(np.array(values.to_list(), dtype=np.float64))
     return f"{found.estimate:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"

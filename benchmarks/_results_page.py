@@ -19,7 +19,7 @@ HEAD = "# Results\n\nAll figures below come from `make results`.\n"
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that was to be reached. figure: what was measured, in words. reached: None where it is for the reader to judge."""
+    """Something that was to be reached. figure: what was measured. reached: None where the reader is to judge."""
 
     text: str
     figure: str

@@ -24,10 +24,11 @@ AGENT, START, TUNED = "agent", "agent_start", "tuned_index"
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train the agent. overrides: `key=value` on top of the workload's configuration."""
+    """A way to train the agent. overrides: `key=value` on top of its configuration; config: None: the workload's."""
 
     name: str
     overrides: tuple[str, ...] = ()
+    config: str | None = None
 
 
 MAIN = Variant("main")
@@ -50,13 +51,10 @@ ABLATIONS: dict[str, Variant] = {
 }
 """Ablations that need a training of their own; `without shrink` is the main agent, kept from shrinking jobs."""
 
-JOB_BY_JOB = ("env.hold=0", "agent.steps=150000", "agent.evaluate_every=50000", "agent.validation_windows=4")
-"""Overrides of the modes that choose for each job: a choice for every decision, and more of them."""
-
 MODES: dict[str, Variant] = {
     "index": MAIN,
-    "levels": Variant("levels", ("env.action=levels", *JOB_BY_JOB)),
-    "increment": Variant("increment", ("env.action=increment", *JOB_BY_JOB)),
+    "levels": Variant("levels", config="levels"),
+    "increment": Variant("increment", config="increment"),
 }
 
 SCALES = {16: (4, 4), 64: (16, 4), 256: (64, 4), 1024: (256, 4)}

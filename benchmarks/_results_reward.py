@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
 from _results_plan import AGENT, START, Plan, time_alone, tuned
-from _results_runs import MEMBER, agents, evaluated, start_of
+from _results_runs import MEMBER, agents, evaluated, starts
 
 from rlpto.arrays import FloatArray
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -23,9 +23,11 @@ TIME_TUNED = "tuned_index (time)"
 def reward(plan: Plan) -> Section:
     """Total reward of every policy, and how far the agent is ahead of the best of the others."""
     cells = pd.concat([reward_cells(plan, workload, load) for workload in plan.workloads for load in plan.loads])
-    verdicts = pd.DataFrame([verdict(cells, workload, load) for workload in plan.workloads for load in plan.loads])
+    verdicts = pd.DataFrame(
+        [verdict(cells, workload, load, plan.seeds) for workload in plan.workloads for load in plan.loads]
+    )
     ahead = bool((verdicts["low"] > 0).all())
-    worst = verdicts.loc[verdicts["difference"].idxmin()]
+    worst = verdicts.iloc[int(verdicts["difference"].argmin())]
     claim = Claim(
         "1. The agent has the largest total reward on every workload and load; the interval of the difference "
         "from the runner-up is above zero",
@@ -51,7 +53,7 @@ DEFINITION = (
 def reward_cells(plan: Plan, workload: str, load: float) -> pd.DataFrame:
     """Every policy, the agents, and their start on the test windows of a workload at a load."""
     config = plan.config(workload, load)
-    specs = [*config.policies, *agents(plan, workload), start_of(plan, workload)]
+    specs = [*config.policies, *agents(plan, workload), *starts(plan, workload)]
     cells = evaluated(plan, config, specs, f"{workload}-{load:g}")
     return cells.assign(workload=workload, load=load)
 
@@ -91,12 +93,12 @@ def rivals(cells: pd.DataFrame) -> list[str]:
     return [name for name in cells["policy"].unique() if name not in OWN and not MEMBER.fullmatch(name)]
 
 
-def verdict(cells: pd.DataFrame, workload: str, load: float) -> dict[str, object]:
+def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: Sequence[int]) -> dict[str, object]:
     """The agent against the best of the others, against its start, and beside the bound."""
     here = at(cells, workload, load)
     second = max(rivals(here), key=lambda name: by_window(here, name, "reward").mean())
     ahead, learned = difference(here, AGENT, second), difference(here, AGENT, START)
-    of_seeds = [by_window(here, name, "reward").mean() for name in here["policy"].unique() if MEMBER.fullmatch(name)]
+    of_seeds = [by_window(here, f"{AGENT}-{seed}", "reward").mean() for seed in seeds]
     return {
         "workload": workload,
         "load": load,
@@ -151,24 +153,15 @@ def jct(plan: Plan) -> Section:
     """Mean JCT of the agent that is rewarded for time alone, relative to others."""
     cells = pd.concat([time_cells(plan, workload, load) for workload in plan.workloads for load in plan.loads])
     found = [
-        {"workload": workload, "load": load}
-        | {"tuned": ratio(here, AGENT, [TIME_TUNED], "jct_mean"), "index": ratio(here, AGENT, ["index"], "jct_mean")}
-        | {
-            "published": ratio(here, AGENT, PUBLISHED, "jct_mean"),
-            "bound": ratio(here, LOWER_BOUND, [AGENT], "jct_mean"),
-        }
-        for workload in plan.workloads
-        for load in plan.loads
-        for here in [at(cells, workload, load)]
+        (workload, load, time_ratios(at(cells, workload, load))) for workload in plan.workloads for load in plan.loads
     ]
-    columns = ("tuned", "index", "published", "bound")
-    rows = [[str(row["workload"]), f"{row['load']:g}", *(shown(row[name], 3) for name in columns)] for row in found]
+    rows = [[name, f"{load:g}", *(shown(value, 3) for value in ratios.values())] for name, load, ratios in found]
     heads = ["workload", "load", "to the tuned index", "to the two-parameter index", "to the best published"]
     flat = pd.DataFrame(
         [
-            {"workload": row["workload"], "load": row["load"]}
-            | {f"{name}{end}": value for name in columns for end, value in _ends(row[name])}
-            for row in found
+            {"workload": workload, "load": load}
+            | {f"{name}{end}": value for name, interval in ratios.items() for end, value in _ends(interval)}
+            for workload, load, ratios in found
         ]
     )
     claims = [
@@ -185,6 +178,16 @@ def jct(plan: Plan) -> Section:
     section = Section("jct", "Time alone", text, claims)
     save_section(plan.folder, section, {"jct-cells": cells, "jct": flat})
     return section
+
+
+def time_ratios(cells: pd.DataFrame) -> dict[str, Interval]:
+    """Mean JCT of the agent over that of others, and of the bound over the agent's."""
+    return {
+        "tuned": ratio(cells, AGENT, [TIME_TUNED], "jct_mean"),
+        "index": ratio(cells, AGENT, ["index"], "jct_mean"),
+        "published": ratio(cells, AGENT, PUBLISHED, "jct_mean"),
+        "bound": ratio(cells, LOWER_BOUND, [AGENT], "jct_mean"),
+    }
 
 
 def time_cells(plan: Plan, workload: str, load: float) -> pd.DataFrame:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
 
+from rlpto.cli.training import has_begun
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
 from rlpto.errors import ConfigError
@@ -36,8 +37,8 @@ KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
 FIRST = "checkpoints/000000000.zip"
 """The checkpoint of a training before its first step."""
-MEMBER = re.compile(rf"{AGENT}-\d+")
-"""Agents of single seeds, by label."""
+MEMBER = re.compile(rf"({AGENT}|{START})-\d+")
+"""Agents of single seeds, and what they start from, by label."""
 
 
 @contextmanager
@@ -76,14 +77,15 @@ def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) 
     run = training_folder(plan, workload, variant, seed)
     steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
     loads = f"agent.loads=[{','.join(map(str, plan.loads))}]"
-    wanted = {"workload": workload, "seed": seed, "overrides": [loads, *steps, *variant.overrides]}
+    overrides = [loads, *steps, *variant.overrides]
+    wanted = {"config": variant.config or workload, "seed": seed, "overrides": overrides}
     finished = run / "finished.json"
     if finished.is_file():
         if json.loads(finished.read_text(encoding="utf-8")) != wanted:
             raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
     else:
         with billed(plan, "training"):
-            _train(run, config_file(workload), seed, wanted["overrides"])
+            _train(run, config_file(variant.config or workload), seed, overrides)
         write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
     return f"agent:label={label},run={run.resolve()}"
 
@@ -96,7 +98,7 @@ def training_folder(plan: Plan, workload: str, variant: Variant, seed: int) -> P
 def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
     """Train, or go on, in a process of its own. The only place that knows how trainings are started."""
     command = [sys.executable, "-m", "rlpto.cli.main", "train"]
-    if (run / "last.zip").is_file():
+    if has_begun(run):
         command += ["--resume", str(run)]
     else:
         changes = [text for override in overrides for text in ("--set", override)]
@@ -114,16 +116,20 @@ def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
     return [trained(plan, workload, variant, seed, f"{AGENT}-{seed}") for seed in plan.seeds]
 
 
-def start_of(plan: Plan, workload: str, variant: Variant = MAIN, seed: int = 0) -> str:
-    """Spec of the agent before PPO has learned anything: the warm start alone, kept as its first checkpoint."""
-    trained(plan, workload, variant, seed, START)
-    return f"agent:label={START},file={training_folder(plan, workload, variant, seed).resolve() / FIRST}"
+def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
+    """Specs of the agents of all seeds before PPO has learned anything: the warm starts, kept as first checkpoints."""
+    agents(plan, workload, variant)
+    folders = [training_folder(plan, workload, variant, seed).resolve() for seed in plan.seeds]
+    return [
+        f"agent:label={START}-{seed},file={folder / FIRST}" for seed, folder in zip(plan.seeds, folders, strict=True)
+    ]
 
 
 def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str) -> pd.DataFrame:
     """Metrics of policies on the config's windows: one row a policy and window, the lower bound among them.
 
-    The sample is windows: agents of several seeds are there one by one and, averaged in every window, as AGENT.
+    The sample is windows: agents of several seeds are there one by one and, averaged in every window, as AGENT
+    (and what they start from as START).
     """
     experiment = prepare(config)
     outcome = experiment.outcome()
@@ -208,10 +214,11 @@ class Keeping:
 
 
 def with_mean_agent(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with one more policy, AGENT: in every window the mean of the agents of all seeds."""
-    members = cells[cells["policy"].str.fullmatch(MEMBER.pattern)]
-    if members.empty:
-        return cells
+    """The cells with AGENT and START as further policies: in every window the mean of the agents of all seeds."""
     metrics = [name for name in cells.columns if name not in ("policy", "knowledge", "window", "seed")]
-    means = members.groupby(["knowledge", "window", "seed"], as_index=False)[metrics].mean()
-    return pd.concat([cells, means.assign(policy=AGENT)], ignore_index=True)[list(cells.columns)]
+    means = []
+    for name in (AGENT, START):
+        members = cells[cells["policy"].str.fullmatch(rf"{name}-\d+")]
+        mean = members.groupby(["knowledge", "window", "seed"], as_index=False)[metrics].mean()
+        means += [mean.assign(policy=name)] if len(mean) else []
+    return pd.concat([cells, *means], ignore_index=True)[list(cells.columns)]

@@ -50,6 +50,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
         return f"index:label={label}" + (f",weights={weights}" if seed else "")
 
     monkeypatch.setattr(runs, "trained", agent)
+    monkeypatch.setattr(reward, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
     return plans.Plan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
 
 
@@ -59,7 +60,18 @@ def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, m
     cells = pd.read_csv(plan.folder / "tables" / "reward-cells.csv")
     assert list(verdicts["load"]) == [0.5, 0.9]
     assert set(cells["policy"]) == {
-        *("fifo", "equal_share", "tuned_index", "agent-0", "agent-1", "agent", "agent_start", "lower bound")
+        *(
+            "fifo",
+            "equal_share",
+            "tuned_index",
+            "agent-0",
+            "agent-1",
+            "agent",
+            "agent_start",
+            "agent_start-0",
+            "agent_start-1",
+            "lower bound",
+        )
     }
     for load, row in verdicts.set_index("load").iterrows():
         here = cells[cells["load"] == load].pivot_table(index="window", columns="policy", values="reward")
@@ -168,7 +180,7 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
         commands.append(command)
         run = tmp_path / "training" / "synthetic-main-1"
         run.mkdir(parents=True, exist_ok=True)
-        (run / "last.zip").write_text("an agent")
+        (run / "evolution.json").write_text("some generations")
         return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
 
     monkeypatch.setattr(runs.subprocess, "run", process)
@@ -184,13 +196,13 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
         runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1, "agent-1")
 
 
-def test_configs_of_the_modes_differ_in_their_actions_alone() -> None:
+def test_configs_of_the_modes_differ_in_what_is_learned_alone() -> None:
+    learning = {"name", "description", "env", "agent"}
+    home = load_config(plans.config_file("synthetic"))
     for mode, variant in plans.MODES.items():
-        if mode == "index":
-            continue
-        own = load_config(plans.config_file(mode)).model_dump(exclude={"name", "description"})
-        wanted = load_config(plans.config_file("synthetic"), variant.overrides)
-        assert own == wanted.model_dump(exclude={"name", "description"})
+        own = load_config(plans.config_file(variant.config or "synthetic"))
+        assert own.env.action == mode
+        assert own.model_dump(exclude=learning) == home.model_dump(exclude=learning)
 
 
 def test_every_variant_is_a_valid_configuration() -> None:
