@@ -100,13 +100,14 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
     policy_class = _find(name)
+    unnamed = None
     if _UNNAMED in options:
-        positional = getattr(policy_class, "POSITIONAL", None)
-        if positional is None or positional in options:
+        unnamed = getattr(policy_class, "POSITIONAL", None)
+        if unnamed is None or unnamed in options:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[_UNNAMED]!r}")
-        options = {positional: options.pop(_UNNAMED), **options}
+        options = {unnamed: options.pop(_UNNAMED), **options}
     policy = policy_class(_checked(name, policy_class.Options, options))
-    policy.name = label or _label(name, options)
+    policy.name = label or _label(name, options, unnamed)
     return policy
 
 
@@ -219,9 +220,11 @@ def _as_text(value: object) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 
-def _label(name: str, options: Mapping[str, object]) -> str:
-    """`name:option=value,...` with the options as given."""
-    given = ",".join(f"{key}={_as_text(value)}" for key, value in options.items())
+def _label(name: str, options: Mapping[str, object], unnamed: str | None) -> str:
+    """`name:option=value,...` with the options as given; unnamed: the one that was given without its name."""
+    given = ",".join(
+        _as_text(value) if key == unnamed else f"{key}={_as_text(value)}" for key, value in options.items()
+    )
     return f"{name}:{given}" if given else name
 
 

@@ -2,12 +2,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agents.archive import Archive, read_archive
 from agents.brain import CHECKPOINT
-from tests.agents.helpers import make_settings, make_setup, train_small
+from agents.checkpoint import Identity
+from agents.network import JobSetPolicy
+from agents.ppo import TimedPPO
+from agents.validation import standing
+from agents.warmstart import demonstrations, imitate, imitates, starting_setup
+from envs.sb3 import SB3ClusterEnv
+from rlpto.errors import CheckpointError, TrainingError
+from rlpto.policies.steering import FREE
+from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
 
 
 def last(folder: Path) -> Archive:
@@ -32,7 +44,8 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(
     tmp_path: Path, action: str, smooth_noise: bool
 ) -> None:
     setup = make_setup(action=action)
-    settings = make_settings(ppo={"smooth_noise": smooth_noise})
+    # An agent that lets jobs starve takes long to look at, which index agents never do.
+    settings = make_settings(ppo={"smooth_noise": smooth_noise}, evaluate_every=128 if action == "index" else 10**6)
     whole = train_small(tmp_path / "whole", setup, settings)
     assert whole.finished
     for checks in (2, 1):
@@ -46,3 +59,136 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(
     assert one.arrays.keys() == other.arrays.keys()
     for name, array in one.arrays.items():
         assert array.tobytes() == other.arrays[name].tobytes(), name
+
+
+@pytest.mark.parametrize("change", ["digest", "seed", "version"])
+def test_a_checkpoint_of_another_training_is_refused(
+    tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_small(tmp_path, stop=stop_after(1))
+    other, reason = {
+        "digest": (Identity("other", 5, {}), "other settings"),
+        "seed": (Identity("d", 6, {}), "seed 5, expected 6"),
+        "version": (IDENTITY, "training cannot be resumed exactly by 99"),
+    }[change]
+    if change == "version":
+        monkeypatch.setattr("agents.checkpoint.__version__", "99")
+    before = (tmp_path / "last.zip").read_bytes()
+    with pytest.raises(CheckpointError, match=reason):
+        train_small(tmp_path, resume=True, identity=other)
+    assert (tmp_path / "last.zip").read_bytes() == before
+
+
+def test_nothing_to_resume_and_half_a_checkpoint_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"last\.zip: no such file"):
+        train_small(tmp_path, resume=True)
+    train_small(tmp_path, stop=stop_after(0))
+    path = tmp_path / "last.zip"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match=r"last\.zip: truncated"):
+        train_small(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("where", ["weights", "observation"])
+def test_nan_stops_training_with_the_last_good_checkpoint(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates = [0]
+    train, step = TimedPPO.train, SB3ClusterEnv.step_wait
+
+    def breaking_train(model: TimedPPO) -> None:
+        train(model)
+        updates[0] += 1
+        if updates[0] == 3 and where == "weights":
+            with torch.no_grad():
+                model.policy.value_net.weight[0, 0] = float("nan")
+
+    def breaking_step(env: SB3ClusterEnv) -> Any:
+        found = step(env)
+        if updates[0] == 3:
+            found[0]["cluster"][0, 0] = np.nan
+        return found
+
+    monkeypatch.setattr(TimedPPO, "train", breaking_train)
+    if where == "observation":
+        monkeypatch.setattr(SB3ClusterEnv, "step_wait", breaking_step)
+    with pytest.raises(TrainingError, match=f"{where}.*not all numbers are finite.*last good checkpoint is") as stopped:
+        train_small(tmp_path)
+    assert "\n" not in str(stopped.value)
+    assert last(tmp_path).manifest["steps"] == 128
+    assert all(np.isfinite(array).all() for array in last(tmp_path).group("policy").values())
+    monkeypatch.undo()
+    assert train_small(tmp_path, resume=True).finished
+
+
+def test_tensorboard_shows_what_a_training_is_about(tmp_path: Path) -> None:
+    train_small(tmp_path, texts={"config": "name: small"})
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = set(events.Tags()["scalars"])
+    assert {
+        *(
+            "episode/reward_per_hour",
+            "episode/accuracy_per_hour",
+            "episode/time_per_hour",
+            "episode/resources_per_hour",
+        ),
+        *(
+            "validation/reward",
+            "validation/jct_mean",
+            "validation/jct_p95",
+            "validation/jct_p99",
+            "validation/makespan",
+        ),
+        *("validation/utilisation", "validation/queueing_high", "validation/queueing_low"),
+        *("validation/rescales_per_job", "validation/rank", "wins/fifo", "gain/fifo"),
+        *("gpus_by_stage/0_to_25_percent", "gpus_by_stage/75_to_100_percent"),
+        *("train/approx_kl", "train/entropy_loss", "train/value_loss", "train/policy_gradient_loss", "time/fps"),
+        *("rollout/ep_rew_mean", "final/reward"),
+    } <= scalars
+    assert events.Tags()["images"] == ["validation/schedule"]
+    assert "text/config/text_summary" in events.Tags()["tensors"]
+    assert "_hparams_/experiment" in events.summary_metadata
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(TrainingError, match="no CUDA device"):
+        train_small(tmp_path, settings=make_settings(device="cuda"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("action", ["levels", "increment"])
+def test_imitation_makes_a_network_choose_as_the_heuristic_does(action: str) -> None:
+    setup = make_setup(action=action)
+    settings = make_settings(imitation_steps=2000, network={"width": 16})
+    torch.manual_seed(0)
+    env = SB3ClusterEnv(setup, 2, 0)
+    model = TimedPPO.make(env, settings, 120.0, 0)
+    assert isinstance(model.policy, JobSetPolicy)
+    seen, targets = demonstrations(setup, settings, 1)
+    common = np.bincount(targets[targets >= 0]).max() / (targets >= 0).sum()
+    agreement = imitate(model.policy, setup, settings, 0, [].append)
+    assert agreement > common + 0.1, "better than always choosing what is most common"
+    assert (targets >= 0).sum() == seen.mask.sum()
+
+
+def test_without_warm_start_the_index_has_no_preferences() -> None:
+    setup = make_setup()
+    assert starting_setup(setup, make_settings()) is setup
+    scratch = starting_setup(setup, make_settings(warm_start="none"))
+    assert set(scratch.start) == {0.0, FREE}
+    levels = make_setup(action="levels")
+    assert starting_setup(levels, make_settings(warm_start="none")) is levels
+    assert imitates(levels, make_settings())
+    assert not imitates(levels, make_settings(warm_start="none"))
+    assert not imitates(setup, make_settings())
+
+
+def test_standing_among_baselines() -> None:
+    found = standing(np.array([-1.0, -3.0]), {"a": np.array([-2.0, -2.5]), "b": np.array([0.0, -1.0])})
+    assert found["rank"] == 2.0
+    assert found["wins/a"] == 0.5
+    assert found["wins/b"] == 0.0
+    assert found["gain/a"] == pytest.approx(0.25 / 2.25)
+    assert standing(np.array([1.0]), {}) == {}

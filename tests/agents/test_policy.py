@@ -1,0 +1,197 @@
+"""The trained agent as a policy: the same decisions as in the environments it has learned in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agents import policy as policy_module
+from agents.archive import read_archive, write_archive
+from agents.brain import AGENT, CHECKPOINT, Brain, load_brain
+from agents.checkpoint import export_agent
+from agents.network import JobSetPolicy
+from agents.policy import Agent, AgentOptions
+from agents.validation import validate
+from envs.observation import Observation
+from envs.sb3 import SB3ClusterEnv
+from envs.setup import EnvSetup, action_space, observation_space
+from rlpto.cluster import ClusterState
+from rlpto.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.policies.registry import available, make_policy
+from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, workload
+from tests.builders import make_cluster
+
+
+def random_brain(setup: EnvSetup, seed: int = 0) -> Brain:
+    """An agent that has learned nothing but does something else in every state."""
+    torch.manual_seed(seed)
+    network = JobSetPolicy(observation_space(setup.settings), action_space(setup.settings), lambda _: 0.0, width=8)
+    with torch.no_grad():
+        for parameter in network.action_net.parameters():
+            parameter.normal_(0.0, 2.0)
+    return Brain(setup.settings, setup.start, network)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished training."""
+    folder = tmp_path_factory.mktemp("run")
+    train_small(folder)
+    return folder
+
+
+@pytest.mark.parametrize("action", ["index", "levels", "increment"])
+def test_acts_as_the_network_does_in_the_environments(action: str) -> None:
+    setup = make_setup(action=action)
+    brain = random_brain(setup)
+    env = SB3ClusterEnv(setup, 3, 0)
+    seen = env.reset()
+    for _ in range(20):
+        theirs, _ = brain.network.predict(seen, deterministic=True)  # type: ignore[arg-type]
+        ours = brain.act(Observation(**seen))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        seen, *_ = env.step(ours)
+
+
+@pytest.mark.parametrize("hold", [0.0, 400.0])
+@pytest.mark.parametrize("action", ["index", "levels"])
+def test_a_schedule_earns_what_the_fleet_says(action: str, hold: float) -> None:
+    setup = make_setup((1,), action=action, hold=hold)
+    brain = random_brain(setup, 3)
+    record = schedule(Agent(brain=brain), workload(1).jobs, seed=1)
+    found = validate(setup, brain)
+    np.testing.assert_allclose(found.parts[0], record.decisions.reward.sum(axis=0), rtol=1e-9)
+    jct = record.jobs.finish_time - record.jobs.submit_time
+    assert found.metrics["jct_mean"] == pytest.approx(jct.mean())
+    assert found.metrics["rescales_per_job"] == pytest.approx(record.jobs.rescales.mean())
+    assert found.metrics["makespan"] == pytest.approx(record.jobs.finish_time.max() - record.jobs.submit_time.min())
+
+
+def test_holding_repeats_an_action_and_a_reset_forgets_it() -> None:
+    setup = make_setup(hold=600.0)
+    agent = Agent(brain=random_brain(setup))
+    once, twice = (schedule(agent, workload(2).jobs, seed=2) for _ in range(2))
+    np.testing.assert_array_equal(once.jobs.finish_time, twice.jobs.finish_time)
+
+
+def test_exported_agents_are_small_and_decide_alike(trained: Path, tmp_path: Path) -> None:
+    size = export_agent(trained / "best.zip", tmp_path / "agent.zip")
+    assert size == (tmp_path / "agent.zip").stat().st_size < 2_000_000
+    archive = read_archive(tmp_path / "agent.zip", (AGENT,))
+    assert all(name.startswith("policy/") for name in archive.arrays)
+    assert archive.manifest["provenance"] == {"config": "a test"}
+    records = [
+        schedule(make_policy(spec), workload(9).jobs, seed=9)
+        for spec in (f"agent:file={tmp_path / 'agent.zip'}", f"agent:run={trained}", f"agent:file={trained}/best.zip")
+    ]
+    for record in records[1:]:
+        np.testing.assert_array_equal(record.jobs.finish_time, records[0].jobs.finish_time)
+
+
+def test_a_run_without_a_best_checkpoint_is_used_from_its_last(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "last.zip").write_bytes((trained / "last.zip").read_bytes())
+    assert Agent(AgentOptions(run=tmp_path)).env.max_jobs == 6
+    assert Agent(AgentOptions(run=tmp_path, max_jobs=9)).env.max_jobs == 9
+
+
+def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export_agent(trained / "best.zip", tmp_path / "small.zip")
+    monkeypatch.setattr(policy_module, "pretrained_folders", lambda: [tmp_path])
+    assert make_policy("pretrained:small").name == "pretrained:small"
+    assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
+    with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):
+        make_policy("pretrained:large")
+    listed = {info.name: info for info in available()}
+    assert not listed["agent"].complete
+    assert not listed["pretrained"].complete
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("agent", "expected one of file=FILE and run=FOLDER"),
+        ("agent:file=none.zip", "none.zip: no such file"),
+        ("agent:run=nowhere", "nowhere: no best.zip or last.zip there"),
+        ("agent:max_jobs=0", "max_jobs"),
+        ("fifo:small", "expected name:option=value"),
+    ],
+)
+def test_specs_without_an_agent_are_refused(spec: str, reason: str) -> None:
+    with pytest.raises((ConfigError, CheckpointError), match=reason):
+        make_policy(spec)
+
+
+def _nan(archive_path: Path) -> None:
+    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
+    arrays = {name: array.copy() for name, array in archive.arrays.items()}
+    arrays["policy/action_net.weight"][0, 0] = np.nan
+    write_archive(archive_path, archive.manifest, arrays, "a test")
+
+
+def _other_observation(archive_path: Path) -> None:
+    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
+    meaning = archive.manifest["meaning"] | {"observation": 0}
+    write_archive(archive_path, archive.manifest | {"meaning": meaning}, archive.arrays, "a test")
+
+
+def _other_features(archive_path: Path) -> None:
+    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
+    features = ["colour", *archive.manifest["meaning"]["job_features"][1:]]
+    meaning = archive.manifest["meaning"] | {"job_features": features}
+    write_archive(archive_path, archive.manifest | {"meaning": meaning}, archive.arrays, "a test")
+
+
+def _other_width(archive_path: Path) -> None:
+    archive = read_archive(archive_path, (CHECKPOINT, AGENT))
+    write_archive(archive_path, archive.manifest | {"network": {"width": 16}}, archive.arrays, "a test")
+
+
+def _truncate(archive_path: Path) -> None:
+    archive_path.write_bytes(archive_path.read_bytes()[:-300])
+
+
+def _flip(archive_path: Path) -> None:
+    content = bytearray(archive_path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    archive_path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_nan, "weights action_net.weight hold NaN"),
+        (_other_observation, "observation: 0, expected"),
+        (_other_features, "job_features: without remaining; with colour"),
+        (_other_width, "do not fit the network"),
+        (_truncate, "truncated, damaged or no file of RLPTO"),
+        (_flip, "truncated, damaged or no file of RLPTO"),
+    ],
+)
+def test_broken_files_are_refused_with_the_reason(
+    trained: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    path = tmp_path / "agent.zip"
+    export_agent(trained / "best.zip", path)
+    load_brain(path)
+    damage(path)
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        load_brain(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cluster_without_gpus_is_refused() -> None:
+    setup = make_setup()
+    agent = Agent(brain=random_brain(setup))
+    cluster = make_cluster(workload(1).jobs, setup.tables, interval=SIMULATOR.interval)
+    cluster.advance()
+    state: ClusterState = replace(cluster.state(), capacity=0, gpus_per_node=0)
+    with pytest.raises(PolicyError, match="the cluster has no GPUs"):
+        agent(state)
+    waiting = replace(cluster.state(), capacity=0)
+    assert agent(waiting).gpus.tolist() == [0] * len(waiting.jobs), "all nodes down: wait for one"
