@@ -12,6 +12,7 @@ from rlpto.cli.compare import compare
 from rlpto.cli.configs import app as configs
 from rlpto.cli.evaluate import evaluate
 from rlpto.cli.export import export
+from rlpto.cli.forecast import app as forecast
 from rlpto.cli.policies import policies
 from rlpto.cli.profiles import app as profiles
 from rlpto.cli.sweep import sweep
@@ -37,6 +38,7 @@ app.command("evaluate", epilog="Example: rlpto evaluate configs/quickstart.yaml 
 app.command("compare", epilog="Example: rlpto compare runs/quickstart runs/noisy")(compare)
 app.command("export", epilog="Example: rlpto export runs/philly -o philly.zip")(export)
 app.command("sweep", epilog="Example: rlpto sweep configs/quickstart.yaml --space space.yaml --trials 20")(sweep)
+app.add_typer(forecast, name="forecast")
 app.add_typer(trace, name="trace")
 app.add_typer(profiles, name="profiles")
 app.add_typer(tune, name="tune")
