@@ -12,8 +12,10 @@ CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-quickstart: $(VENV)/.installed  ## install, evaluate the baselines, write runs/quickstart/report.html
-	$(BIN)/rlpto evaluate configs/quickstart.yaml --run-dir runs/quickstart
+quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with all baselines in runs/quickstart/report.html
+	if [ -e runs/quickstart/evolution.json ]; then $(BIN)/rlpto train --resume runs/quickstart; \
+	else $(BIN)/rlpto train configs/quickstart.yaml --run-dir runs/quickstart; fi
+	$(BIN)/rlpto evaluate --run runs/quickstart --policies all
 
 install: $(VENV)/.installed  ## make .venv with RLPTO in it
 

@@ -32,7 +32,7 @@ class PpoSettings(Settings):
     """Steps of every environment between two updates."""
     batch_size: int = Field(1024, ge=2)
     """Steps in a minibatch."""
-    epochs: int = Field(4, ge=1)
+    epochs: int = Field(3, ge=1)
     """Times each step is learned from."""
     half_life: float = Field(24.0, gt=0)
     """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""

@@ -102,9 +102,10 @@ class EnvBatch:
         if self.max_steps is not None:
             cut |= (self.steps >= self.max_steps) & ~ended
         last = self._copy()
-        for b in np.flatnonzero(ended | cut):
+        over = np.flatnonzero(ended | cut)
+        for b in over:
             self._begin(int(b))
-        return self._copy(), Steps(reward, parts, elapsed, ended, cut, last)
+        return self._copy() if len(over) else last, Steps(reward, parts, elapsed, ended, cut, last)
 
     def _decode(self, actions: AnyArray) -> tuple[FloatArray, IntArray]:
         """Index weights [B, STEERING_FEATURES] and choices [B, visible]; what the mode does not use is empty."""

@@ -1,0 +1,172 @@
+"""Speed of training: environment steps per CPU-second of PPO from end to end, and where the time goes.
+
+The default network and learning settings on 64 clusters with about 32 visible jobs; every decision is a step. The
+same network is trained on an environment that costs nothing, which hands out one fixed observation.
+Not counted: compilation, evaluation, checkpoints.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import _common
+import batch
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv
+
+from agents.ppo import TimedPPO
+from agents.settings import AgentSettings
+from envs.fleet import Workload
+from envs.sb3 import SB3ClusterEnv
+from envs.settings import EnvSettings
+from envs.setup import EnvSetup
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.tables import JobType
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.simulator.settings import SimulatorSettings
+
+RATE = 6_000
+SHARE = 0.6
+WINDOW = 33.0
+"""Hours in which the 400 jobs of a workload are submitted."""
+
+
+class FreeEnv(VecEnv):
+    """As many environments with the same spaces, whose steps cost nothing."""
+
+    def __init__(self, real: SB3ClusterEnv) -> None:
+        self._seen = real.reset()
+        self.elapsed = np.full(real.num_envs, 60.0)
+        self._reward = np.random.default_rng(0).normal(size=real.num_envs).astype(np.float32)
+        self._done = np.zeros(real.num_envs, dtype=np.bool_)
+        self._infos: list[dict[str, Any]] = [{} for _ in range(real.num_envs)]
+        self.render_mode = None
+        super().__init__(real.num_envs, real.observation_space, real.action_space)
+
+    def reset(self) -> Any:
+        return self._seen
+
+    def step_async(self, actions: Any) -> None:
+        pass
+
+    def step_wait(self) -> Any:
+        return self._seen, self._reward.copy(), self._done.copy(), self._infos
+
+    def close(self) -> None:
+        pass
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
+        return [getattr(self, method_name)(*args, **options)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
+@dataclass
+class Split:
+    """CPU seconds of one rollout and update. env: part of the rollout that the environment's steps took."""
+
+    rollout: float
+    env: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        return self.rollout + self.update
+
+
+class Timed:
+    """Adds up the CPU time of a function's calls."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call, self.seconds = call, 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        start = time.process_time()
+        result = self._call(*args)
+        self.seconds += time.process_time() - start
+        return result
+
+
+class Nothing(BaseCallback):
+    """Goes on."""
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def splits(env: Any, settings: AgentSettings, repeats: int) -> list[Split]:
+    """Time of each of so many rollouts and updates, after one that warms up."""
+    torch.set_num_threads(1)
+    model = TimedPPO.make(env, settings, 60.0, 0)
+    model.set_logger(configure(None, []))
+    _, callback = model._setup_learn(10**9, Nothing())
+    timed = Timed(env.step_wait)
+    env.step_wait = timed
+    found = []
+    for _ in range(repeats + 1):
+        timed.seconds = 0.0
+        start = time.process_time()
+        model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
+        rolled = time.process_time()
+        model.train()
+        found.append(Split(rolled - start, timed.seconds, time.process_time() - rolled))
+    return found[1:]
+
+
+def make_env(settings: AgentSettings) -> SB3ClusterEnv:
+    """Clusters with about as many jobs as can be seen."""
+    profiles = load_profiles(None)
+    tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
+    workloads = tuple(
+        Workload(f"{seed}", tuple(batch.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
+    )
+    env = EnvSettings(hold=0.0)
+    start = steering_weights(IndexWeights().vector())
+    parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
+    return SB3ClusterEnv(EnvSetup(batch.NODES, workloads, tables, *parts), settings.envs, 0)
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("--repeats", type=int, default=5, help="rollouts and updates that are timed")
+    options = arguments.parse_args()
+    settings = AgentSettings()
+    env = make_env(settings)
+    free = splits(FreeEnv(env), settings, options.repeats)
+    real = splits(env, settings, options.repeats)
+    steps = settings.envs * settings.ppo.rollout
+    taken, base = (statistics.median(split.total for split in each) for each in (real, free))
+    checks = [
+        _common.Check("PPO end to end", steps / taken, "steps per CPU-s", RATE, True),
+        _common.Check("of the speed with a free environment", base / taken, "", SHARE, True),
+    ]
+    parts = {
+        "environment": statistics.median(split.env / split.total for split in real),
+        "rest of the rollout": statistics.median((split.rollout - split.env) / split.total for split in real),
+        "update": statistics.median(split.update / split.total for split in real),
+    }
+    jobs = f"{env.batch.fleet.world.clusters['active'].mean():.1f} on average"
+    _common.finish(
+        checks, options.json, **{"active jobs": jobs}, **{name: f"{part:.0%}" for name, part in parts.items()}
+    )
+
+
+if __name__ == "__main__":
+    main()
