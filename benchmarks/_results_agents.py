@@ -9,7 +9,7 @@ import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
 from _results_plan import ABLATIONS, AGENT, MODES, SCALES, START, TUNED, Plan
 from _results_reward import at, by_window, difference
-from _results_runs import KEEPING, agents, billed, evaluated, label_of, starts
+from _results_runs import IDLE, KEEPING, RELIEVED, agents, billed, evaluated, label_of, starts
 
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -141,7 +141,7 @@ def modes(plan: Plan) -> Section:
     rows, tables, learned = [], [], 0
     for name, variant in MODES.items():
         specs = [*starts(plan, plan.home, variant), *agents(plan, plan.home, variant)]
-        cells = evaluated(plan, config, specs, "modes")
+        cells = evaluated(plan, config, [RELIEVED + spec for spec in specs], "modes")
         gained = difference(cells, AGENT, START)
         seeds = [by_window(cells, f"{AGENT}-{seed}", "reward").mean() for seed in plan.seeds]
         learned += gained.low > 0
@@ -154,7 +154,8 @@ def modes(plan: Plan) -> Section:
     text = (
         f"Mean total reward on {plan.home} at load {plan.busy:g}, before training (after the warm start) and after it, "
         f"means over {len(plan.seeds)} seeds; paired differences by window with 95 % bootstrap intervals. Configs: "
-        "configs/results/synthetic.yaml, and configs/results/levels.yaml and increment.yaml for the other two.\n\n"
+        "configs/results/synthetic.yaml, and levels.yaml and increment.yaml there for the other two. From an "
+        f"agent that leaves all GPUs unused at {IDLE} decisions in a row FIFO takes over till the window ends.\n\n"
     ) + table(["mode", "start", "final", "final by seed", "final - start"], rows)
     section = Section("modes", "Action modes", text, [claim])
     save_section(plan.folder, section, {"modes": pd.concat(tables)})

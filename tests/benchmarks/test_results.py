@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rlpto.cluster import Allocation
 from rlpto.config import load_config
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
@@ -123,6 +124,32 @@ def test_kept_jobs_never_lose_a_gpu_before_they_finish(plan) -> None:
     assert losses(free) > 0
     assert np.isfinite(kept.jobs.finish_time).all()
     assert (kept.decisions.held <= kept.decisions.capacity).all()
+
+
+def test_a_policy_that_gives_nothing_is_relieved_for_good() -> None:
+    asked: list[str] = []
+
+    class Gives:
+        def __init__(self, name: str, gpus: list[int]) -> None:
+            self.name, self.gpus = name, gpus
+
+        def reset(self, seed: int) -> None:
+            del seed
+
+        def __call__(self, _state: object) -> Allocation:
+            asked.append(self.name)
+            return Allocation(np.array(self.gpus))
+
+    idle, relief = Gives("idle", [0, 0]), Gives("relief", [1, 2])
+    policy = runs.Relieved(idle, relief)
+    for _ in range(runs.IDLE + 2):
+        policy(SimpleNamespace())  # type: ignore[arg-type]
+    assert asked == ["idle"] * runs.IDLE + ["relief"] * 2
+    policy.reset(0)
+    idle.gpus = [0, 1]
+    for _ in range(runs.IDLE + 2):
+        policy(SimpleNamespace())  # type: ignore[arg-type]
+    assert asked.count("relief") == 2
 
 
 def test_without_shrinking_the_two_jobs_take_the_published_times(plan) -> None:
