@@ -6,6 +6,7 @@ import csv
 import io
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,8 +79,10 @@ def sweep(
         write_text(folder / SPACE, text, "the space")
     found = run_sweep(folder, wanted, trials, workers(jobs), settled.seed, resume=resume, quiet=quiet)
     finished = [row for row in found if row.get(GOAL) is not None]
-    if not finished:
+    if not finished and any(row["failed"] for row in found):
         raise ConfigError(f"{folder}: no trial has finished; the errors are in {folder / TUNE}")
+    if not finished:
+        interrupted("no trial is finished; add --resume to the same command to go on")
     finished.sort(key=lambda row: -float(row[GOAL]))
     write_text(folder / TABLE, _table(finished), "the table of trials")
     if len(finished) < trials:
@@ -100,13 +103,24 @@ def read_space(path: Path) -> dict[str, Any]:
     file = read_yaml(path)
     if not file.data:
         raise ConfigError(f"{path}: expected keys of the config, such as agent.ppo.learning_rate")
-    for key, value in file.data.items():
-        place = file.place((key,))
-        if isinstance(value, list) and value:
-            continue
-        if not (isinstance(value, Mapping) and _is_range(value)):
-            raise ConfigError(f"{place}: {key}: expected a list of values, or low below high (log: true), got {value}")
-    return dict(file.data)
+    found: dict[str, Any] = {}
+    for key, given in file.data.items():
+        value = _with_numbers(given) if isinstance(given, Mapping) else given
+        if not (isinstance(value, list) and value) and not (isinstance(value, dict) and _is_range(value)):
+            place = file.place((key,))
+            raise ConfigError(f"{place}: {key}: expected a list of values, or low below high (log: true), got {given}")
+        found[key] = value
+    return found
+
+
+def _with_numbers(ends: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The same with numbers such as 1e-4, which YAML takes for text."""
+    numbers = dict(ends)
+    for end in ("low", "high"):
+        if isinstance(numbers.get(end), str):
+            with suppress(ValueError):
+                numbers[end] = float(numbers[end])
+    return numbers
 
 
 def _is_range(value: Mapping[Any, Any]) -> bool:
@@ -150,7 +164,12 @@ def run_sweep(
             )
         results = tuner.fit()
         return [
-            {"trial": _short(result.path), **(result.config or {}), GOAL: (result.metrics or {}).get(GOAL)}
+            {
+                "trial": _short(result.path),
+                **(result.config or {}),
+                GOAL: (result.metrics or {}).get(GOAL),
+                "failed": result.error is not None,
+            }
             for result in (results[i] for i in range(len(results)))
         ]
     finally:
@@ -210,7 +229,7 @@ def _short(trial_dir: str | None) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, [key for key in rows[0] if key != "failed"], "", "ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

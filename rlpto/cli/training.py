@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,8 +53,11 @@ class Interrupt:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Handle Ctrl-C by an `Interrupt` while the block runs."""
+    """Handle Ctrl-C by an `Interrupt` while the block runs; in a thread, where signals do not arrive, by nothing."""
     interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield interrupt
