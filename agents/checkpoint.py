@@ -40,7 +40,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Notes:
-    """What a training remembers beside the learner's state. best: largest validation reward so far.
+    """What a training remembers beside the learner's state. best: largest validation reward per job so far.
 
     history: a row of figures for each evaluation.
     """

@@ -21,13 +21,16 @@ from agents.network import JobSetPolicy
 from agents.policy import Agent
 from agents.ppo import TimedPPO
 from agents.settings import BEST, LAST, AgentSettings
-from agents.validation import Evaluator, reward_of_constants, standing, validate
+from agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
 from agents.warmstart import imitate, imitates, starting_setup
 from envs.sb3 import SB3ClusterEnv
 from envs.setup import EnvSetup
 from rlpto.arrays import FloatArray
 from rlpto.errors import PolicyError, TrainingError
+from rlpto.policies.steering_file import save_steering_weights
 
+START = "start.yaml"
+"""File of a run with the steering weights that evolution found: what action zero means to its agent."""
 PERIODIC = "checkpoints"
 """Folder of a run with a checkpoint from every `agent.checkpoint_every` steps."""
 
@@ -88,6 +91,7 @@ def train(
             lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
             resume=resume,
         )
+        save_steering_weights(setup.start, folder / START)
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
     terms = EpisodeTerms()
@@ -237,6 +241,7 @@ class _Run:
         parts = dict(zip(("accuracy", "time", "resources", "rescale"), found.parts.mean(axis=0), strict=True))
         figures = {
             "reward": float(found.rewards.mean()),
+            "reward_per_job": per_job(self.evaluator.setup, found.rewards),
             **{f"reward_{name}": float(part) for name, part in parts.items()},
             **found.metrics,
             **standing(found.rewards, self._baselines),
@@ -245,8 +250,9 @@ class _Run:
         log_figures(self.logger, "validation", figures)
         row = {"steps": float(self.model.num_timesteps), **figures}
         history = (*self.notes.history, row)
-        best = self.notes.best is None or figures["reward"] > self.notes.best
-        self.notes = Notes(figures["reward"] if best else self.notes.best, history)
+        score = figures["reward_per_job"]
+        best = self.notes.best is None or score > self.notes.best
+        self.notes = Notes(score if best else self.notes.best, history)
         write_history(self.folder, history)
         if best:
             self._save(BEST)

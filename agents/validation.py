@@ -96,15 +96,25 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
 
 
 def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
-    """Mean total reward over the workloads of `setup` of the index with weights [STEERING_FEATURES]."""
+    """Reward per job (see `per_job`) over the workloads of `setup` of the index with weights [STEERING_FEATURES]."""
     fleet = build_fleet(1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
     time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
-    rewards = []
-    for workload in range(len(setup.workloads)):
+    rewards = np.zeros(len(setup.workloads))
+    for workload in range(len(rewards)):
         total[:] = 0.0
         play(fleet, 0, workload, np.atleast_2d(weights), time, total)
-        rewards.append(float(total[-1]))
-    return float(np.mean(rewards))
+        rewards[workload] = total[-1]
+    return per_job(setup, rewards)
+
+
+def per_job(setup: EnvSetup, rewards: FloatArray) -> float:
+    """Reward per job of rewards [W] over all workloads, where every group (load) counts alike.
+
+    Totals differ by windows much more than by policies: the mean of them is decided by a few crowded windows.
+    """
+    jobs = np.array([len(workload.jobs) for workload in setup.workloads])
+    group = np.array([workload.group for workload in setup.workloads])
+    return float(np.mean([rewards[group == at].sum() / jobs[group == at].sum() for at in np.unique(group)]))
 
 
 def job_metrics(jobs: AnyArray, gpus: int) -> dict[str, float]:

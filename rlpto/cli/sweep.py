@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TUNE, TRIALS, SPACE, TABLE = "tune", "trials", "space.yaml", "sweep.csv"
 """In the folder of a sweep: Ray Tune's own state, the trials' runs, the space, and the table of results."""
 GOAL = "reward"
-"""What trials report: their best validation reward."""
+"""What trials report: their best validation reward per job."""
 
 
 def sweep(
@@ -90,7 +90,7 @@ def sweep(
     best = {key: value for key, value in finished[0].items() if key in wanted}
     options = " ".join(f"--set {key}={value}" for key, value in best.items())
     make_console(quiet).print(
-        f"{folder / TABLE}: best validation reward {finished[0][GOAL]:+.2f} with {options}\n"
+        f"{folder / TABLE}: best validation reward per job {finished[0][GOAL]:+.4f} with {options}\n"
         f"its run: {folder / TRIALS / finished[0]['trial']}; all were set by {folder / CONFIG_FILE}",
         soft_wrap=True,
     )

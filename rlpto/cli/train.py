@@ -166,7 +166,7 @@ def summary(run: Path, outcome: Outcome) -> str:
     """One line on how a training ended."""
     text = f"{run}: {outcome.steps} steps"
     if outcome.best is not None:
-        text += f", best validation reward {outcome.best:+.2f}"
+        text += f", best validation reward per job {outcome.best:+.4f}"
     if (rank := outcome.metrics.get("rank")) is not None:
         baselines = sum(name.startswith("wins/") for name in outcome.metrics)
         text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"

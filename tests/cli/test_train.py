@@ -48,7 +48,7 @@ def steps(folder: Path) -> int:
 def test_from_training_to_an_exported_agent_that_is_evaluated(rlpto, project: Path) -> None:
     answer = rlpto("train", "exp.yaml", "--seed", 3)
     assert answer.code == 0, answer.err
-    assert "192 steps, best validation reward" in answer.out
+    assert "192 steps, best validation reward per job" in answer.out
     run = project / "runs/small"
     names = {path.name for path in run.iterdir()}
     assert {"best.zip", "last.zip", "checkpoints", "tensorboard", "validation.csv", "config.resolved.yaml"} <= names
