@@ -23,6 +23,10 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
 from rlpto.policies.steering import STEERING_FEATURES
 
+PATIENCE = 3.0
+"""A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""
+HOPELESS = 10.0
+"""Reward per job that such a candidate counts as losing."""
 CHECKPOINT = "evolution.json"
 """File of a run with the costs of all candidates so far."""
 SEARCHED = tuple(name for name in STEERING_FEATURES if name != "gain")
@@ -92,7 +96,8 @@ class _Trial:
         )
         self._groups = np.array([workload.group for workload in setup.workloads])
         self._start = setup.start
-        self._base: dict[int, float] = {}
+        self._limit = float(self._fleet.world.rules["limit"][0])
+        self._base: dict[int, tuple[float, float]] = {}
         self._windows, self._seed = min(windows, len(setup.workloads)), seed
         self._time, self._total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
         self._drawn: IntArray = np.zeros(0, dtype=np.int64)
@@ -107,8 +112,7 @@ class _Trial:
 
     def cost(self, weights: FloatArray) -> float:
         """Reward lost per job against the start; every group (load) counts alike."""
-        lost = {int(workload): self._start_reward(int(workload)) - self._reward(int(workload), weights)
-                for workload in self._drawn}  # fmt: skip
+        lost = {int(workload): self._lost(int(workload), weights) for workload in self._drawn}
         each = [
             sum(lost[int(w)] for w in members) / max(int(self._fleet.counts[members].sum()), 1)
             for group in np.unique(self._groups[self._drawn])
@@ -116,12 +120,20 @@ class _Trial:
         ]
         return float(np.mean(each))
 
-    def _start_reward(self, workload: int) -> float:
+    def _lost(self, workload: int, weights: FloatArray) -> float:
+        """Reward the start has more than `weights` in a workload; a great deal if these do not get it done."""
         if workload not in self._base:
-            self._base[workload] = self._reward(workload, self._start)
-        return self._base[workload]
+            self._base[workload] = self._play(workload, self._start, np.inf)
+        reward, end = self._base[workload]
+        mine, _ = self._play(workload, weights, PATIENCE * end)
+        cluster = self._fleet.world.clusters[0]
+        if cluster["active"] or cluster["arrived"] < cluster["jobs"]:
+            return HOPELESS * float(cluster["jobs"])
+        return reward - mine
 
-    def _reward(self, workload: int, weights: FloatArray) -> float:
+    def _play(self, workload: int, weights: FloatArray, limit: float) -> tuple[float, float]:
+        """Total reward, and the time [s] at the end, which is at most `limit`."""
+        self._fleet.world.rules["limit"] = min(limit, self._limit)
         self._total[:] = 0.0
         play(self._fleet, 0, workload, np.atleast_2d(weights), self._time, self._total)
-        return float(self._total[-1])
+        return float(self._total[-1]), float(self._fleet.world.clusters[0]["time"])

@@ -26,6 +26,9 @@ HOUR = 3600.0
 PATIENCE = 5.0
 """After so many times the hours of the longest window, the start heuristic schedules what an agent has left over."""
 
+FOREVER = 20.0
+"""After so many times those hours, constants are taken to rescale jobs for ever."""
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -96,14 +99,21 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
 
 
 def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
-    """Reward per job (see `per_job`) over the workloads of `setup` of the index with weights [STEERING_FEATURES]."""
+    """Reward per job (see `per_job`) over the workloads of `setup` of the index with weights [STEERING_FEATURES].
+
+    -infinity where they do not get a workload done: there are weights that rescale jobs for ever.
+    """
     fleet = build_fleet(1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
+    longest = FOREVER * HOUR * max(workload.hours for workload in setup.workloads)
+    fleet.world.rules["limit"] = np.minimum(fleet.world.rules["limit"], longest)
     time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
     rewards = np.zeros(len(setup.workloads))
     for workload in range(len(rewards)):
         total[:] = 0.0
         play(fleet, 0, workload, np.atleast_2d(weights), time, total)
-        rewards[workload] = total[-1]
+        cluster = fleet.world.clusters[0]
+        done = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
+        rewards[workload] = total[-1] if done else -np.inf
     return per_job(setup, rewards)
 
 
