@@ -49,6 +49,7 @@ class GruForecaster(Forecaster):
         self._experts: list[Forecaster] = []
         self._body: Recurrent | None = None
         self._state_now: torch.Tensor | None = None
+        self._read_now: torch.Tensor | None = None
         self._expected = 0.0
 
     def settings(self) -> dict[str, Any]:
@@ -60,7 +61,8 @@ class GruForecaster(Forecaster):
         known = self._experts_log(series, np.arange(1, len(series)), self.horizon)
         network = NetworkSettings(hidden=self.hidden, updates=self.updates)
         self._body = Recurrent.fit(series, known, self.horizon, self.innovations, network, self.seed)
-        _, self._state_now = self._read(series, np.arange(1, len(series) + 1))
+        read, self._state_now = self._read(series, np.arange(1, len(series) + 1))
+        self._read_now = read[-1:]
         self._expect()
 
     def _fitted(self) -> Recurrent:
@@ -121,7 +123,7 @@ class GruForecaster(Forecaster):
             series = history.head(place + 1)
             error = np.log1p(series.values[-1:]) - self._expected if self.innovations else np.zeros(1)
             seen = describe(body.layout(series), series, np.array([place + 1]), 1)
-            _, self._state_now = body.read(seen, error, self._state_now)
+            self._read_now, self._state_now = body.read(seen, error, self._state_now)
             for expert in self._experts:
                 expert.update(series.values[-1:])
             self._expect()
@@ -129,17 +131,19 @@ class GruForecaster(Forecaster):
     def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         body = self._fitted()
         history, _ = self._observed()
-        assert self._state_now is not None
+        assert self._read_now is not None
         seen = describe(body.layout(history), history, np.array([len(history)]), horizon)
         known = [np.log1p(expert.predict(horizon).point) for expert in self._experts]
         experts = np.stack(known, axis=1)[None] if known else np.empty((1, horizon, 0))
-        found = body.log_quantiles(self._state_now[0], seen, experts)[0]
+        found = body.log_quantiles(self._read_now, seen, experts)[0]
         point = median(found)
         return point, point, at_levels(found, levels) if len(levels) else np.empty((horizon, 0))
 
     def _state(self) -> State:
         assert self._state_now is not None
-        state = State({"expected": self._expected}, {"state": self._state_now.numpy()})
+        assert self._read_now is not None
+        now = {"state": self._state_now.numpy(), "read": self._read_now.numpy()}
+        state = State({"expected": self._expected}, now)
         state.nested("network", self._fitted().state())
         for place, expert in enumerate(self._experts):
             state.nested(f"expert{place}", expert.state())
@@ -148,6 +152,7 @@ class GruForecaster(Forecaster):
     def _restore(self, state: State) -> None:
         self._body = Recurrent.restored(state.part("network"))
         self._state_now = torch.tensor(state.arrays["state"])
+        self._read_now = torch.tensor(state.arrays["read"])
         self._expected = float(state.values["expected"])
         self._experts = [
             type(make_forecaster(kind, **settings)).from_state(state.part(f"expert{place}"), f"expert {kind}")

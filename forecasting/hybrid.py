@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -77,6 +77,13 @@ LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG))
 RULES = Rules()
 
 
+class Reading(NamedTuple):
+    """Where a network is in a series. read: [1, ...] what its decoder is given now; state: what it goes on from."""
+
+    read: torch.Tensor
+    state: torch.Tensor
+
+
 class HybridForecaster(Forecaster):
     """ARIMA, GRU and simple members under weights that follow how each of them is doing.
 
@@ -103,7 +110,7 @@ class HybridForecaster(Forecaster):
         self.seed, self.horizon, self.hidden, self.updates = seed, horizon, hidden, updates
         self._members: dict[str, Forecaster] = {}
         self._bodies: dict[str, Recurrent] = {}
-        self._states: dict[str, torch.Tensor] = {}
+        self._reading: dict[str, Reading] = {}
         self._expected = 0.0
         self._fitted: tuple[int, float] = (0, 0.0)
         self._moments = (0.0, 0.0)
@@ -126,7 +133,7 @@ class HybridForecaster(Forecaster):
             )
             for place, (name, body) in enumerate(BODIES.items())
         }
-        self._pool, self._now, self._states = self._run(series, len(series), self.horizon)
+        self._pool, self._now, self._reading = self._run(series, len(series), self.horizon)
         self._expect(known_now=self._members_log(series, np.array([len(series)]), 1))
 
     @property
@@ -185,19 +192,20 @@ class HybridForecaster(Forecaster):
 
     def _parts(
         self, series: TimeSeries, every: IntArray, horizon: int
-    ) -> tuple[FloatArray, FloatArray, dict[str, torch.Tensor]]:
-        """At all origins 1 to N: [N, K, H] parts in log1p, [M, N, H, Q] the networks' quantiles in log1p, and the
-        networks' states after the last."""
+    ) -> tuple[FloatArray, FloatArray, dict[str, Reading]]:
+        """At all origins 1 to N: [N, K, H] parts in log1p, [M, N, H, Q] the networks' quantiles in log1p, and
+        where the networks are after the last."""
         known = self._members_log(series, every, horizon)
         seen = describe(layout_of(series, self.horizon), series, every, horizon)
-        found, states = [], {}
+        found, reading = [], {}
         for name, body in BODIES.items():
             around = _chosen(known, body.around)
             errors = one_step_errors(series, every, around)
-            read, states[name] = self._bodies[name].read(seen, errors, None)
+            read, state = self._bodies[name].read(seen, errors, None)
+            reading[name] = Reading(read[-1:], state)
             found.append(self._bodies[name].log_quantiles(read, seen, around))
         quantiles = np.stack(found)
-        return _in_order(known, quantiles), quantiles, states
+        return _in_order(known, quantiles), quantiles, reading
 
     def _mean_features(self, log_parts: FloatArray, quantiles: FloatArray) -> FloatArray:
         """[N, H, FEATURES] counts that the mean is regressed on; the first column is the pool's to fill in."""
@@ -218,10 +226,10 @@ class HybridForecaster(Forecaster):
         points, start = self._fitted
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 
-    def _run(self, series: TimeSeries, last: int, horizon: int) -> tuple[PoolState, Combined, dict[str, torch.Tensor]]:
-        """The pool after the last origin of a series, what it says at each from the first on, and network states."""
+    def _run(self, series: TimeSeries, last: int, horizon: int) -> tuple[PoolState, Combined, dict[str, Reading]]:
+        """The pool after the last origin of a series, what it says at each up to it, and where the networks are."""
         every = np.arange(1, last + 1)
-        log_parts, quantiles, states = self._parts(series, every, max(horizon, self.horizon))
+        log_parts, quantiles, reading = self._parts(series, every, max(horizon, self.horizon))
         spread, features = pooled_spread(quantiles), self._mean_features(log_parts, quantiles)
         newest = np.log1p(series.values[every - 1])
         pool = self._blank_pool()
@@ -229,7 +237,7 @@ class HybridForecaster(Forecaster):
         pool.top[0] = newest[: max(warm, 1)].max()
         cold = advance(pool, RULES, newest[:warm], log_parts[:warm], spread[:warm], features[:warm], False)
         found = advance(pool, RULES, newest[warm:], log_parts[warm:], spread[warm:], features[warm:], True)
-        return pool, Combined(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), states
+        return pool, Combined(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), reading
 
     def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combined:
         """What the pool says at N origins."""
@@ -254,9 +262,9 @@ class HybridForecaster(Forecaster):
         for name, body in BODIES.items():
             if fresh:
                 error = np.log1p(history.values[-1:]) - self._expected if body.innovations else np.zeros(1)
-                _, self._states[name] = self._bodies[name].read(seen, error, self._states[name])
+                self._reading[name] = Reading(*self._bodies[name].read(seen, error, self._reading[name].state))
             around = _chosen(known, body.around)
-            quantiles.append(self._bodies[name].log_quantiles(self._states[name][0], seen, around))
+            quantiles.append(self._bodies[name].log_quantiles(self._reading[name].read, seen, around))
         if fresh:
             self._expect(known)
         stacked = np.stack(quantiles)
@@ -301,7 +309,8 @@ class HybridForecaster(Forecaster):
             state.nested(f"member.{name}", member.state())
         for name, body in self._bodies.items():
             state.nested(f"body.{name}", body.state())
-            state.arrays[f"state.{name}"] = self._states[name].numpy()
+            for field, tensor in self._reading[name]._asdict().items():
+                state.arrays[f"{field}.{name}"] = tensor.numpy()
         state.arrays.update({f"pool.{name}": array for name, array in self._pool._asdict().items()})
         state.arrays.update({f"now.{name}": array[-1:] for name, array in self._now._asdict().items()})
         return state
@@ -316,7 +325,10 @@ class HybridForecaster(Forecaster):
             for name, part in PARTS.items()
         }
         self._bodies = {name: Recurrent.restored(state.part(f"body.{name}")) for name in BODIES}
-        self._states = {name: torch.tensor(state.arrays[f"state.{name}"]) for name in BODIES}
+        self._reading = {
+            name: Reading(*(torch.tensor(state.arrays[f"{field}.{name}"]) for field in Reading._fields))
+            for name in BODIES
+        }
         self._pool = PoolState(**{name: state.arrays[f"pool.{name}"] for name in PoolState._fields})
         self._now = Combined(**{name: state.arrays[f"now.{name}"] for name in Combined._fields})
 

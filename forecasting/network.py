@@ -48,7 +48,7 @@ class QuantileGRU(nn.Module):
         super().__init__()
         self.experts = experts
         self.cell = nn.GRU(inputs, settings.hidden, batch_first=True)
-        self.from_state = nn.Linear(settings.hidden, settings.hidden)
+        self.from_state = nn.Linear(settings.hidden + inputs, settings.hidden)
         self.from_target = nn.Linear(targets + experts, settings.hidden, bias=False)
         self.drop = nn.Dropout(settings.dropout)
         self.out = nn.Linear(settings.hidden, len(QUANTILES) + (experts if experts > 1 else 0))
@@ -57,12 +57,15 @@ class QuantileGRU(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """States [B, T, hidden] after each step of inputs [B, T, inputs], and the last one to go on from."""
+        """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from.
+
+        The newest inputs stand beside the recurrent state, so that the decoder need not learn to remember them.
+        """
         states, last = self.cell(inputs, state)
-        return states, last
+        return torch.cat([states, inputs], dim=-1), last
 
     def decode(self, states: Tensor, targets: Tensor, experts: Tensor) -> Tensor:
-        """Quantiles [..., H, Q] from states [..., hidden], targets [..., H, targets] and experts [..., H, experts]."""
+        """Quantiles [..., H, Q] from states [..., hidden + inputs], targets [..., H, G], experts [..., H, experts]."""
         known = torch.cat([targets, experts], dim=-1)
         mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(known))
         out = self.out(self.drop(mixed))
@@ -176,14 +179,14 @@ def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int, 
 
 
 def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """States [T, hidden] after each of inputs [T, I], from `state` (None: at rest), and the state to go on from."""
+    """States [T, hidden + I] after each of inputs [T, I], from `state` (None: at rest), and the state to go on from."""
     with torch.no_grad():
         states, last = network.encode(torch.tensor(inputs, dtype=torch.float32)[None], state)
     return states[0], last
 
 
 def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray, experts: FloatArray) -> FloatArray:
-    """Quantiles [N, H, Q] at N origins with the given states [N, hidden], targets [N, H, G] and experts [N, H, K]."""
+    """Quantiles [N, H, Q] at N origins with states [N, hidden + inputs], targets [N, H, G], experts [N, H, K]."""
     found = np.empty((*targets.shape[:2], len(QUANTILES)))
     with torch.no_grad():
         for start in range(0, len(targets), 4096):

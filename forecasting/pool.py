@@ -32,11 +32,11 @@ class Rules(NamedTuple):
     rate: float = 0.5
     floor: float = 0.05
     pooled: float = 0.3
-    bias_half_life: float = 72.0
+    bias_half_life: float = 200.0
     bias_prior: float = 24.0
     window: int = 100
     window_least: int = 20
-    pace: float = 0.01
+    pace: float = 0.02
     mean_half_life: float = 2000.0
     mean_prior: float = 50.0
 

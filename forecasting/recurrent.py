@@ -9,7 +9,7 @@ import torch
 
 from forecasting.base import targets
 from forecasting.errors import ForecastError
-from forecasting.features import CALENDAR, Features, Layout, describe, layout_of
+from forecasting.features import CALENDAR, SHORT_LAGS, Features, Layout, describe, layout_of
 from forecasting.linear import VALIDATION
 from forecasting.network import (
     Examples,
@@ -23,8 +23,8 @@ from forecasting.network import (
 from forecasting.series import FloatArray, IntArray, TimeSeries
 from forecasting.storage import State
 
-_COLUMNS = 5 + CALENDAR
-"""Of the inputs, but for innovations, and of the targets."""
+_INPUTS = SHORT_LAGS + 4 + CALENDAR
+_TARGETS = 5 + CALENDAR
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,12 @@ class View:
 
     def blank(self, settings: NetworkSettings, seed: int) -> QuantileGRU:
         """An untrained network of the right shape."""
-        return blank_network(_COLUMNS + self.innovations, _COLUMNS, max(self.experts, 1), settings, seed)
+        return blank_network(_INPUTS + self.innovations, _TARGETS, max(self.experts, 1), settings, seed)
 
     def inputs(self, seen: Features, errors: FloatArray) -> FloatArray:
         """[N, inputs] what the recurrent part reads."""
-        newest, before = seen.recent[:, 0], seen.recent[:, 1]
-        columns = [newest, newest - before, *seen.recent[:, -4:-3].T, *seen.recent[:, -2:].T]
-        if self.innovations:
-            columns.append(errors)
-        return np.concatenate([np.stack(columns, axis=1) / self.scale, seen.calendar], axis=1)
+        columns = [seen.recent, errors[:, None]] if self.innovations else [seen.recent]
+        return np.concatenate([np.concatenate(columns, axis=1) / self.scale, seen.calendar], axis=1)
 
     def targets(self, seen: Features) -> FloatArray:
         """[N, H, targets] what is known of each step ahead."""
@@ -104,7 +101,7 @@ class Recurrent:
         return layout_of(series, self.view.horizon)
 
     def read(self, seen: Features, errors: FloatArray, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [N, hidden] after reading N consecutive origins from `state` (None: at rest), and the last one.
+        """States [N, ...] after reading N consecutive origins from `state` (None: at rest), and what to go on from.
 
         errors: [N] of the first expert's one-step forecasts, as `one_step_errors` gives them.
         """
