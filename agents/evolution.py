@@ -21,7 +21,8 @@ from envs.fleet import Fleet, build_fleet, play
 from envs.setup import EnvSetup
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
-from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.steering import FREE, STEERING_FEATURES
+from rlpto.rewards import RewardWeights
 
 PATIENCE = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""
@@ -58,6 +59,7 @@ def evolve(
     Raises CheckpointError if the generations to go on from are of another search.
     """
     chosen = settings.evolution
+    origin = replace(setup, start=priced(setup.start, setup.reward))
     search = TuningSettings(
         generations=chosen.generations, population=chosen.population, step=chosen.step / (2 * LARGEST), seed=seed
     )
@@ -69,7 +71,7 @@ def evolve(
         told(len(state.costs) / chosen.generations)
 
     found = tune(
-        lambda point: trial.cost(_weights(setup, point)),
+        lambda point: trial.cost(_weights(origin, point)),
         parameters,
         search,
         folder / CHECKPOINT,
@@ -78,8 +80,22 @@ def evolve(
         each_generation=generation_done,
     )
     # Candidates of different generations met different windows: the mean of the search says more than the best.
-    evolved = _weights(setup, found.mean)
+    evolved = _weights(origin, found.mean)
     return replace(setup, start=evolved) if validated(evolved) >= validated(setup.start) else setup
+
+
+def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
+    """The same weights [STEERING_FEATURES], with a price where none is set: a third of what a GPU-hour costs.
+
+    A GPU-hour that saves less time than it costs is never worth it; without a price, the index gives GPUs away for
+    nothing, so far from any price that a search would not find one.
+    """
+    price = STEERING_FEATURES.index("price")
+    if weights[price] > FREE or reward.resources == 0 or reward.time == 0:
+        return weights
+    found = weights.copy()
+    found[price] = np.log(reward.resources / reward.time / 3.0)
+    return found
 
 
 def _weights(setup: EnvSetup, point: Mapping[str, float]) -> FloatArray:
