@@ -29,11 +29,13 @@ class Forecast:
     """Predicted task volume: jobs arriving in each of the next H intervals, by priority class.
 
     mean, low, high: [H, classes] float64; low and high bound 80 % of the outcomes.
+    demand: GPUs that the jobs of class high in the first of these intervals are expected to ask for.
     """
 
     mean: FloatArray
     low: FloatArray
     high: FloatArray
+    demand: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class ClusterState:
     gpus_per_node: GPUs of the largest node.
     interval: seconds between regular decisions.
     forecast: predicted task volume, or None.
+    reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.queues.Queue.admit` sees to it.
     """
 
     time: float
@@ -54,6 +57,7 @@ class ClusterState:
     gpus_per_node: int
     interval: float
     forecast: Forecast | None = None
+    reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True)

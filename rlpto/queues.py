@@ -98,7 +98,8 @@ class Queue:
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none. Raises PolicyError if a policy returns
+        A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
+        jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
         no Allocation, or numbers that are not whole, are negative, or break a job's limits.
         """
         if not isinstance(allocation, Allocation):
@@ -114,6 +115,9 @@ class Queue:
         if total > state.capacity or self._settings.shrink_lower:
             wishes, gpus = gpus, np.empty_like(gpus)
             trim(wishes, jobs.min_gpus, jobs.effective_priority, state.capacity, self._settings.shrink_lower, gpus)
+        if state.reserved > 0:
+            gpus = gpus.copy()
+            hold_back(gpus, jobs.min_gpus, jobs.gpus, jobs.effective_priority, state.capacity, state.reserved)
         return Allocation(gpus, check_order(allocation.order, len(jobs), policy))
 
 
@@ -242,6 +246,29 @@ def trim(
         left -= given[i]
     if shrink_lower:
         shrink_lower_classes(given, min_gpus, effective, left)
+
+
+@kernel()
+def hold_back(
+    given: IntArray, min_gpus: IntArray, held: IntArray, effective: IntArray, capacity: int, reserved: int
+) -> None:
+    """Leave `reserved` GPUs of the capacity to nobody, as far as jobs below class high can do without growing.
+
+    given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
+    if they hold less) until enough is left. Nobody loses GPUs, and nobody is kept from starting. After the
+    reservation of GPUs for predicted jobs of class high in this project's notes on systems (1.4).
+    """
+    missing = reserved - capacity
+    for i in range(len(given)):
+        missing += given[i]
+    for i in range(len(given) - 1, -1, -1):
+        if missing <= 0:
+            break
+        if effective[i] > 0:
+            taken = min(given[i] - max(min_gpus[i], min(held[i], given[i])), missing)
+            if taken > 0:
+                given[i] -= taken
+                missing -= taken
 
 
 @njit()
