@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -244,10 +244,18 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
 
     def _look(self) -> None:
         """Take over how the cluster stands now."""
-        self._state = self._queue.order(self.cluster.state())
+        self._state = replace(self._queue.order(self.cluster.state()), reserved=self._reserved())
         self._view = view_state(self._state)
         if self.render_mode is not None:
             self.trail.note(self.cluster, self._view)
+
+    def _reserved(self) -> int:
+        """GPUs to hold back now."""
+        if not isinstance(self.setup, EnvSetup):
+            return 0
+        own = self.setup.workloads[self._episode.workload]
+        at = min(int(self.cluster.time / own.forecast_step), len(own.reserve) - 1)
+        return int(own.reserve[at]) if len(own.reserve) else 0
 
     def _observation(self) -> Observed:
         """What the agent sees now."""

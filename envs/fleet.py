@@ -22,7 +22,7 @@ from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import JobColumns
-from rlpto.queues import QueueSettings, order_rows, trim
+from rlpto.queues import QueueSettings, hold_back, order_rows, trim
 from rlpto.rewards import RewardWeights
 from rlpto.simulator.arrays import JOB, World, build_world
 from rlpto.simulator.cluster import check_jobs_fit, shared_store
@@ -43,7 +43,7 @@ class Workload:
     name: window and seed. jobs: sorted by submit time. seed: of node failures. hours: that jobs are submitted in.
     noise: errors of what policies are told, or None. group: number of its load among those learned at.
     forecast: [T, H x FORECAST_FEATURES] float32, what is seen of the predicted task volume from second
-    t x `forecast_step` on; empty: nothing.
+    t x `forecast_step` on; empty: nothing. reserve: [T] GPUs to hold back from then on; empty: none.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Workload:
     group: int = 0
     forecast: AnyArray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     forecast_step: float = 600.0
+    reserve: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class Fleet(NamedTuple):
@@ -61,6 +62,7 @@ class Fleet(NamedTuple):
 
     world: the simulators. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
+    reserve: [W, T] GPUs to hold back, or empty.
     current: [B] workload that each cluster runs. promoted: [B, M] as `rlpto.queues.order_rows` keeps it.
     packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
@@ -74,6 +76,7 @@ class Fleet(NamedTuple):
     seeds: IntArray
     forecast: AnyArray
     forecast_step: float
+    reserve: IntArray
     current: IntArray
     promoted: IntArray
     packed: IntArray
@@ -121,7 +124,8 @@ def build_fleet(
         counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
         forecast=_joint_forecast(workloads),
-        forecast_step=workloads[0].forecast_step,
+        forecast_step=_joint_step(workloads),
+        reserve=_joint_reserve(workloads),
         current=np.zeros(count, dtype=np.int64),
         promoted=np.zeros((count, most), dtype=np.int64),
         packed=packed,
@@ -156,13 +160,36 @@ def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatA
 
 
 def _joint_forecast(workloads: Sequence[Workload]) -> AnyArray:
-    """[W, T, F] forecasts of all workloads; the last known one is kept where one ends early."""
-    if not any(workload.forecast.size for workload in workloads):
+    """[W, T, F] forecasts of all workloads, zeros where there is none; the last one is kept where one ends early."""
+    known = [workload.forecast for workload in workloads if workload.forecast.size]
+    if not known:
         return np.zeros((0, 0, 0), dtype=np.float32)
-    longest = max(len(workload.forecast) for workload in workloads)
-    return np.stack(
-        [np.pad(w.forecast, ((0, longest - len(w.forecast)), (0, 0)), mode="edge") for w in workloads]
-    ).astype(np.float32)
+    joint = np.zeros((len(workloads), max(map(len, known)), known[0].shape[1]), dtype=np.float32)
+    for rows, workload in zip(joint, workloads, strict=True):
+        if (own := workload.forecast).size:
+            rows[: len(own)], rows[len(own) :] = own, own[-1]
+    return joint
+
+
+def _joint_reserve(workloads: Sequence[Workload]) -> IntArray:
+    """[W, T] GPUs to hold back in all workloads, as `_joint_forecast` puts them together; empty if there are none."""
+    longest = max(len(workload.reserve) for workload in workloads)
+    if not any(workload.reserve.any() for workload in workloads):
+        return np.zeros((0, 0), dtype=np.int64)
+    joint = np.zeros((len(workloads), longest), dtype=np.int64)
+    for row, workload in zip(joint, workloads, strict=True):
+        if len(own := workload.reserve):
+            row[: len(own)], row[len(own) :] = own, own[-1]
+    return joint
+
+
+def _joint_step(workloads: Sequence[Workload]) -> float:
+    """Seconds of a forecast's step, the same in all workloads that have one. Raises ConfigError."""
+    steps = {workload.forecast_step for workload in workloads if workload.forecast.size or len(workload.reserve)}
+    if len(steps) > 1:
+        listed = " and ".join(f"{step:g}" for step in sorted(steps))
+        raise ConfigError(f"workloads with forecasts every {listed} s, expected the same in all")
+    return steps.pop() if steps else workloads[0].forecast_step
 
 
 @kernel()
@@ -284,6 +311,12 @@ def decide(f: Fleet, b: int, view: JobView, mode: int, weights: FloatArray, choi
         given = np.empty_like(wish)
         trim(wish, columns.lowest, columns.priority, cluster.capacity, f.shrink_lower, given)
         wish = given
+    if f.reserve.size:
+        at = min(int(cluster.time / f.forecast_step), f.reserve.shape[1] - 1)
+        if f.reserve[f.current[b], at] > 0:
+            hold_back(
+                wish, columns.lowest, columns.held, columns.priority, cluster.capacity, f.reserve[f.current[b], at]
+            )
     apply_allocation(f.world, b, view.position, wish, np.arange(len(wish)))
 
 

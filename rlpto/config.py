@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from agents.settings import BEST, LAST, AgentSettings
 from envs.settings import EnvSettings
 from rlpto.errors import ConfigError
+from rlpto.forecasts.settings import ForecastSettings
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
@@ -170,6 +171,8 @@ class Config(Settings):
     """How fast models train."""
     knowledge: KnowledgeSettings = KnowledgeSettings()
     """What policies are told about jobs."""
+    forecast: ForecastSettings = ForecastSettings()
+    """What is known of the jobs that will arrive."""
     queue: QueueSettings = QueueSettings()
     """Order in which jobs are served."""
     reward: RewardWeights = RewardWeights()
@@ -290,6 +293,8 @@ def _reason(detail: ErrorDetails) -> str:
             expected = f"at most {context['max_length']} entries"
         case "string_pattern_mismatch":
             expected = f"text that matches {context['pattern']}"
+        case "literal_error":
+            expected = context["expected"]
         case "tuple_type":
             expected = "a list"
         case "model_type" | "model_attributes_type":

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from envs.cluster_env import ClusterEnv
 from envs.fleet import Workload
+from envs.observation import FORECAST_FEATURES, forecast_features
 from envs.settings import EnvSettings
 from envs.setup import HOUR, EnvSetup
 from envs.vector import ClusterVectorEnv
@@ -17,14 +19,17 @@ from rlpto.arrays import FloatArray
 from rlpto.config import Config, load_config
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment, estimate_noise, prepare
+from rlpto.forecasts.online import reserved_gpus
+from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import load_steering_weights
+from rlpto.workloads.windows import Window
 from rlpto.yamlfile import dotted_key
 
-SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env")
+SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
 """Sections that all experiments of one training must have in common."""
 
 SMALL = Config.model_validate(
@@ -166,6 +171,7 @@ def _workload(experiment: Experiment, window: str, seed: int, group: int, prefix
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
     span = experiment.window_traces[window].window
+    ahead = _ahead(experiment, span, jobs)
     return Workload(
         name=f"{prefix}{window}/{seed}",
         jobs=jobs,
@@ -173,7 +179,24 @@ def _workload(experiment: Experiment, window: str, seed: int, group: int, prefix
         hours=(span.end - span.start) / HOUR,
         noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
         group=group,
+        **ahead,
     )
+
+
+def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[str, Any]:
+    """The fields of a workload that say what is forecast and held back, step by step; none without a forecast."""
+    forecasts = experiment.forecasts
+    if forecasts is None:
+        return {}
+    horizon = experiment.config.env.horizon
+    nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
+    known = forecasts.known(window, jobs)
+    seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
+    return {
+        "forecast": np.stack(seen),
+        "forecast_step": forecasts.step,
+        "reserve": np.array([reserved_gpus(forecast, forecasts.most_reserved) for forecast in known], dtype=np.int64),
+    }
 
 
 def _load(experiment: Experiment, at: int) -> str:

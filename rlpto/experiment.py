@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from forecasting.series import MONDAY, local_seconds
 from rlpto.cluster import Node, total_gpus
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
+from rlpto.forecasts.past import Past, past_of
+from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
@@ -100,7 +103,7 @@ class Experiment:
         if self.config.workload.source == "files":
             found = self._file_windows()
         else:
-            trace, span = self._whole_trace()
+            trace, span = self._trace
             settings = self.config.workload.windows.model_copy(update={"limit": None})
             found = [
                 WindowTrace(window, trace.slice(window.start, window.end))
@@ -178,11 +181,20 @@ class Experiment:
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
         cluster = self.cluster(window, seed, max_hours)
-        return run(cluster, policy, self.config.queue, self.config.reward, window=window, seed=seed)
+        cut = self.window_traces[window].window
+        foresee = None if self.forecasts is None else self.forecasts.lookout(cut, cluster.jobs)
+        queue, reward = self.config.queue, self.config.reward
+        return run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
 
     def run_cell(self, cell: Cell) -> RunRecord:
         """Run one cell of an evaluation."""
         return self.run_policy(self.policy(cell.policy), cell.window, cell.seed)
+
+    @cached_property
+    def forecasts(self) -> WindowForecasts | None:
+        """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
+        settings = self.config.forecast
+        return None if settings.mode == "off" else WindowForecasts(settings, self.capacity, self._past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""
@@ -204,6 +216,7 @@ class Experiment:
         """
         for spec in self.config.policies:
             self.policy(spec)
+        _ = self.forecasts
         for window in self.windows():
             if not self.jobs(window, self.config.seed):
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
@@ -211,9 +224,13 @@ class Experiment:
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data: settings, and digests of the files they name."""
         free = {"name": True, "description": True, "policies": True, "evaluation": True, "env": True, "agent": True}
+        if self.config.forecast.mode == "off":  # not a word of it, so that such cells are those of before there was any
+            free["forecast"] = True
         settings = self.config.model_dump(mode="json", exclude={**free, "workload": {"windows": {"limit", "seed"}}})
         keys = {"path": "test", "train_path": "train", "validation_path": "validation"}
         settings["workload"].update({key: [digest(path) for path in self.files[split]] for key, split in keys.items()})
+        if self.config.forecast.mode != "off" and self.config.forecast.model is not None:
+            settings["forecast"]["model"] = digest(self.config.forecast.model)
         if self.config.profiles.folder is not None:
             files = sorted(path for path in self.config.profiles.folder.rglob("*") if path.is_file())
             settings["profiles"]["folder"] = [digest(path) for path in files]
@@ -256,7 +273,8 @@ class Experiment:
         seed = (self.config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
 
-    def _whole_trace(self) -> tuple[Trace, float]:
+    @cached_property
+    def _trace(self) -> tuple[Trace, float]:
         """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
         workload = self.config.workload
         if workload.source == "synthetic":
@@ -277,6 +295,22 @@ class Experiment:
             cap = workload.mapping.max_duration
             trace = scale_load(trace, workload.load, self.capacity, span, self.config.seed, cap)
         return trace, span
+
+    def _past(self, window: Window) -> Past:
+        """What was submitted before a window, at the load of the windows; nothing where files are the windows."""
+        mapping, step = self.config.workload.mapping, self.config.forecast.step
+        usual, origin = np.array(mapping.priority_shares), self.window_traces[window.name].trace.origin
+        # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
+        unknown = MONDAY + self.config.workload.skip_days * DAY + window.start
+        start = unknown if origin is None else local_seconds(origin)
+        if self.config.workload.source == "files":
+            nothing = np.zeros((0, len(usual)))
+            return Past(nothing, nothing, usual, start)
+        trace, _ = self._trace
+        if mapping.mode != "given":
+            trace = trace.take(np.isfinite(trace.duration))
+        gpus = np.minimum(trace.gpus, self.capacity)
+        return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
 
     def _synthetic(self) -> Trace:
         """A generated trace with about the wanted load; whole submissions come about more or less often."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlpto.cluster import Allocation, Cluster, Progress
+from rlpto.cluster import Allocation, Cluster, ClusterState, Progress
 from rlpto.errors import PolicyError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.policies.base import Policy, StandingPolicy
@@ -27,8 +28,12 @@ def run(
     *,
     window: str = "",
     seed: int = 0,
+    foresee: Callable[[ClusterState], ClusterState] | None = None,
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
+
+    foresee: adds a forecast to every state that is decided on, such as a new `rlpto.forecasts.online.Lookout`; None: no
+    forecast. With one, no decision stands: the next forecast may be another.
 
     Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
     """
@@ -42,12 +47,14 @@ def run(
         if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
             asked = time.perf_counter()
             state = queue.order(cluster.state())
+            if foresee is not None:
+                state = foresee(state)
             allocation = queue.admit(state, policy(state), policy.name)
             latency = time.perf_counter() - asked
             cluster.apply(state, allocation)
             log.decided(cluster, latency, allocation)
             decide_at = cluster.time
-            if isinstance(policy, StandingPolicy):
+            if foresee is None and isinstance(policy, StandingPolicy):
                 decide_at = min(policy.stands_until(state), queue.stands_until(state))
         idle = 0 if cluster.held_gpus else idle + starved(cluster)
         if idle > PATIENCE:

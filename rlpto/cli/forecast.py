@@ -128,7 +128,10 @@ def fit(
     seed: SeedOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Fit a forecaster to a whole series and write it as one file, for `forecast.model` of a configuration."""
+    """Fit a forecaster to a whole series and write it as one file.
+
+    `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
+    """
     from forecasting.registry import make_method
 
     with _bad_input():

@@ -1,0 +1,96 @@
+"""What came before a workload, and forecasters that go on from there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forecasting.base import Forecaster, load
+from forecasting.errors import ForecastError
+from forecasting.series import DAY, MONDAY, TimeSeries
+from forecasting.storage import State
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.errors import ConfigError
+from rlpto.jobs import PRIORITY_CLASSES
+
+CLASSES = len(PRIORITY_CLASSES)
+HISTORY = 28 * DAY
+"""Seconds before a workload's start that a forecaster looks back on."""
+WARM_UP = DAY
+"""The last seconds of that are told to a fitted forecaster count by count, which brings its state up to date."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was submitted before a workload begins, in steps that end where it begins.
+
+    jobs, gpus: [T, CLASSES] jobs, and GPUs they asked for; jobs of unknown class count in shares.
+    usual: [CLASSES] shares of the classes where nothing is known. start: local time at which the
+    workload begins [s since 1970-01-01].
+    """
+
+    jobs: FloatArray
+    gpus: FloatArray
+    usual: FloatArray
+    start: float = MONDAY
+
+
+def past_of(
+    submit_time: FloatArray, priority: IntArray, gpus: IntArray, begins: float, step: float, usual: FloatArray,
+    start: float,
+) -> Past:  # fmt: skip
+    """What M recorded jobs say of the time before second `begins`; those from then on are not looked at.
+
+    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. gpus: [M] asked for.
+    usual, start: as in `Past`.
+    """
+    steps = int(min(begins, HISTORY) / step)
+    earliest = begins - steps * step
+    kept = (submit_time >= earliest) & (submit_time < begins)
+    at = np.minimum(((submit_time[kept] - earliest) / step).astype(np.int64), max(steps - 1, 0))
+    known = priority[kept] >= 0
+    classes = np.where(known[:, None], np.eye(CLASSES)[np.maximum(priority[kept], 0)], usual)
+    jobs, asked = np.zeros((steps, CLASSES)), np.zeros((steps, CLASSES))
+    if steps:
+        np.add.at(jobs, at, classes)
+        np.add.at(asked, at, classes * gpus[kept, None])
+    return Past(jobs, asked, usual, start)
+
+
+def load_model(path: Path, step: float) -> Forecaster:
+    """A fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
+    try:
+        model = load(path)
+    except ForecastError as wrong:
+        raise ConfigError(f"forecast.model: {wrong}") from None
+    fitted = float(model.state().values["step"])
+    if not math.isclose(fitted, step):
+        raise ConfigError(f"forecast.every: {step:g} s, expected the {fitted:g} s that {path} was fitted with")
+    return model
+
+
+def moved(model: Forecaster, series: TimeSeries) -> Forecaster:
+    """Another forecaster that has learnt what `model` has, with a series of the same step as its history.
+
+    series: 2 points or more; the last WARM_UP seconds are taken in count by count, as online.
+    """
+    state = model.state()
+    fresh = min(len(series) - 1, series.lag(WARM_UP))
+    head = series.head(len(series) - fresh)
+    arrays = {
+        # Members of a combination keep histories of their own. Copies: forecasters work on their arrays in place.
+        name: (head.values if name.rsplit("/", 1)[-1] == "history" else array).copy()
+        for name, array in state.arrays.items()
+    }
+    other = type(model).from_state(State(_restarted(state.values, head.start), arrays), model.kind)
+    return other.update(series.values[len(head) :])
+
+
+def _restarted(values: dict[str, Any], start: float) -> dict[str, Any]:
+    """A forecaster's values with another start of its history, and of those of its members."""
+    inside = {name: _restarted(value, start) if isinstance(value, dict) else value for name, value in values.items()}
+    return inside | ({"start": start} if "learnt" in inside else {})
