@@ -27,6 +27,7 @@ from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlpto.config import Config
+    from rlpto.evaluation.plots import Plot
     from rlpto.evaluation.runner import FinishedCell
 
 ALL = "all"
@@ -216,7 +217,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
 
     console = make_console(quiet)
     finished = labelled(finished)
-    found = results(finished, config.knowledge.mode, policy_label(config.evaluation.reference), seed=config.seed)
+    reference = policy_label(config.evaluation.reference)
+    found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
     print_results(found, console)
     write_csv(found, folder)
     write_json(found, folder / "results.json")
@@ -228,7 +230,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     from rlpto.evaluation.plots import write_plots
     from rlpto.evaluation.report import About, make_plots, write_report
 
-    plots = make_plots(found, finished)
+    plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
     write_plots(plots, folder / "plots")
     about = About(
         title=config.name,
@@ -240,6 +242,22 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     )
     write_report(folder / "report.html", found, plots, about)
     console.print(f"\nreport: {folder / 'report.html'}", style="bold")
+
+
+def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
+    """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
+    from rlpto.evaluation.forecast_plots import forecast_plots, foreseen
+    from rlpto.experiment import prepare
+
+    experiment = prepare(config)
+    if (forecasts := experiment.forecasts) is None:
+        return []
+    seen = []
+    for name in dict.fromkeys(done.cell.window for done in finished):
+        jobs = experiment.jobs(name, config.seed)
+        known = forecasts.known(experiment.window_traces[name].window, jobs)
+        seen.append(foreseen(name, forecasts.step, known, jobs))
+    return forecast_plots(seen, config.forecast.mode)
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:

@@ -132,8 +132,8 @@ def _lead(results: Results) -> str:
     count, windows, seeds = len(results.policies), cells["window"].nunique(), cells["seed"].nunique()
     runs = f"{_count(windows, 'window')} and {_count(seeds, 'seed')}, {jobs:,} jobs in all"
     if count == 1:
-        return f"Policy {best.policy} on {runs}. Knowledge: {results.knowledge}."
-    return f"{count} policies on the same {runs}. Best mean reward: {best.policy}. Knowledge: {results.knowledge}."
+        return f"Policy {best.policy} on {runs}. {results.told.capitalize()}."
+    return f"{count} policies on the same {runs}. Best mean reward: {best.policy}. {results.told.capitalize()}."
 
 
 def _count(number: int, noun: str) -> str:
@@ -146,6 +146,7 @@ def _run_facts(results: Results, about: About) -> dict[str, str]:
         "Windows": ", ".join(str(window) for window in results.cells["window"].unique()),
         "Seeds": ", ".join(str(seed) for seed in sorted(results.cells["seed"].unique())),
         "Knowledge": f"{results.knowledge} ({_KNOWLEDGE.get(results.knowledge, 'as configured')})",
+        "Forecast": f"{results.forecast} ({_FORECAST.get(results.forecast, 'as configured')})",
         "Policies": ", ".join(summary.policy for summary in results.policies),
         "Reference": f"{results.reference} (paired differences are from it)",
         **about.facts,
@@ -157,6 +158,13 @@ _KNOWLEDGE = {
     "exact": "an oracle: policies see the true profile of every job",
     "noisy": "policies see the true profile with errors",
     "online": "policies see what was fitted to the job's own reports",
+}
+
+
+_FORECAST = {
+    "off": "nothing is known of jobs to come",
+    "on": "from the arrivals so far",
+    "perfect": "an oracle: the jobs that will come",
 }
 
 
@@ -224,7 +232,7 @@ def _paired_section(results: Results) -> str:
     note = (
         f"Mean of policy minus {results.reference} over the same windows and seeds, with its {results.level:.0%} "
         "interval and the share of cells in which the policy does better (ties half). "
-        f"Knowledge: {results.knowledge}. Green and red: the interval excludes zero. "
+        f"{results.told.capitalize()}. Green and red: the interval excludes zero. "
         "Intervals are not corrected for the number of comparisons."
     )
     return (
@@ -238,7 +246,7 @@ def _summary_note(results: Results) -> str:
     unfinished = sum(summary.mean["unfinished"].estimate > 0 for summary in results.policies)
     note = (
         f"Means over cells with {results.level:.0%} intervals; green: best mean of all policies. "
-        f"Knowledge: {results.knowledge}. The {LOWER_BOUND} has every job alone on the cluster from its "
+        f"{results.told.capitalize()}. The {LOWER_BOUND} has every job alone on the cluster from its "
         "submit on, in every epoch as fast as it can be: no policy can beat it."
     )
     return note + (" JCT, queueing and rho cover only the jobs that finished." if unfinished else "")

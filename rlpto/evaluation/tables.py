@@ -75,6 +75,7 @@ class Results:
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
     comparisons: every policy against `reference`, by metric name. level: of all intervals.
+    forecast: what was known of arrivals to come: off, on, or perfect, an oracle.
     """
 
     cells: pd.DataFrame
@@ -83,6 +84,13 @@ class Results:
     reference: str
     knowledge: str
     level: float
+    forecast: str = "off"
+
+    @property
+    def told(self) -> str:
+        """What policies were told, for captions: of the jobs there are, and of those to come."""
+        oracle = " (an oracle)" if self.forecast == "perfect" else ""
+        return f"knowledge: {self.knowledge}; forecast: {self.forecast}{oracle}"
 
     @property
     def policies(self) -> list[Summary]:
@@ -90,10 +98,11 @@ class Results:
         return [summary for summary in self.summaries if not summary.is_bound]
 
 
-def frame(finished: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
+def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
     """One row per cell: policy, knowledge, window, seed and every metric; the lower bound as a further policy.
 
     knowledge: what policies were told (exact, noisy, online). The bound itself needs exact knowledge.
+    forecast: on or perfect make a further column, the last one; off makes none.
     """
     rows: list[dict[str, object]] = []
     bounds: dict[tuple[str, int], dict[str, object]] = {}
@@ -105,7 +114,8 @@ def frame(finished: Sequence[FinishedCell], knowledge: str) -> pd.DataFrame:
             (cell.window, cell.seed), {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
         )
     columns = ["policy", "knowledge", "window", "seed", *METRIC]
-    return pd.DataFrame([*rows, *bounds.values()], columns=columns)
+    found = pd.DataFrame([*rows, *bounds.values()], columns=columns)
+    return found if forecast == "off" else found.assign(forecast=forecast)
 
 
 def results(
@@ -115,15 +125,16 @@ def results(
     level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    forecast: str = "off",
 ) -> Results:
     """Summaries and paired differences of finished cells.
 
-    reference: policy the others are compared with; None: the first one.
+    reference: policy the others are compared with; None: the first one. forecast: off, on or perfect.
     Raises ConfigError without cells, for an unknown reference, and if policies ran on different cells.
     """
     if not finished:
         raise ConfigError("no finished cells: expected at least one policy, window and seed")
-    cells = frame(finished, knowledge)
+    cells = frame(finished, knowledge, forecast)
     reference = finished[0].cell.policy if reference is None else reference
     compared = [metric.name for metric in METRICS if metric.better != "none"]
     comparisons = {name: compare(cells, reference, name, level, resamples, seed) for name in compared}
@@ -131,7 +142,7 @@ def results(
         _summary(str(policy), rows, level, resamples, seed)
         for policy, rows in cells.sort_values(["window", "seed"]).groupby("policy", sort=False)
     ]
-    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, level)
+    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, level, forecast)
 
 
 def warnings(results: Results) -> list[str]:
@@ -158,6 +169,8 @@ def warnings(results: Results) -> list[str]:
             "Knowledge is exact: policies were told the true remaining work and speed of every job, "
             "which no real scheduler knows."
         )
+    if results.forecast == "perfect":
+        notes.append("The forecast is perfect, an oracle: it told which jobs would arrive, which no forecast knows.")
     return notes
 
 
@@ -239,6 +252,7 @@ def write_json(results: Results, path: Path) -> None:
     """
     content = {
         "knowledge": results.knowledge,
+        "forecast": results.forecast,
         "reference": results.reference,
         "level": results.level,
         "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
@@ -298,7 +312,7 @@ _PAIRED_COLUMNS = [
 
 def _setting(results: Results) -> str:
     windows, seeds = results.cells["window"].nunique(), results.cells["seed"].nunique()
-    return f"knowledge: {results.knowledge}; windows: {windows}, seeds: {seeds}"
+    return f"{results.told}; windows: {windows}, seeds: {seeds}"
 
 
 def _summary(policy: str, rows: pd.DataFrame, level: float, resamples: int, seed: int) -> Summary:

@@ -1,0 +1,108 @@
+"""Plots of an evaluation's forecasts: what was said to come, and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Forecast
+from rlpto.evaluation.plots import INK, Plot
+from rlpto.jobs import Job
+from rlpto.rewards import HOUR
+
+LINE = "#2f6db5"
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """The forecasts of one window, of jobs of all classes.
+
+    step: [s]. mean, low, high: [T, H], in row t said once t steps were over, NaN where nothing was.
+    actual: [T, H] what came, NaN for steps that the window does not hold in full.
+    """
+
+    window: str
+    step: float
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    actual: FloatArray
+
+
+def foreseen(window: str, step: float, forecasts: Sequence[Forecast | None], jobs: Sequence[Job]) -> Foreseen:
+    """What `forecasts`, made after 0, 1, ... T - 1 steps, said of the jobs of a window that lasts T - 1 steps."""
+    reach = max((len(forecast.mean) for forecast in forecasts if forecast is not None), default=1)
+    said = np.full((3, len(forecasts), reach), np.nan)
+    for at, forecast in enumerate(forecasts):
+        if forecast is not None:
+            said[:, at] = [part.sum(axis=1) for part in (forecast.mean, forecast.low, forecast.high)]
+    steps = len(forecasts) - 1
+    submitted = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
+    counts = np.bincount(submitted, minlength=steps)[:steps].astype(np.float64)
+    padded = np.concatenate([counts, np.full(reach + 1, np.nan)])
+    actual = padded[np.arange(len(forecasts))[:, None] + np.arange(reach)]
+    return Foreseen(window, step, *said, actual)
+
+
+def forecast_plots(windows: Sequence[Foreseen], mode: str) -> list[Plot]:
+    """Forecast against actual in the middle window, and the error by distance over all; none without windows."""
+    if not windows:
+        return []
+    oracle = " The forecast is perfect, an oracle." if mode == "perfect" else ""
+    middle = windows[len(windows) // 2]
+    return [
+        Plot(
+            "forecast",
+            "Arrivals, forecast and actual",
+            f"Jobs of all classes in each step of window {middle.window}, as forecast when the step began; shaded: "
+            f"10 % to 90 %.{oracle}",
+            _against_actual(middle),
+        ),
+        Plot(
+            "forecast_error",
+            "Error of the forecast by distance",
+            f"Mean absolute error of the forecast number of jobs in a step, over {len(windows)} windows.{oracle}",
+            _errors(windows),
+        ),
+    ]
+
+
+def errors_by_step(windows: Sequence[Foreseen]) -> FloatArray:
+    """[H] mean absolute error of the mean of each step ahead, over all windows; NaN where nothing was forecast."""
+    error = np.concatenate([np.abs(seen.mean - seen.actual) for seen in windows])
+    known = np.isfinite(error)
+    total, count = np.where(known, error, 0.0).sum(axis=0), known.sum(axis=0)
+    return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+
+
+def _against_actual(seen: Foreseen) -> Figure:
+    figure = _figure()
+    axes = figure.subplots()
+    hours = np.arange(len(seen.mean)) * seen.step / HOUR
+    axes.fill_between(hours, seen.low[:, 0], seen.high[:, 0], step="post", color=LINE, alpha=0.2, lw=0)
+    axes.step(hours, seen.actual[:, 0], where="post", color=INK, lw=0.8, label="actual")
+    axes.step(hours, seen.mean[:, 0], where="post", color=LINE, lw=1.2, label="forecast")
+    axes.set(xlabel="hours", ylabel=f"jobs per {seen.step / 60:g} min", ylim=(0, None))
+    axes.legend(loc="upper right", frameon=False)
+    return figure
+
+
+def _errors(windows: Sequence[Foreseen]) -> Figure:
+    figure = _figure()
+    axes = figure.subplots()
+    errors = errors_by_step(windows)
+    minutes = np.arange(1, len(errors) + 1) * windows[0].step / 60
+    axes.plot(minutes, errors, "o-", color=LINE)
+    axes.set(xlabel="minutes ahead, to the end of the step", ylabel="mean absolute error [jobs]", ylim=(0, None))
+    return figure
+
+
+def _figure() -> Figure:
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

@@ -1,0 +1,44 @@
+"""What the report says of forecasts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlpto.cluster import Forecast
+from rlpto.evaluation.forecast_plots import errors_by_step, forecast_plots, foreseen
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.evaluation.tables import frame, results, warnings
+
+from ..builders import job
+
+
+def said(*counts: float) -> Forecast:
+    """So many jobs of one class in each step to come."""
+    mean = np.array([[count, 0.0, 0.0] for count in counts])
+    return Forecast(mean, mean - 1, mean + 1)
+
+
+def test_forecasts_stand_beside_what_came_in_the_steps_they_are_of() -> None:
+    jobs = [job(i, submit=submit) for i, submit in enumerate([0.0, 5.0, 12.0, 35.0])]  # 2, 1, 0 and 1 in 10 s each
+    seen = foreseen("w", 10.0, [None, said(3, 0), said(0, 4), said(1, 1), said(9, 9)], jobs)
+    np.testing.assert_array_equal(seen.actual, [[2, 1], [1, 0], [0, 1], [1, np.nan], [np.nan, np.nan]])
+    assert errors_by_step([seen]).tolist() == pytest.approx([(2 + 0 + 0) / 3, (0 + 3) / 2])
+
+
+def test_there_is_a_plot_of_both_and_an_oracle_is_called_one() -> None:
+    seen = foreseen("w", 10.0, [said(1, 1), said(2, 2)], [job(0)])
+    plots = forecast_plots([seen], "perfect")
+    assert [plot.name for plot in plots] == ["forecast", "forecast_error"]
+    assert all("oracle" in plot.caption for plot in plots)
+    assert forecast_plots([], "on") == []
+
+
+def test_results_name_the_forecast_and_an_oracle_is_warned_of(finished: list[FinishedCell]) -> None:
+    off, perfect = (results(finished, "noisy", resamples=50, forecast=mode) for mode in ("off", "perfect"))
+    assert "forecast" not in off.cells.columns
+    assert set(perfect.cells["forecast"]) == {"perfect"}
+    assert perfect.told == "knowledge: noisy; forecast: perfect (an oracle)"
+    assert [note for note in warnings(perfect) if "oracle" in note]
+    assert not [note for note in warnings(off) if "oracle" in note]
+    assert frame(finished, "noisy").equals(off.cells)
