@@ -101,7 +101,7 @@ def training_setup(
     _check_alike([experiment.config for experiment in several])
     wanted = None if seeds is None else tuple(seeds)
     workloads = [
-        _workload(experiment, window, seed, at, f"{_load(experiment, at)}/" if len(several) > 1 else "")
+        workload_of(experiment, window, seed, at, f"{_load(experiment, at)}/" if len(several) > 1 else "")
         for at, experiment in enumerate(several)
         for window in experiment.windows(split)
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
@@ -166,8 +166,11 @@ def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
         raise ConfigError(f"environment: {dotted_key(first['loc']) or 'settings'}: {reason}") from None
 
 
-def _workload(experiment: Experiment, window: str, seed: int, group: int, prefix: str) -> Workload:
-    """One window with one seed, with the failures and estimates that any other policy gets there."""
+def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, prefix: str = "") -> Workload:
+    """One window with one seed, with the failures and estimates that any other policy gets there.
+
+    group: see `Workload`. prefix: of its name.
+    """
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
     span = experiment.window_traces[window].window

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.fleet import Fleet, Workload, build_fleet, play
+from envs.fleet import Fleet, build_fleet, play
 from rlpto.cli.tune import Goal
 from rlpto.config import Config
-from rlpto.experiment import Experiment, estimate_noise
+from rlpto.environments import workload_of
+from rlpto.experiment import Experiment
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
@@ -151,15 +152,6 @@ class Arena:
                 self._reward,
             )
         return self._fleets[key]
-
-
-def workload_of(experiment: Experiment, window: str, seed: int) -> Workload:
-    """A window with the jobs, failures and estimates that `Experiment.cluster` gives it."""
-    jobs = tuple(experiment.jobs(window, seed))
-    own_seed = experiment.window_seed(window, seed)
-    span = experiment.window_traces[window].window
-    noise = estimate_noise(experiment.config.knowledge, len(jobs), own_seed)
-    return Workload(window, jobs, own_seed, (span.end - span.start) / HOUR, noise)
 
 
 def simulated_cost(
