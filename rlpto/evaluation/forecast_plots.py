@@ -46,7 +46,7 @@ def foreseen(window: str, step: float, forecasts: Sequence[Forecast | None], job
     counts = np.bincount(submitted, minlength=steps)[:steps].astype(np.float64)
     padded = np.concatenate([counts, np.full(reach + 1, np.nan)])
     actual = padded[np.arange(len(forecasts))[:, None] + np.arange(reach)]
-    return Foreseen(window, step, *said, actual)
+    return Foreseen(window, step, said[0], said[1], said[2], actual)
 
 
 def forecast_plots(windows: Sequence[Foreseen], mode: str) -> list[Plot]:
@@ -77,7 +77,8 @@ def errors_by_step(windows: Sequence[Foreseen]) -> FloatArray:
     error = np.concatenate([np.abs(seen.mean - seen.actual) for seen in windows])
     known = np.isfinite(error)
     total, count = np.where(known, error, 0.0).sum(axis=0), known.sum(axis=0)
-    return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    errors: FloatArray = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    return errors
 
 
 def _against_actual(seen: Foreseen) -> Figure:
