@@ -137,9 +137,10 @@ class HybridForecaster(Forecaster):
         self._expect(known_now=self._members_log(series, np.array([len(series)]), 1))
 
     @property
-    def notes(self) -> dict[str, str]:
-        """What parts fell back to while they were fitted, by name."""
-        return {name: str(note) for name, part in self._members.items() if (note := getattr(part, "fallback", None))}
+    def fallback(self) -> str:
+        """What parts did otherwise than planned when they were fitted, and why; empty if none did."""
+        notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
+        return "; ".join(f"{name}: {note}" for name, note in notes if note)
 
     def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
         """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""

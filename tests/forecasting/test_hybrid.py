@@ -120,7 +120,7 @@ def test_odd_series_give_finite_counts(values: FloatArray) -> None:
 
 def test_what_parts_fell_back_to_is_on_record() -> None:
     forecaster = HybridForecaster(horizon=3, hidden=4, updates=5).fit(np.full(60, 7.0), step=3600.0)
-    assert "constant series" in forecaster.notes["arima_log"]
+    assert "arima_log: constant series" in forecaster.fallback
 
 
 def test_series_with_holes_is_refused_or_filled_as_asked() -> None:
