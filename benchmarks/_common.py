@@ -16,6 +16,9 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 
+# One of the programs here is called like the package `forecasting`, which has to be found first.
+sys.path.insert(0, str(ROOT))
+
 
 @dataclass(frozen=True)
 class Check:

@@ -17,16 +17,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import _common
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
 from scipy.optimize import nnls
-
-# This file bears the package's name: its folder must not be the first place to look.
-sys.path.append(sys.path.pop(0))
-
-import _common
 
 from forecasting.base import targets
 from forecasting.errors import ForecastError

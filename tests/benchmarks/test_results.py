@@ -16,7 +16,7 @@ from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 import _results_cases as cases  # noqa: E402
 import _results_page as page  # noqa: E402
