@@ -12,7 +12,7 @@ CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with all baselines in runs/quickstart/report.html
+quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with all baselines: runs/quickstart/evaluation/report.html
 	if [ -e runs/quickstart/evolution.json ]; then $(BIN)/rlpto train --resume runs/quickstart; \
 	else $(BIN)/rlpto train configs/quickstart.yaml --run-dir runs/quickstart; fi
 	$(BIN)/rlpto evaluate --run runs/quickstart --policies all
