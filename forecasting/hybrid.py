@@ -71,7 +71,7 @@ SIMPLE_WEIGHT = 0.15
 CORRECTED_WEIGHT = 0.5
 """Starting weights relative to that of a strong part."""
 
-LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG))
+LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG), "regression on all")
 """[E] experts in the order of the weights."""
 
 RULES = Rules()
@@ -87,7 +87,8 @@ class Reading(NamedTuple):
 class HybridForecaster(Forecaster):
     """ARIMA, GRU and simple members under weights that follow how each of them is doing.
 
-    Combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
+    Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
+    combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
     stays with the prior (Herbster, Warmuth 1998), so that every part is always included. Weights learn on the last
     15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed. The
     intervals are the networks' pooled quantiles under adaptive conformal calibration; `Forecast.mean` is a regression
@@ -219,7 +220,7 @@ class HybridForecaster(Forecaster):
 
     def _blank_pool(self) -> PoolState:
         weights = [1.0 if place in STRONG else SIMPLE_WEIGHT for place in range(len(NAMES))]
-        prior = np.array(weights + [CORRECTED_WEIGHT] * len(STRONG))
+        prior = np.array(weights + [CORRECTED_WEIGHT] * len(STRONG) + [1.0])
         return new_state(self.horizon, prior, len(NAMES), STRONG, np.array(QUANTILES), self._moments[1], RULES)
 
     def _warm_from(self, series: TimeSeries) -> int:

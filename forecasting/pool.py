@@ -18,14 +18,18 @@ FEATURES = 5
 """Columns that the mean is regressed on."""
 
 
+MIX_SWEEPS = 4
+"""Of coordinate descent for every value."""
+
+
 class Rules(NamedTuple):
     """Constants of the combination, chosen on synthetic series and on parts of real ones that are not tested on.
 
     half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
-    prior's; pooled: share of the losses taken from all horizons together; bias_half_life: of corrections [steps];
-    bias_prior: steps' worth of no bias that they start with; window: scores that intervals look back on; window_least:
-    scores before they are trusted; pace: of the adaptive level; mean_half_life [steps] and mean_prior: of the
-    regression for the mean.
+    prior's; pooled: share of the losses taken from all horizons together. bias_half_life: of corrections [steps];
+    bias_prior: steps' worth of no bias that they start with. mix_half_life [steps], mix_prior: of the regression on
+    all parts. window: scores that intervals look back on; window_least: scores before they are trusted; pace: of the
+    adaptive level. mean_half_life [steps], mean_prior: of the regression for the mean.
     """
 
     half_life: float = 36.0
@@ -34,6 +38,8 @@ class Rules(NamedTuple):
     pooled: float = 0.3
     bias_half_life: float = 200.0
     bias_prior: float = 24.0
+    mix_half_life: float = 1500.0
+    mix_prior: float = 3.0
     window: int = 100
     window_least: int = 20
     pace: float = 0.02
@@ -46,11 +52,12 @@ MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
 
 
 class PoolState(NamedTuple):
-    """What has been learnt. H horizons, K parts, C of them with a corrected copy, E = K + C experts, Q levels.
+    """What has been learnt. H horizons, K parts, C of them with a corrected copy, Q levels, E = K + C + 1 experts.
 
     prior [E], corrected [C] places of parts, sides [Q] -1, 0, 1, tails [Q], variance [1] of counts: fixed.
     losses [H, E], weight [H]: discounted absolute errors in log1p and their number; weights [H, E].
-    bias [H, K]: discounted signed errors. adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
+    bias [H, K]: discounted signed errors. mix_gram [H, K, K], mix_moment [H, K], mix_noise [H], mix_weight [H] and
+    mix [H, K]: the regression on all parts. adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
     gram [H, F, F], moment [H, F]: regression for the mean. origins [1]: seen so far. top [1]: largest log1p count.
     Of the last H origins: old_experts [H, E, H], old_point [H, H], old_spread and old_bounds [H, H, Q],
     old_features [H, H, F].
@@ -65,6 +72,11 @@ class PoolState(NamedTuple):
     weight: FloatArray
     weights: FloatArray
     bias: FloatArray
+    mix_gram: FloatArray
+    mix_moment: FloatArray
+    mix_noise: FloatArray
+    mix_weight: FloatArray
+    mix: FloatArray
     adapted: FloatArray
     scores: FloatArray
     scored: IntArray
@@ -91,8 +103,8 @@ class Combined(NamedTuple):
 def new_state(
     horizon: int, prior: FloatArray, parts: int, corrected: list[int], levels: FloatArray, variance: float, rules: Rules
 ) -> PoolState:
-    """A combination that has seen nothing: its weights are the prior's."""
-    experts, quantiles = parts + len(corrected), len(levels)
+    """A combination that has seen nothing: its weights are the prior's [K + C + 1]."""
+    experts, quantiles = len(prior), len(levels)
     ridge = rules.mean_prior * max(variance, 1e-6) * np.eye(FEATURES)
     return PoolState(
         prior=prior / prior.sum(),
@@ -104,6 +116,11 @@ def new_state(
         weight=np.zeros(horizon),
         weights=np.tile(prior / prior.sum(), (horizon, 1)),
         bias=np.zeros((horizon, parts)),
+        mix_gram=np.zeros((horizon, parts, parts)),
+        mix_moment=np.zeros((horizon, parts)),
+        mix_noise=np.zeros(horizon),
+        mix_weight=np.zeros(horizon),
+        mix=np.tile(prior[:parts] / prior[:parts].sum(), (horizon, 1)),
         adapted=np.tile(np.minimum(levels, 1 - levels), (horizon, 1)),
         scores=np.zeros((horizon, quantiles, rules.window)),
         scored=np.zeros(horizon, dtype=np.int64),
@@ -181,6 +198,7 @@ def _settle(state: PoolState, rules: Rules, x: float, h: int) -> None:
     slow = 0.5 ** (1 / rules.bias_half_life)
     parts = state.bias.shape[1]
     state.bias[h] = slow * state.bias[h] + (x - state.old_experts[old, :parts, h])
+    _regress(state, rules, state.old_experts[old, :parts, h], x, h)
     at = state.scored[h] % rules.window
     for q in range(state.sides.shape[0]):
         side = state.sides[q]
@@ -198,6 +216,31 @@ def _settle(state: PoolState, rules: Rules, x: float, h: int) -> None:
         state.moment[h, a] = keep * state.moment[h, a] + ridge * MEAN_PRIOR[a] + seen[a] * np.expm1(x)
         for b in range(FEATURES):
             state.gram[h, a, b] = keep * state.gram[h, a, b] + seen[a] * seen[b] + (ridge if a == b else 0.0)
+
+
+@njit(cache=True)
+def _regress(state: PoolState, rules: Rules, seen: FloatArray, x: float, h: int) -> None:
+    """Take one more value into the non-negative ridge regression on all parts, which is drawn to the prior's mix.
+
+    A few sweeps of coordinate descent from the last solution (Franc et al. 2005): one value
+    more moves it little.
+    """
+    parts = len(seen)
+    start = state.prior[:parts] / state.prior[:parts].sum()
+    keep = 0.5 ** (1 / rules.mix_half_life)
+    error = x - (seen * start).sum()
+    state.mix_weight[h] = keep * state.mix_weight[h] + 1
+    state.mix_noise[h] = keep * state.mix_noise[h] + error * error
+    state.mix_moment[h] = keep * state.mix_moment[h] + seen * error
+    for a in range(parts):
+        state.mix_gram[h, a] = keep * state.mix_gram[h, a] + seen[a] * seen
+    ridge = rules.mix_prior * parts * (state.mix_noise[h] / state.mix_weight[h] + 1e-9)
+    for _ in range(MIX_SWEEPS):
+        for a in range(parts):
+            away = state.mix[h] - start
+            own = state.mix_gram[h, a, a]
+            pull = state.mix_moment[h, a] - (state.mix_gram[h, a] * away).sum() + own * away[a]
+            state.mix[h, a] = max(start[a] + pull / (own + ridge), 0.0)
 
 
 @njit(cache=True)
@@ -227,7 +270,7 @@ def _reweigh(state: PoolState, rules: Rules) -> None:
 
 @njit(cache=True)
 def _with_corrections(state: PoolState, rules: Rules, parts: FloatArray) -> FloatArray:
-    """[E, H] the parts [K, H], then those of `corrected` shifted by their discounted mean error."""
+    """[E, H] the parts [K, H], those of `corrected` shifted by their discounted mean error, and the regression."""
     count, horizon = parts.shape
     full = np.empty((state.prior.shape[0], horizon))
     full[:count] = parts
@@ -238,6 +281,7 @@ def _with_corrections(state: PoolState, rules: Rules, parts: FloatArray) -> Floa
         for place, part in enumerate(state.corrected):
             shift = state.bias[own, part] / (settled + rules.bias_prior)
             full[count + place, h] = max(parts[part, h] + shift, 0.0)
+        full[-1, h] = max((state.mix[own] * parts[:, h]).sum(), 0.0)
     return full
 
 

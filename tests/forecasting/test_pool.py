@@ -15,7 +15,7 @@ RULES = Rules()
 
 
 def pool() -> PoolState:
-    return new_state(H, np.ones(K + 1), K, [1], np.array(QUANTILES), 4.0, RULES)
+    return new_state(H, np.ones(K + 2), K, [1], np.array(QUANTILES), 4.0, RULES)
 
 
 def run(state: PoolState, newest: FloatArray, parts: FloatArray, learning: bool = True) -> Combined:
@@ -52,7 +52,7 @@ def test_weights_are_shares_and_no_part_is_ever_left_out(seed: int) -> None:
     newest, parts = world(80, seed)
     found = run(pool(), newest, parts)
     np.testing.assert_allclose(found.weights.sum(axis=2), 1.0)
-    assert (found.weights >= RULES.floor / (K + 1) - 1e-12).all()
+    assert (found.weights >= RULES.floor / (K + 2) - 1e-12).all()
     assert (np.diff(found.bounds, axis=2) >= 0).all()
     assert (found.bounds >= 0).all()
 
@@ -72,7 +72,7 @@ def test_a_forecast_enters_the_weights_only_when_its_target_is_known() -> None:
     for h in range(H):
         # Part of the loss is pooled over horizons, so the first of them to be settled moves all.
         np.testing.assert_array_equal(before[:61, h], after[:61, h])
-        assert (before[61 + h :, h, 0] > after[61 + h :, h, 0]).all()
+        assert (before[61 + h : 66 + h, h, 0] > after[61 + h : 66 + h, h, 0]).all()
 
 
 def test_weights_leave_a_part_that_stops_working() -> None:
@@ -88,7 +88,22 @@ def test_corrected_copy_takes_over_when_a_part_is_off_by_a_constant() -> None:
     parts[:, 1] = parts[:, 0] - 0.8
     parts[:, [0, 2, 3]] += 2.0
     found = run(pool(), newest, parts)
-    assert (found.weights[-1, :, K] > 0.5).all()
+    # The regression on all parts may do the same.
+    assert (found.weights[-1, :, K : K + 2].sum(axis=1) > 0.6).all()
+    assert (found.weights[-1, :, K] > 2 * found.weights[-1, :, 1]).all()
+
+
+def test_regression_finds_a_mix_that_is_better_than_every_part() -> None:
+    newest, parts = world(600)
+    # Two parts with opposite errors: their mean is right, neither of them is.
+    parts[:, 1], parts[:, 2] = parts[:, 0] + 0.6, parts[:, 0] - 0.6
+    parts[:, [0, 3]] += 2.0
+    state = pool()
+    found = run(state, newest, parts)
+    mixed = np.einsum("hk,nkh->nh", state.mix, parts[300:-1])
+    error = [np.abs(mixed[: 290 - h, h] - newest[301 + h : 591]).mean() for h in range(H)]
+    assert max(error) < 0.2
+    assert (found.weights[-1, :, K + 1] > 0.3).all()
 
 
 def test_combining_without_learning_changes_nothing() -> None:
