@@ -7,7 +7,7 @@ import large
 import numpy as np
 import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
-from _results_plan import ABLATIONS, AGENT, MODES, SCALES, START, TUNED, Plan
+from _results_plan import ABLATIONS, AGENT, MODES, RESERVATIONS, SCALES, SEEING, START, TUNED, Plan
 from _results_reward import at, by_window, difference
 from _results_runs import IDLE, KEEPING, RELIEVED, agents, billed, evaluated, label_of, starts
 
@@ -27,11 +27,14 @@ def ablations(plan: Plan) -> Section:
     specs = {name: agents(plan, plan.home, variant) for name, variant in ABLATIONS.items()}
     whole = agents(plan, plan.home)
     specs[KEPT] = [KEEPING + spec for spec in whole]
+    specs |= dict.fromkeys(RESERVATIONS, whole)
+    changes = SEEING | RESERVATIONS
     tables = []
     for load in plan.loads:
         config = plan.config(plan.home, load)
         for name, mine in {FULL: whole, **specs}.items():
-            cells = evaluated(plan, config, mine, f"{plan.home}-{load:g}")
+            seeing = plan.config(plan.home, load, *changes[name]) if name in changes else config
+            cells = evaluated(plan, seeing, mine, f"{plan.home}-{load:g}", plan.draws)
             tables.append(cells[cells["policy"] == AGENT].assign(policy=name, workload=plan.home, load=load))
     cells = pd.concat(tables)
     rows, worse = [], 0
@@ -56,7 +59,9 @@ def ablations(plan: Plan) -> Section:
         f"{len(plan.seeds)} seeds of training, with 95 % bootstrap intervals. *Without priorities*: trained on jobs "
         "that are all of one class, run on the same windows as the others. *Without shrink*: the whole agent, but no "
         "job gives up a GPU before it ends. *Without warm start*: trained from the two-parameter index, not from the "
-        "tuned one.\n\n"
+        "tuned one. *With a forecast*: the agents above know none; these were trained with one in sight, and run with "
+        "it. *Held back*: the whole agent, while up to a fifth of the GPUs is held back for predicted jobs of class "
+        "high; the perfect forecast is an oracle.\n\n"
     ) + table(["", *(f"load {load:g}" for load in plan.loads), "all loads", "verdict"], rows)
     section = Section("ablations", "Ablations", text, [claim])
     save_section(plan.folder, section, {"ablations": cells})

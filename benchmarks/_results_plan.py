@@ -17,6 +17,8 @@ HOME = "synthetic"
 """Workload of the smaller studies: it needs no download."""
 BUSY = 0.9
 """Load of the studies that have one only."""
+CONTENDERS = 3
+"""Policies that are compared with the agent on all draws of every window: the best on the first draw."""
 
 AGENT, START, TUNED = "agent", "agent_start", "tuned_index"
 """Names in tables: the mean of the agents of all seeds, what they start from, and the tuned index."""
@@ -49,8 +51,17 @@ def tuned(workload: str, goal: str = "reward") -> Path:
 ABLATIONS: dict[str, Variant] = {
     "without priorities": Variant("no-priorities", ("workload.mapping.priority_shares=[0,1,0]",)),
     "without warm start": Variant("no-warm-start", ("agent.warm_start=none", "env.start=null")),
+    "with a forecast": Variant("forecast", ("forecast.mode=on",)),
 }
-"""Ablations that need a training of their own; `without shrink` is the main agent, kept from shrinking jobs."""
+"""What is changed about the agent in trainings of its own. Agents are trained without a forecast, so that it is added
+here; `without shrink` is the main agent, kept from shrinking jobs."""
+SEEING = {"with a forecast": ("forecast.mode=on",)}
+"""What an ablation changes about evaluations as well."""
+RESERVATIONS = {
+    "GPUs held back by forecast": ("forecast.mode=on", "forecast.reserve.share=0.2"),
+    "GPUs held back, perfect forecast": ("forecast.mode=perfect", "forecast.reserve.share=0.2"),
+}
+"""Ways to use a forecast that need no training: the main agent, with GPUs held back for jobs of class high."""
 
 MODES: dict[str, Variant] = {
     "index": MAIN,
@@ -64,13 +75,18 @@ SCALES = {16: (4, 4), 64: (16, 4), 256: (64, 4), 1024: (256, 4)}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, and where results go. windows: at most. steps: of every training; None: the config's own."""
+    """What to run, and where results go.
+
+    windows: at most. draws: of every test window, with other models and work of the jobs, where policies are compared
+    by reward. steps: of every training; None: the config's own.
+    """
 
     folder: Path
     workloads: tuple[str, ...] = WORKLOADS
     loads: tuple[float, ...] = LOADS
     seeds: tuple[int, ...] = SEEDS
     windows: int = 26
+    draws: int = 5
     steps: int | None = None
     jobs: int = 1
 

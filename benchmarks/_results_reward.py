@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
-from _results_plan import AGENT, START, Plan, time_alone, tuned
-from _results_runs import MEMBER, agents, evaluated, starts
+from _results_plan import AGENT, CONTENDERS, START, Plan, time_alone, tuned
+from _results_runs import MEMBER, agents, evaluated, label_of, starts
 
 from rlpto.arrays import FloatArray
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -45,17 +45,40 @@ def reward(plan: Plan) -> Section:
 DEFINITION = (
     "Mean total reward of a test window. `agent` is the mean of the agents of all training seeds in every window, "
     "`agent_start` what they start from before anything is learned, `tuned_index` the index tuned on training windows "
-    "at all loads. The runner-up is the best of all policies other than these two rows of the agent. Differences are "
-    "paired by window, with 95 % bootstrap intervals over windows."
+    "at all loads. A *draw* of a window gives its jobs what is not recorded: their class, and where the trace does not "
+    "have it their model. All policies run on the first draw of every window (the tables by workload below); the best "
+    f"{CONTENDERS} of them, the agents and their start on all draws (windows x draws in the first table). The "
+    "runner-up is the best of these. Differences are averaged over the draws of a window and paired by window, with "
+    "95 % bootstrap intervals over windows."
 )
 
 
 def reward_cells(plan: Plan, workload: str, load: float) -> pd.DataFrame:
-    """Every policy, the agents, and their start on the test windows of a workload at a load."""
-    config = plan.config(workload, load)
-    specs = [*config.policies, *agents(plan, workload), *starts(plan, workload)]
-    cells = evaluated(plan, config, specs, f"{workload}-{load:g}")
-    return cells.assign(workload=workload, load=load)
+    """Every policy, the agents, and their start on the test windows of a workload at a load.
+
+    The first draw of each window is for all of them; its best CONTENDERS, the agents and their start go on to further
+    draws, which say more about who is ahead where windows differ by the draw of their jobs.
+    """
+    config, name = plan.config(workload, load), f"{workload}-{load:g}"
+    own = [*agents(plan, workload), *starts(plan, workload)]
+    first = evaluated(plan, config, [*config.policies, *own], name)
+    order = sorted(rivals(first), key=lambda policy: -by_window(first, policy, "reward").mean())
+    best = [spec for spec in config.policies if label_of(spec) in order[:CONTENDERS]]
+    further = evaluated(plan, config, [*best, *own], name, plan.draws)
+    seen = further[further["seed"] != config.seed]
+    return pd.concat([first, seen], ignore_index=True).assign(workload=workload, load=load)
+
+
+def first_draw(cells: pd.DataFrame) -> pd.DataFrame:
+    """Cells of the first draw of every window, which all policies have."""
+    return cells[cells["seed"] == cells["seed"].min()]
+
+
+def contenders(cells: pd.DataFrame) -> list[str]:
+    """Rivals of the agent that have been run on all draws."""
+    return [
+        name for name in rivals(cells) if cells[cells["policy"] == name]["seed"].nunique() == cells["seed"].nunique()
+    ]
 
 
 def at(cells: pd.DataFrame, workload: str, load: float) -> pd.DataFrame:
@@ -64,9 +87,9 @@ def at(cells: pd.DataFrame, workload: str, load: float) -> pd.DataFrame:
 
 
 def by_window(cells: pd.DataFrame, policy: str, metric: str) -> FloatArray:
-    """[windows] a metric of a policy, in order of the windows."""
-    mine = cells[cells["policy"] == policy].sort_values(["window", "seed"])
-    return mine[metric].to_numpy(dtype=np.float64)
+    """[windows] a metric of a policy, in order of the windows: the mean over all draws of each that it has."""
+    mine = cells[cells["policy"] == policy].groupby("window")[metric].mean().sort_index()
+    return mine.to_numpy(dtype=np.float64)
 
 
 def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "reward") -> Interval:
@@ -96,13 +119,14 @@ def rivals(cells: pd.DataFrame) -> list[str]:
 def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: Sequence[int]) -> dict[str, object]:
     """The agent against the best of the others, against its start, and beside the bound."""
     here = at(cells, workload, load)
-    second = max(rivals(here), key=lambda name: by_window(here, name, "reward").mean())
+    second = max(contenders(here), key=lambda name: by_window(here, name, "reward").mean())
     ahead, learned = difference(here, AGENT, second), difference(here, AGENT, START)
     of_seeds = [by_window(here, f"{AGENT}-{seed}", "reward").mean() for seed in seeds]
     return {
         "workload": workload,
         "load": load,
         "windows": ahead.samples,
+        "draws": here["seed"].nunique(),
         "agent": by_window(here, AGENT, "reward").mean(),
         "runner_up": second,
         "runner_up_reward": by_window(here, second, "reward").mean(),
@@ -125,7 +149,7 @@ def verdict_table(verdicts: pd.DataFrame) -> str:
         [
             row["workload"],
             f"{row['load']:g}",
-            str(row["windows"]),
+            f"{row['windows']} x {row['draws']}",
             f"{row['agent']:.1f} ({row['lowest_seed']:.1f} to {row['highest_seed']:.1f})",
             f"{row['runner_up']} {row['runner_up_reward']:.1f}",
             f"{row['difference']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]",
@@ -135,13 +159,14 @@ def verdict_table(verdicts: pd.DataFrame) -> str:
         ]
         for row in verdicts.to_dict("records")
     ]
-    heads = ["workload", "load", "windows", "agent (seeds)", "runner-up", "agent - runner-up", "windows won"]
+    heads = ["workload", "load", "windows x draws", "agent (seeds)", "runner-up", "agent - runner-up", "windows won"]
     return table([*heads, "agent - agent_start", "bound"], rows)
 
 
 def reward_table(cells: pd.DataFrame, workload: str) -> str:
     """Mean reward of every policy of a workload by load, best first at the highest."""
-    mine = cells[(cells["workload"] == workload) & ~cells["policy"].str.fullmatch(MEMBER.pattern)]
+    mine = first_draw(cells)
+    mine = mine[(mine["workload"] == workload) & ~mine["policy"].str.fullmatch(MEMBER.pattern)]
     means = mine.pivot_table(index="policy", columns="load", values="reward", aggfunc="mean")
     means = means.sort_values(means.columns[-1], ascending=False)
     order = [name for name in means.index if name != LOWER_BOUND] + [LOWER_BOUND]

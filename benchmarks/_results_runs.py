@@ -121,23 +121,29 @@ def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
 
 
 def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
-    """Specs of the agents of all seeds before PPO has learned anything: the warm starts, kept as first checkpoints."""
+    """Specs of the agents of all seeds before PPO has learned anything: the warm starts, kept as first checkpoints.
+
+    Where all seeds start from one and the same file, the first stands for all.
+    """
     agents(plan, workload, variant)
+    if variant == MAIN:
+        plan = replace(plan, seeds=plan.seeds[:1])
     folders = [training_folder(plan, workload, variant, seed).resolve() for seed in plan.seeds]
     return [
         f"agent:label={START}-{seed},file={folder / FIRST}" for seed, folder in zip(plan.seeds, folders, strict=True)
     ]
 
 
-def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str) -> pd.DataFrame:
-    """Metrics of policies on the config's windows: one row a policy and window, the lower bound among them.
+def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str, draws: int = 1) -> pd.DataFrame:
+    """Metrics of policies on the config's windows: one row a policy, window and draw, the lower bound among them.
 
     The sample is windows: agents of several seeds are there one by one and, averaged in every window, as AGENT
-    (and what they start from as START).
+    (and what they start from as START). Draws of a window are told apart by their seed.
     """
     experiment = prepare(config)
     outcome = experiment.outcome()
-    cells = [Cell(spec, window, config.seed) for spec in specs for window in experiment.windows()]
+    seeds = range(config.seed, config.seed + draws)
+    cells = [Cell(spec, window, seed) for spec in specs for seed in seeds for window in experiment.windows()]
     with billed(plan, "evaluation"):
         done = kept_cells(plan, cells, partial(run_cell, config), outcome, name, config)
     return with_mean_agent(frame(done, config.knowledge.mode))

@@ -43,6 +43,7 @@ def main() -> None:
             loads=tuple(float(load) for load in options.loads.split(",")),
             seeds=tuple(range(options.seeds)),
             windows=options.limit,
+            draws=options.draws,
             steps=options.steps,
             jobs=options.jobs,
         )
@@ -65,6 +66,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--loads", metavar="A,B", default=".5,.7,.9,1.1", help="loads to train and evaluate at")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of training")
     parser.add_argument("--limit", type=int, default=26, help="test windows of each workload and load at most")
+    parser.add_argument(
+        "--draws", type=int, default=5, help="draws of the jobs of each window, where rewards are compared"
+    )
     parser.add_argument("--steps", type=int, help="environment steps of every training, instead of the config's")
     parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "results", help="where work is kept")
