@@ -1,0 +1,1 @@
+"""A cluster in real time: elastic training jobs on Ray, each driven by a runner of its own."""

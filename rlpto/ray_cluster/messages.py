@@ -1,0 +1,203 @@
+"""What the scheduler and the runners of jobs say to each other: plain values, the border between the two.
+
+A job's runner is an actor (`rlpto.ray_cluster.runner.JobRunner`) in namespace `NAMESPACE`, named by `runner_name`.
+It answers at once, also while its job trains, to
+
+    command(generation, nodes) -> JobReport     one worker on each node named; () releases all. Older generations are
+                                                ignored; the report says which one was taken.
+    report() -> JobReport
+    stop() -> JobReport                         writes a checkpoint, releases everything, and ends
+
+`rlpto.ray_cluster.runner` has `start_runner(spec, node_id, resume)` and `find_runners(session)`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from rlpto.errors import JobError
+
+NAMESPACE = "rlpto"
+"""Ray namespace of all named actors."""
+
+Architecture = Literal["all_reduce", "parameter_server"]
+BatchRule = Literal["fixed", "per_worker"]
+LrRule = Literal["none", "linear", "sqrt", "adascale"]
+Device = Literal["auto", "cpu", "cuda"]
+JobState = Literal["waiting", "starting", "running", "finished", "failed"]
+
+
+def runner_name(session: str, job: str) -> str:
+    """Name of the actor that runs `job` in `session`."""
+    return f"rlpto-runner:{session}:{job}"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Everything a runner needs to know about its job. Raises JobError for values that make no sense.
+
+    name, session: the job, and the run of the scheduler it belongs to; both without ":".
+    training: class of the training program, "package.module:Class". options: its keyword arguments.
+    folder: of this job alone, on the runner's node: checkpoints and the log of failures.
+    architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
+        gradient as it comes if `asynchronous`.
+    batch_size: samples of a step, all workers together, with one worker. batch_rule: that number whatever the number
+        of workers ("fixed"), or that number for each of them ("per_worker").
+    lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
+    epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
+        and every random number of training.
+    checkpoint_interval: s between checkpoints. heartbeat_timeout: s without a sign of life after which a worker is
+        replaced. retries: failures in a row, without progress in between, after which the job has failed.
+        backoff: s before the first retry, doubled for each further one.
+    float64: train in double precision. device: where workers train ("auto": CUDA where there is some).
+    pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
+    """
+
+    name: str
+    session: str
+    training: str
+    folder: str
+    batch_size: int
+    epochs: float
+    data_size: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Architecture = "all_reduce"
+    servers: int = 1
+    asynchronous: bool = False
+    batch_rule: BatchRule = "fixed"
+    lr_rule: LrRule = "none"
+    seed: int = 0
+    checkpoint_interval: float = 30.0
+    heartbeat_timeout: float = 10.0
+    retries: int = 3
+    backoff: float = 1.0
+    float64: bool = False
+    device: Device = "auto"
+    pace: float | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("name", "session"):
+            if not getattr(self, key) or ":" in getattr(self, key):
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected a name without ':'")
+        if self.training.count(":") != 1 or not all(self.training.split(":")):
+            raise JobError(f"job {self.name!r}: training is {self.training!r}: expected 'package.module:Class'")
+        for key, kind in _CHOICES.items():
+            if getattr(self, key) not in get_args(kind):
+                expected = ", ".join(get_args(kind))
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected one of {expected}")
+        for key in ("batch_size", "data_size", "servers"):
+            if getattr(self, key) < 1:
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)}: expected at least 1")
+        for key in ("epochs", "checkpoint_interval", "heartbeat_timeout"):
+            if not getattr(self, key) > 0 or not math.isfinite(getattr(self, key)):
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)}: expected a positive number")
+        for key in ("retries", "backoff", "seed"):
+            if getattr(self, key) < 0:
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)}: expected 0 or more")
+        if self.pace is not None and not self.pace > 0:
+            raise JobError(f"job {self.name!r}: pace is {self.pace}: expected a positive number of seconds, or null")
+
+    def to_json(self) -> str:
+        """As one line of JSON. Raises JobError if `options` holds what JSON cannot say."""
+        try:
+            return json.dumps(asdict(self) | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as wrong:
+            raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """Back from `to_json`. Raises JobError if the text is no job."""
+        try:
+            values = json.loads(text)
+        except ValueError as wrong:
+            raise JobError(f"not a job: {wrong}") from None
+        if not isinstance(values, dict):
+            raise JobError(f"not a job: expected an object, found {type(values).__name__}")
+        unknown = sorted(set(values) - {known.name for known in fields(cls)})
+        if unknown:
+            raise JobError(f"not a job: unknown key {unknown[0]!r}")
+        try:
+            return cls(**values)
+        except TypeError as wrong:
+            raise JobError(f"not a job: {wrong}") from None
+
+
+_CHOICES: Mapping[str, Any] = {
+    "architecture": Architecture,
+    "batch_rule": BatchRule,
+    "lr_rule": LrRule,
+    "device": Device,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on the runner's disk. step: training step it holds. sha256: of the file, in hexadecimal."""
+
+    step: int
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes."""
+
+    workers: int
+    nodes: int
+    samples_per_second: float
+    count: int
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What a runner says about its job at one moment. Numbers that are not known are NaN.
+
+    generation: of the newest command taken. applied: newest generation that is wholly in force.
+    holding: node id of every worker that is alive or being started: the truth about GPUs in use.
+    training_on: node ids of the workers that train together now.
+    step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
+        evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
+    accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
+    throughput: what was measured for each size so far.
+    rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
+        those cost. pauses: the newest of them, s each.
+    checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
+        noticing to training again.
+    failure: text of the newest failure, kept after recovery; empty if there was none.
+    staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
+    time: when this was said, s since the epoch of `time.time`.
+    """
+
+    name: str
+    generation: int = 0
+    applied: int = 0
+    state: JobState = "waiting"
+    holding: tuple[str, ...] = ()
+    training_on: tuple[str, ...] = ()
+    step: int = 0
+    progress: float = 0.0
+    loss: float = math.nan
+    accuracy: float = math.nan
+    samples_per_second: float = math.nan
+    noise_scale: float = math.nan
+    accuracy_curve: tuple[tuple[float, float], ...] = ()
+    throughput: tuple[Measured, ...] = ()
+    rescales: int = 0
+    rescale_seconds: float = 0.0
+    pauses: tuple[float, ...] = ()
+    checkpoint: Checkpoint | None = None
+    recoveries: int = 0
+    recovery_seconds: tuple[float, ...] = ()
+    failure: str = ""
+    staleness: float = math.nan
+    time: float = 0.0
+
+    @property
+    def ended(self) -> bool:
+        """True once the job neither trains nor ever will."""
+        return self.state in ("finished", "failed")
