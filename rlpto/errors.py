@@ -31,3 +31,7 @@ class CheckpointError(RlptoError):
 
 class TrainingError(RlptoError):
     """Training cannot go on: numbers are no longer finite, or the device is not there."""
+
+
+class ClusterError(RlptoError):
+    """A real cluster cannot be reached, does not fit, or its own books cannot be read."""

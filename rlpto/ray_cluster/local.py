@@ -1,0 +1,167 @@
+"""A Ray cluster of several nodes inside one process: for tests, and for evaluations that are given no address."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlpto.errors import ClusterError
+from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
+
+OBJECT_STORE = 80 * 1024 * 1024
+"""Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
+CPUS = 4
+"""CPU slots of a node; workers take none, so that slots decide nothing but how many tasks start at once."""
+START_SECONDS = 120.0
+"""A node that has not come up by then will not come."""
+
+
+class LocalCluster:
+    """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
+
+    gpus: logical GPUs of each node. To be used with `with`, or ended by `close`: every process it has started
+    is then gone, and so is its folder. Raises ClusterError if this process is connected to Ray already, or a node does
+    not start.
+    """
+
+    def __init__(self, gpus: Sequence[int], cpus: int = CPUS) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="rl"))
+        self._before = use_ray_environment(self._folder)
+        self._cpus = cpus
+        self._cluster: Any = None
+        self._nodes: dict[str, Any] = {}
+        self._pids: set[int] = set()
+        self._connected = False
+        try:
+            self._start(gpus)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, gpus: Sequence[int]) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        if ray.is_initialized():
+            raise ClusterError("this process is connected to a Ray cluster already, expected none")
+        try:
+            self._cluster = Cluster(initialize_head=True, head_node_args=self._arguments(0))
+            self._note_processes(self._cluster.head_node)
+            for count in gpus:
+                self._add(count, wait=False)
+            self._cluster.wait_for_nodes(timeout=START_SECONDS)
+            ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+            self._connected = True
+        except (RuntimeError, TimeoutError, OSError, ConnectionError) as error:
+            raise ClusterError(f"the local Ray cluster does not start: {_line(error)}") from error
+
+    def _arguments(self, gpus: int) -> dict[str, Any]:
+        return {
+            "num_cpus": self._cpus,
+            "num_gpus": gpus,
+            "object_store_memory": OBJECT_STORE,
+            "include_dashboard": False,
+        }
+
+    def _add(self, gpus: int, wait: bool) -> str:
+        node = self._cluster.add_node(wait=wait, **self._arguments(gpus))
+        self._note_processes(node)
+        node_id = str(node.node_id)
+        self._nodes[node_id] = node
+        return node_id
+
+    def _note_processes(self, node: Any) -> None:
+        for infos in node.all_processes.values():
+            self._pids.update(info.process.pid for info in infos)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT that other drivers connect to."""
+        return str(self._cluster.address)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of Ray's sockets and logs."""
+        return self._folder
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
+        return tuple(self._nodes)
+
+    def add_node(self, gpus: int) -> str:
+        """Start another node; returns its id once Ray knows it."""
+        return self._add(gpus, wait=True)
+
+    def remove_node(self, node_id: str) -> None:
+        """Take a node away in an orderly way."""
+        self._cluster.remove_node(self._nodes.pop(node_id))
+
+    def kill_node(self, node_id: str) -> None:
+        """Let a node die as if its machine lost power: SIGKILL to its raylet, and its zombie reaped."""
+        node = self._nodes.pop(node_id)
+        process = self.raylet(node)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        self._cluster.worker_nodes.discard(node)
+
+    def raylet_pid(self, node_id: str) -> int:
+        """Process id of a node's raylet."""
+        return int(self.raylet(self._nodes[node_id]).pid)
+
+    @staticmethod
+    def raylet(node: Any) -> Any:
+        """The raylet of a node of Ray's `Cluster`, as the process that it is."""
+        return node.all_processes["raylet"][0].process
+
+    def close(self) -> None:
+        """Disconnect, end every process that was started, and remove the folder."""
+        if self._connected:
+            import ray
+
+            ray.shutdown()
+            self._connected = False
+        if self._cluster is not None:
+            self._cluster.shutdown()
+            self._cluster = None
+        _end(self._pids)
+        self._pids = set()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        restore_environment(self._before)
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end(pids: set[int]) -> None:
+    """Make sure that processes of ours are gone: those of a node whose raylet was killed outlive it."""
+    left = {pid for pid in pids if _alive(pid)}
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while any(_alive(pid) for pid in left) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    """True if our child still runs; one that has ended is reaped on the way."""
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

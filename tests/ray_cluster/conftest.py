@@ -1,0 +1,26 @@
+"""One local Ray cluster for all tests of the room: 4 nodes with 2 logical GPUs each, and a head without any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rlpto.ray_cluster.local import LocalCluster
+
+NODES, GPUS = 4, 2
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[LocalCluster]:
+    """The running cluster, to which this process is connected; gone at the end, with every process it started.
+
+    Tests that kill a node add a new one before they end, so that there are always `NODES` of them.
+    """
+    # Tests meet no cluster but their own, whatever the user's environment says.
+    before = os.environ.pop("RAY_ADDRESS", None)
+    with LocalCluster([GPUS] * NODES) as cluster:
+        yield cluster
+    if before is not None:
+        os.environ["RAY_ADDRESS"] = before

@@ -1,0 +1,34 @@
+"""The local cluster itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlpto.errors import ClusterError
+from rlpto.ray_cluster.local import LocalCluster
+from tests.ray_cluster.conftest import GPUS, NODES
+
+
+class TestLocalCluster:
+    def test_offers_the_gpus_it_was_asked_for_and_none_on_the_head(self, ray_cluster: LocalCluster) -> None:
+        import ray
+
+        gpus = {node["NodeID"]: node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]}
+        assert [gpus[node] for node in ray_cluster.node_ids] == [GPUS] * NODES
+        assert sum(gpus.values()) == GPUS * NODES
+
+    def test_nodes_come_and_go(self, ray_cluster: LocalCluster) -> None:
+        import ray
+
+        node = ray_cluster.add_node(1)
+        assert node in {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
+        ray_cluster.remove_node(node)
+        assert node not in {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
+
+    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self, ray_cluster: LocalCluster) -> None:
+        import ray
+
+        with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
+            LocalCluster([1])
+        assert ray.is_initialized()
+        assert len([node for node in ray.nodes() if node["Alive"]]) == NODES + 1
