@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -57,7 +58,7 @@ class LocalCluster:
             for count in gpus:
                 self._add(count, wait=False)
             self._cluster.wait_for_nodes(timeout=START_SECONDS)
-            ray.init(address=self._cluster.address, log_to_driver=False, logging_level="error")
+            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
             self._connected = True
         except (RuntimeError, TimeoutError, OSError, ConnectionError) as error:
             raise ClusterError(f"the local Ray cluster does not start: {_line(error)}") from error

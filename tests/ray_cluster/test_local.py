@@ -25,7 +25,8 @@ class TestLocalCluster:
         ray_cluster.remove_node(node)
         assert node not in {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
 
-    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self, ray_cluster: LocalCluster) -> None:
+    @pytest.mark.usefixtures("ray_cluster")
+    def test_a_second_one_in_the_same_process_is_refused_and_harms_nothing(self) -> None:
         import ray
 
         with pytest.raises(ClusterError, match="connected to a Ray cluster already"):
