@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forecasting.base import Counts, Forecaster, targets
+from forecasting.base import Batch, Counts, Forecaster, targets
 from forecasting.errors import ForecastError
 from forecasting.series import DAY, FloatArray, IntArray, TimeSeries, Values, as_series
 from forecasting.storage import whole_file
@@ -41,15 +41,6 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Forecasts:
-    """Of one forecaster at N origins: point and mean [N, H], quantiles [N, H, Q], all in counts."""
-
-    point: FloatArray
-    mean: FloatArray
-    quantiles: FloatArray
-
-
-@dataclass(frozen=True)
 class Backtest:
     """Forecasts of a series from N origins by one or more forecasters, and what came.
 
@@ -61,7 +52,7 @@ class Backtest:
     origins: IntArray
     levels: FloatArray
     actual: FloatArray
-    forecasts: Mapping[str, Forecasts]
+    forecasts: Mapping[str, Batch]
     scale: float
     fitted: Mapping[str, Forecaster]
 
@@ -92,7 +83,7 @@ class Backtest:
         """[H] mean absolute error at each distance [counts]."""
         return np.array([self._figures(self.forecasts[name], step)[0] for step in range(self.horizon)])
 
-    def _figures(self, forecasts: Forecasts, step: int) -> tuple[float, ...]:
+    def _figures(self, forecasts: Batch, step: int) -> tuple[float, ...]:
         """mae, rmse, mase, r2, coverage, pinball at one distance."""
         known = ~np.isnan(self.actual[:, step])
         if not known.any():
@@ -198,7 +189,7 @@ def _forecasts(
     refit: int | None,
     levels: FloatArray,
     covariates: Values | None,
-) -> tuple[Forecasts, Forecaster]:
+) -> tuple[Batch, Forecaster]:
     """Forecasts from all origins, and the forecaster as last fitted."""
     given = np.asarray(covariates, dtype=np.float64) if covariates is not None and forecaster.uses_covariates else None
     pieces = []
@@ -207,14 +198,8 @@ def _forecasts(
         some = origins[begin : begin + size]
         known = int(some[0])
         fitted = forecaster.fresh().fit(series.head(known), None if given is None else given[:known])
-        pieces.append(
-            Forecasts(
-                fitted.forecasts(series, some, horizon, given),
-                fitted.mean_forecasts(series, some, horizon, given),
-                fitted.quantile_forecasts(series, some, horizon, levels.tolist(), given),
-            )
-        )
-    made = Forecasts(
+        pieces.append(fitted.batch_forecasts(series, some, horizon, levels.tolist(), given))
+    made = Batch(
         np.concatenate([piece.point for piece in pieces]),
         np.concatenate([piece.mean for piece in pieces]),
         np.concatenate([piece.quantiles for piece in pieces]),

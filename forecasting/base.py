@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import numpy as np
 
 from forecasting.errors import ForecastError
+from forecasting.history import History
 from forecasting.series import MIN_POINTS, FloatArray, Gaps, IntArray, TimeSeries, Values, as_series, is_dated
 from forecasting.storage import State, read_state, write_state
 
@@ -63,6 +64,15 @@ class Forecast:
         return TimeSeries(self.point, self.step, self.start).index()
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Forecasts from N origins: point and mean [N, H], quantiles [N, H, Q], all in counts."""
+
+    point: FloatArray
+    mean: FloatArray
+    quantiles: FloatArray
+
+
 class Forecaster(ABC):
     """A method of forecasting counts; the base of all of them.
 
@@ -81,7 +91,7 @@ class Forecaster(ABC):
     """Whether covariates other than the calendar may be given."""
 
     def __init__(self) -> None:
-        self._history = _History()
+        self._history = History()
         self._spread: FloatArray | None = None
 
     @abstractmethod
@@ -117,6 +127,16 @@ class Forecaster(ABC):
     ) -> FloatArray:
         """[N, H, Q] quantiles in counts: point forecasts with the errors of the fitted series around them."""
         return self._quantiles(self._forecasts(series, origins, horizon, covariates), levels)
+
+    def _batch_forecasts(
+        self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray, covariates: FloatArray | None
+    ) -> Batch:
+        """All three; for methods that find them in one go."""
+        return Batch(
+            self._forecasts(series, origins, horizon, covariates),
+            self._mean_forecasts(series, origins, horizon, covariates),
+            self._quantile_forecasts(series, origins, horizon, levels, covariates),
+        )
 
     def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: B027
         """Take in [n] new counts; the history already ends with them."""
@@ -154,7 +174,7 @@ class Forecaster(ABC):
         """
         series = as_series(y, step, start, gaps, min_points=MIN_POINTS)
         given = self._checked_covariates(covariates, len(series))
-        self._history = _History(series, given)
+        self._history = History(series, given)
         self._spread = None
         self._fit(series, given)
         self._spread = self._measure_spread(series, given)
@@ -207,6 +227,13 @@ class Forecaster(ABC):
         series, checked, steps, given = self._batch(y, origins, horizon, covariates)
         return self._quantile_forecasts(series, checked, steps, _checked_levels(levels), given)
 
+    def batch_forecasts(
+        self, y: Counts, origins: Values, horizon: int, levels: Sequence[float], covariates: Values | None = None
+    ) -> Batch:
+        """What `forecasts`, `mean_forecasts` and `quantile_forecasts` give, at the cost of one of them."""
+        series, checked, steps, given = self._batch(y, origins, horizon, covariates)
+        return self._batch_forecasts(series, checked, steps, _checked_levels(levels), given)
+
     def backtest(
         self,
         y: Counts,
@@ -240,6 +267,26 @@ class Forecaster(ABC):
         """Another forecaster of the same settings that has learnt nothing."""
         return type(self)(**self.settings())
 
+    def moved(self, y: TimeSeries, told: int = 0) -> Self:
+        """Another forecaster that has learnt what this one has, with another series as its history.
+
+        y: of the fitted step, 1 point or more. told: so many of its last points are told to the other one count by
+        count, as `update` does, which brings up to date what it keeps in mind; the others are only looked back on.
+
+        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than told.
+        """
+        history, covariates = self._observed()
+        if covariates is not None:
+            raise ForecastError(f"{self.kind}: fitted with covariates, expected a model without them to move")
+        series = as_series(y)
+        if abs(series.step - history.step) > history.step / 1e6:
+            raise ForecastError(f"series of {series.step:g} s a step: expected {history.step:g} s")
+        if not 0 <= told < len(series):
+            raise ForecastError(f"told {told}: expected 0 to {len(series) - 1}, less than the points of the series")
+        head = series.head(len(series) - told)
+        other = self.from_state(self.state().looking_back_on(head.values, head.start), self.kind)
+        return other.update(series.values[len(head) :]) if told else other
+
     def save(self, path: str | Path) -> None:
         """Write settings, what was learnt and the history as one file. Raises ForecastError."""
         write_state(Path(path), self.kind, self.state())
@@ -269,7 +316,7 @@ class Forecaster(ABC):
         try:
             forecaster = cls(**state.values["settings"])
             series = TimeSeries(state.arrays["history"], state.values["step"], state.values["start"])
-            forecaster._history = _History(series, state.arrays.get("covariates"))
+            forecaster._history = History(series, state.arrays.get("covariates"))
             forecaster._spread = state.arrays["spread"]
             forecaster._restore(state.part("learnt"))
         except (KeyError, TypeError, ValueError, IndexError) as wrong:
@@ -368,38 +415,6 @@ def load(path: str | Path) -> Forecaster:
 
     kind, state = read_state(Path(path))
     return forecaster_class(kind, f"{path}: ").from_state(state, str(path))
-
-
-class _History:
-    """Observed counts and covariates in arrays that grow in place."""
-
-    def __init__(self, series: TimeSeries | None = None, covariates: FloatArray | None = None) -> None:
-        self.series = series
-        self.covariates = covariates
-        self._buffers: dict[str, FloatArray] = {}
-
-    @property
-    def columns(self) -> int:
-        """Columns of the covariates."""
-        return 0 if self.covariates is None else self.covariates.shape[1]
-
-    def append(self, values: FloatArray, covariates: FloatArray | None) -> None:
-        """Add [n] counts, and [n, K] covariates if there are any."""
-        assert self.series is not None
-        grown = self._grown("values", self.series.values, values)
-        self.series = TimeSeries(grown, self.series.step, self.series.start)
-        if self.covariates is not None and covariates is not None:
-            self.covariates = self._grown("covariates", self.covariates, covariates)
-
-    def _grown(self, name: str, old: FloatArray, new: FloatArray) -> FloatArray:
-        size = len(old) + len(new)
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = np.empty((2 * size, *old.shape[1:]))
-            buffer[: len(old)] = old
-            self._buffers[name] = buffer
-        buffer[len(old) : size] = new
-        return buffer[:size]
 
 
 def _checked_horizon(horizon: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from forecasting.base import Forecaster
+from forecasting.base import Batch, Forecaster
 from forecasting.errors import ForecastError
 from forecasting.features import describe
 from forecasting.intervals import at_levels, median
@@ -110,6 +110,17 @@ class GruForecaster(Forecaster):
         covariates: FloatArray | None,  # noqa: ARG002
     ) -> FloatArray:
         return at_levels(self._log_quantiles(series, origins, horizon), levels)
+
+    def _batch_forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        levels: FloatArray,
+        covariates: FloatArray | None,  # noqa: ARG002
+    ) -> Batch:
+        found = self._log_quantiles(series, origins, horizon)
+        return Batch(median(found), median(found), at_levels(found, levels))
 
     def _expect(self) -> None:
         """Note what the first expert expects next: its error will be read with the next value."""

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Forecaster
+from forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
+from forecasting.decision import Criteria, DecisionState, decide, new_decision
 from forecasting.errors import ForecastError
 from forecasting.features import Features, describe, layout_of
-from forecasting.intervals import at_levels, pooled_mean, pooled_spread
+from forecasting.intervals import at_levels, pooled_mean, pooled_spread, with_median
 from forecasting.linear import VALIDATION, LinearForecaster
 from forecasting.network import MEDIAN, QUANTILES, NetworkSettings
-from forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
+from forecasting.pool import FEATURES, PoolState, Rules, advance, new_state
 from forecasting.recurrent import Recurrent, one_step_errors
 from forecasting.registry import make_forecaster
 from forecasting.series import FloatArray, IntArray, TimeSeries
@@ -75,6 +76,36 @@ LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG), "regressi
 """[E] experts in the order of the weights."""
 
 RULES = Rules()
+CRITERIA = Criteria()
+
+
+class Said(NamedTuple):
+    """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p, the pool's weights [N, H, E]."""
+
+    point: FloatArray
+    mean: FloatArray
+    bounds: FloatArray
+    weights: FloatArray
+
+
+class Learnt(NamedTuple):
+    """What goes on learning after the fit: the pool, and the decision on a count."""
+
+    pool: PoolState
+    decision: DecisionState
+
+    def say(
+        self, values: FloatArray, log_parts: FloatArray, quantiles: FloatArray, features: FloatArray, on: bool
+    ) -> Said:
+        """Go through N origins; on: False remembers nothing.
+
+        values: [N] count that each is the first to know. log_parts: [N, K, H]; quantiles: [M, N, H, Q] of the
+        networks, both in log1p. features: [N, H, FEATURES] for the mean.
+        """
+        spread = pooled_spread(quantiles)
+        found = advance(self.pool, RULES, np.log1p(values), log_parts, spread, features, on)
+        point = decide(self.decision, CRITERIA, values, found.point, log_parts, on)
+        return Said(point, found.mean, with_median(found.bounds, np.log1p(point)), found.weights)
 
 
 class Reading(NamedTuple):
@@ -89,10 +120,11 @@ class HybridForecaster(Forecaster):
 
     Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
     combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
-    stays with the prior (Herbster, Warmuth 1998), so that every part is always included. Weights learn on the last
+    stays with the prior (Herbster, Warmuth 1998), so that every part is always included. The point forecast is the
+    count that has had the least absolute error: the pool moved and rounded, or one of the parts. Both learn on the last
     15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed. The
     intervals are the networks' pooled quantiles under adaptive conformal calibration; `Forecast.mean` is a regression
-    for squared error on the pool and some of its parts. See `forecasting.pool` for the arithmetic.
+    for squared error on the pool and some of its parts. See `pool.py` and `decision.py` for the arithmetic.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.
@@ -115,8 +147,9 @@ class HybridForecaster(Forecaster):
         self._expected = 0.0
         self._fitted: tuple[int, float] = (0, 0.0)
         self._moments = (0.0, 0.0)
-        self._pool: PoolState | None = None
-        self._now: Combined | None = None
+        self._whole = True
+        self._learnt: Learnt | None = None
+        self._now: Said | None = None
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the constructor."""
@@ -126,16 +159,17 @@ class HybridForecaster(Forecaster):
         self._fitted = (len(series), series.start)
         self._moments = (float(series.values.mean()), float(series.values.var()))
         self._members = {name: make_forecaster(part.kind, **part.settings).fit(series) for name, part in PARTS.items()}
-        known = self._members_log(series, np.arange(1, len(series)), self.horizon)
+        self._whole = bool((series.values == np.floor(series.values)).all())
+        known = self._members_log(series, np.arange(1, len(series) + 1), self.horizon)
         network = NetworkSettings(hidden=self.hidden, updates=self.updates)
         self._bodies = {
             name: Recurrent.fit(
-                series, _chosen(known, body.around), self.horizon, body.innovations, network, self.seed + place
+                series, _chosen(known[:-1], body.around), self.horizon, body.innovations, network, self.seed + place
             )
             for place, (name, body) in enumerate(BODIES.items())
         }
-        self._pool, self._now, self._reading = self._run(series, len(series), self.horizon)
-        self._expect(known_now=self._members_log(series, np.array([len(series)]), 1))
+        self._learnt, self._now, self._reading = self._run(series, known)
+        self._expect(known[-1:])
 
     @property
     def fallback(self) -> str:
@@ -147,13 +181,13 @@ class HybridForecaster(Forecaster):
         """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
         series, checked, steps, _ = self._batch(y, origins, horizon, None)
         every = np.arange(1, int(checked.max(initial=1)) + 1)
-        log_parts, _, _ = self._parts(series, every, steps)
+        log_parts, _, _ = self._parts(series, self._members_log(series, every, steps))
         return {name: np.expm1(log_parts[checked - 1, place]) for place, name in enumerate(NAMES)}
 
     def weights(self, y: Any, origins: Any) -> FloatArray:
         """[N, horizon, E] weights at N origins of a series, experts in the order of LABELS."""
         series, checked, _, _ = self._batch(y, origins, self.horizon, None)
-        return self._combined(series, checked, self.horizon).weights
+        return self._said(series, checked, self.horizon).weights
 
     def _forecasts(
         self,
@@ -162,7 +196,7 @@ class HybridForecaster(Forecaster):
         horizon: int,
         covariates: FloatArray | None,  # noqa: ARG002
     ) -> FloatArray:
-        return np.expm1(self._combined(series, origins, horizon).point)
+        return self._said(series, origins, horizon).point
 
     def _mean_forecasts(
         self,
@@ -171,7 +205,7 @@ class HybridForecaster(Forecaster):
         horizon: int,
         covariates: FloatArray | None,  # noqa: ARG002
     ) -> FloatArray:
-        return self._combined(series, origins, horizon).mean
+        return self._said(series, origins, horizon).mean
 
     def _quantile_forecasts(
         self,
@@ -181,7 +215,18 @@ class HybridForecaster(Forecaster):
         levels: FloatArray,
         covariates: FloatArray | None,  # noqa: ARG002
     ) -> FloatArray:
-        return at_levels(self._combined(series, origins, horizon).bounds, levels)
+        return at_levels(self._said(series, origins, horizon).bounds, levels)
+
+    def _batch_forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        levels: FloatArray,
+        covariates: FloatArray | None,  # noqa: ARG002
+    ) -> Batch:
+        said = self._said(series, origins, horizon)
+        return Batch(said.point, said.mean, at_levels(said.bounds, levels))
 
     def _measure_spread(self, series: TimeSeries, covariates: FloatArray | None) -> FloatArray:  # noqa: ARG002
         # Intervals of the pool are its own.
@@ -192,13 +237,11 @@ class HybridForecaster(Forecaster):
         found = [np.log1p(member.forecasts(series, origins, horizon)) for member in self._members.values()]
         return np.stack(found, axis=2)
 
-    def _parts(
-        self, series: TimeSeries, every: IntArray, horizon: int
-    ) -> tuple[FloatArray, FloatArray, dict[str, Reading]]:
+    def _parts(self, series: TimeSeries, known: FloatArray) -> tuple[FloatArray, FloatArray, dict[str, Reading]]:
         """At all origins 1 to N: [N, K, H] parts in log1p, [M, N, H, Q] the networks' quantiles in log1p, and
-        where the networks are after the last."""
-        known = self._members_log(series, every, horizon)
-        seen = describe(layout_of(series, self.horizon), series, every, horizon)
+        where the networks are after the last. known: [N, H, members] as `_members_log` gives them."""
+        every = np.arange(1, len(known) + 1)
+        seen = describe(layout_of(series, self.horizon), series, every, known.shape[1])
         found, reading = [], {}
         for name, body in BODIES.items():
             around = _chosen(known, body.around)
@@ -218,34 +261,37 @@ class HybridForecaster(Forecaster):
         features[..., 4] = self._moments[0]
         return features
 
-    def _blank_pool(self) -> PoolState:
+    def _blank(self) -> Learnt:
         weights = [1.0 if place in STRONG else SIMPLE_WEIGHT for place in range(len(NAMES))]
         prior = np.array(weights + [CORRECTED_WEIGHT] * len(STRONG) + [1.0])
-        return new_state(self.horizon, prior, len(NAMES), STRONG, np.array(QUANTILES), self._moments[1], RULES)
+        pool = new_state(self.horizon, prior, len(NAMES), STRONG, np.array(QUANTILES), self._moments[1], RULES)
+        return Learnt(pool, new_decision(self.horizon, len(NAMES), self._whole, CRITERIA))
 
     def _warm_from(self, series: TimeSeries) -> int:
         """The first origin from which weights learn: where the part begins that no network was trained on."""
         points, start = self._fitted
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 
-    def _run(self, series: TimeSeries, last: int, horizon: int) -> tuple[PoolState, Combined, dict[str, Reading]]:
-        """The pool after the last origin of a series, what it says at each up to it, and where the networks are."""
-        every = np.arange(1, last + 1)
-        log_parts, quantiles, reading = self._parts(series, every, max(horizon, self.horizon))
-        spread, features = pooled_spread(quantiles), self._mean_features(log_parts, quantiles)
-        newest = np.log1p(series.values[every - 1])
-        pool = self._blank_pool()
-        warm = min(self._warm_from(series) - 1, last)
-        pool.top[0] = newest[: max(warm, 1)].max()
-        cold = advance(pool, RULES, newest[:warm], log_parts[:warm], spread[:warm], features[:warm], False)
-        found = advance(pool, RULES, newest[warm:], log_parts[warm:], spread[warm:], features[warm:], True)
-        return pool, Combined(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), reading
+    def _run(self, series: TimeSeries, known: FloatArray) -> tuple[Learnt, Said, dict[str, Reading]]:
+        """What is learnt after the last of N origins of a series, what is said at each up to it, and where the
+        networks are. known: [N, H, members] as `_members_log` gives them, H at least the horizon."""
+        log_parts, quantiles, reading = self._parts(series, known)
+        features = self._mean_features(log_parts, quantiles)
+        values = series.values[: len(known)]
+        learnt = self._blank()
+        warm = min(self._warm_from(series) - 1, len(known))
+        learnt.pool.top[0] = np.log1p(values[: max(warm, 1)].max())
+        cold, found = (
+            learnt.say(values[some], log_parts[some], quantiles[:, some], features[some], on)
+            for some, on in ((slice(warm), False), (slice(warm, None), True))
+        )
+        return learnt, Said(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), reading
 
-    def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combined:
-        """What the pool says at N origins."""
-        last = int(origins.max(initial=1))
-        _, found, _ = self._run(series, last, horizon)
-        return Combined(*(part[origins - 1, :horizon] for part in found))
+    def _said(self, series: TimeSeries, origins: IntArray, horizon: int) -> Said:
+        """What is said at N origins."""
+        every = np.arange(1, int(origins.max(initial=1)) + 1)
+        _, said, _ = self._run(series, self._members_log(series, every, max(horizon, self.horizon)))
+        return Said(*(part[origins - 1, :horizon] for part in said))
 
     def _expect(self, known_now: FloatArray) -> None:
         """Note what the ARIMA under the residual network expects next: its error is read with the next value."""
@@ -282,38 +328,38 @@ class HybridForecaster(Forecaster):
         return point
 
     def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: ARG002
-        assert self._pool is not None
+        assert self._learnt is not None
         whole, _ = self._observed()
         for place in range(len(whole) - len(values), len(whole)):
             for member in self._members.values():
                 member.update(whole.values[place : place + 1])
             log_parts, quantiles = self._step(whole.head(place + 1), self.horizon, True)
-            newest = np.log1p(whole.values[place : place + 1])
-            features = self._mean_features(log_parts, quantiles)
-            self._now = advance(self._pool, RULES, newest, log_parts, pooled_spread(quantiles), features, True)
+            newest, features = whole.values[place : place + 1], self._mean_features(log_parts, quantiles)
+            self._now = self._learnt.say(newest, log_parts, quantiles, features, True)
 
     def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        assert self._pool is not None
+        assert self._learnt is not None
         assert self._now is not None
         found = self._now
         if horizon > self.horizon:
             log_parts, quantiles = self._step(self._observed()[0], horizon, False)
             features = self._mean_features(log_parts, quantiles)
-            found = advance(self._pool, RULES, np.zeros(1), log_parts, pooled_spread(quantiles), features, False)
-        point: FloatArray = np.expm1(found.point[-1, :horizon])
-        return point, found.mean[-1, :horizon], at_levels(found.bounds[-1, :horizon], levels)
+            found = self._learnt.say(np.zeros(1), log_parts, quantiles, features, False)
+        return found.point[-1, :horizon], found.mean[-1, :horizon], at_levels(found.bounds[-1, :horizon], levels)
 
     def _state(self) -> State:
-        assert self._pool is not None
+        assert self._learnt is not None
         assert self._now is not None
         state = State({"fitted": list(self._fitted), "moments": list(self._moments), "expected": self._expected})
+        state.values["whole"] = self._whole
         for name, member in self._members.items():
             state.nested(f"member.{name}", member.state())
         for name, body in self._bodies.items():
             state.nested(f"body.{name}", body.state())
             for field, tensor in self._reading[name]._asdict().items():
                 state.arrays[f"{field}.{name}"] = tensor.numpy()
-        state.arrays.update({f"pool.{name}": array for name, array in self._pool._asdict().items()})
+        state.arrays.update({f"pool.{name}": array for name, array in self._learnt.pool._asdict().items()})
+        state.arrays.update({f"decision.{name}": array for name, array in self._learnt.decision._asdict().items()})
         state.arrays.update({f"now.{name}": array[-1:] for name, array in self._now._asdict().items()})
         return state
 
@@ -331,8 +377,12 @@ class HybridForecaster(Forecaster):
             name: Reading(*(torch.tensor(state.arrays[f"{field}.{name}"]) for field in Reading._fields))
             for name in BODIES
         }
-        self._pool = PoolState(**{name: state.arrays[f"pool.{name}"] for name in PoolState._fields})
-        self._now = Combined(**{name: state.arrays[f"now.{name}"] for name in Combined._fields})
+        self._whole = bool(state.values["whole"])
+        self._learnt = Learnt(
+            PoolState(**{name: state.arrays[f"pool.{name}"] for name in PoolState._fields}),
+            DecisionState(**{name: state.arrays[f"decision.{name}"] for name in DecisionState._fields}),
+        )
+        self._now = Said(**{name: state.arrays[f"now.{name}"] for name in Said._fields})
 
 
 def _chosen(known: FloatArray, around: tuple[str, ...]) -> FloatArray:

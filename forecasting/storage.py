@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forecasting.errors import ForecastError
 
 FORMAT = "forecasting"
-VERSION = 1
+VERSION = 2
 _HEADER = "header"
 
 
@@ -37,6 +37,17 @@ class State:
         """The state of a part that was put in by `nested`."""
         inside = {key[len(name) + 1 :]: a for key, a in self.arrays.items() if key.startswith(f"{name}/")}
         return State(self.values[name], inside)
+
+    def looking_back_on(self, history: npt.NDArray[np.float64], start: float) -> State:
+        """The same with another history, for a forecaster and for those inside it, which keep their own.
+
+        Nothing is shared with this one: forecasters work on their arrays in place.
+        """
+        arrays = {
+            name: (history if name.rsplit("/", 1)[-1] == "history" else array).copy()
+            for name, array in self.arrays.items()
+        }
+        return State(_started(self.values, start), arrays)
 
 
 def write_state(path: Path, kind: str, state: State) -> None:
@@ -87,6 +98,12 @@ def whole_file(path: Path, what: str) -> Iterator[Path]:
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise ForecastError(f"{path}: cannot write {what} there: {reason}") from None
+
+
+def _started(values: dict[str, Any], start: float) -> dict[str, Any]:
+    """A forecaster's values with another start of its history, and of those inside it: what holds `learnt`."""
+    inside = {name: _started(value, start) if isinstance(value, dict) else value for name, value in values.items()}
+    return inside | ({"start": start} if "learnt" in inside else {})
 
 
 def _named(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -21,7 +21,7 @@ from forecasting.registry import make_forecaster
 from forecasting.series import DAY, MIN_POINTS, TimeSeries
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState, Forecast
-from rlpto.forecasts.past import CLASSES, Past, moved
+from rlpto.forecasts.past import CLASSES, WARM_UP, Past
 from rlpto.jobs import Job
 
 LEVELS = (0.1, 0.9)
@@ -101,7 +101,7 @@ class OnlineVolume:
         """Make the forecaster of all that is known, if that is enough."""
         series = TimeSeries(np.array(self._counts, dtype=np.float64), self._step, self._start)
         if self._fitted is not None and len(series) >= 2:
-            self._model = moved(self._fitted, series)
+            self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP)))
         elif self._fitted is None and len(series) >= MIN_POINTS:
             self._model = make_forecaster(LIGHT).fit(series)
             self._learnt = len(series)

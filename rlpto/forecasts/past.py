@@ -1,18 +1,16 @@
-"""What came before a workload, and forecasters that go on from there."""
+"""What came before a workload, and fitted forecasters to put on it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from forecasting.base import Forecaster, load
 from forecasting.errors import ForecastError
-from forecasting.series import DAY, MONDAY, TimeSeries
-from forecasting.storage import State
+from forecasting.series import DAY, MONDAY
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ConfigError
 from rlpto.jobs import PRIORITY_CLASSES
@@ -71,26 +69,3 @@ def load_model(path: Path, step: float) -> Forecaster:
     if not math.isclose(fitted, step):
         raise ConfigError(f"forecast.every: {step:g} s, expected the {fitted:g} s that {path} was fitted with")
     return model
-
-
-def moved(model: Forecaster, series: TimeSeries) -> Forecaster:
-    """Another forecaster that has learnt what `model` has, with a series of the same step as its history.
-
-    series: 2 points or more; the last WARM_UP seconds are taken in count by count, as online.
-    """
-    state = model.state()
-    fresh = min(len(series) - 1, series.lag(WARM_UP))
-    head = series.head(len(series) - fresh)
-    arrays = {
-        # Members of a combination keep histories of their own. Copies: forecasters work on their arrays in place.
-        name: (head.values if name.rsplit("/", 1)[-1] == "history" else array).copy()
-        for name, array in state.arrays.items()
-    }
-    other = type(model).from_state(State(_restarted(state.values, head.start), arrays), model.kind)
-    return other.update(series.values[len(head) :])
-
-
-def _restarted(values: dict[str, Any], start: float) -> dict[str, Any]:
-    """A forecaster's values with another start of its history, and of those of its members."""
-    inside = {name: _restarted(value, start) if isinstance(value, dict) else value for name, value in values.items()}
-    return inside | ({"start": start} if "learnt" in inside else {})

@@ -288,9 +288,9 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "other.npz")
     text = '{"format": "forecasting", "version": 99, "kind": "naive", "values": {}}'
     np.savez(tmp_path / "new.npz", header=np.array(text))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 1"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 2"):
         load(tmp_path / "new.npz")
-    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "1")))
+    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "2")))
     with pytest.raises(ForecastError, match="expected a saved naive"):
         load(tmp_path / "half.npz")
 
@@ -300,3 +300,17 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ForecastError, match="cannot write the forecaster there"):
         Naive().fit(np.ones(20), step="1h").save(tmp_path / "blocked" / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["blocked"]
+
+
+def test_what_was_learnt_can_be_put_on_another_series() -> None:
+    model = SeasonalNaive(24).fit(np.arange(72.0), step="1h")
+    other = TimeSeries(np.arange(50.0) + 100, 3600.0, 86400.0)
+    for told in (0, 10):
+        found = model.moved(other, told).predict(3)
+        np.testing.assert_array_equal(found.point, [126, 127, 128])
+        assert found.start == other.start + 50 * 3600
+    np.testing.assert_array_equal(model.predict(1).point, [48])
+    with pytest.raises(ForecastError, match="series of 600 s a step: expected 3600 s"):
+        model.moved(TimeSeries(np.arange(50.0), 600.0))
+    with pytest.raises(ForecastError, match="told 50: expected 0 to 49"):
+        model.moved(other, 50)
