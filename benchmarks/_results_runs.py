@@ -215,7 +215,7 @@ class Keeping:
     def __call__(self, state: ClusterState) -> Allocation:
         """The policy's wishes, as far as they can be met without taking from anyone."""
         jobs, wish = state.jobs, self._policy(state).gpus
-        gpus = jobs.gpus.copy()
+        gpus = jobs.keepable.copy()
         free = state.capacity - int(gpus.sum())
         for row in np.flatnonzero(wish > gpus):
             given = min(int(wish[row]), int(gpus[row]) + max(free, 0))

@@ -12,6 +12,8 @@ increment  each visible job gets one worker more, keeps what it has, or gives on
 
 from __future__ import annotations
 
+import numpy as np
+
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.policies.steering import STEERING_FEATURES, JobColumns, steer
@@ -55,7 +57,7 @@ def steps() -> list[float]:
 @njit()
 def wishes_of_levels(choice: IntArray, levels: IntArray, jobs: JobColumns) -> IntArray:
     """GPUs [n] wished for; choice: [visible] positions in `levels`. Jobs out of sight keep what they hold."""
-    wish = jobs.held.copy()
+    wish = np.minimum(jobs.held, jobs.highest)  # less than is held where a limit has been lowered
     for i in range(min(len(wish), len(choice))):
         level = levels[choice[i]]
         wish[i] = 0 if level == 0 else min(max(level, jobs.lowest[i]), jobs.highest[i])
@@ -65,7 +67,7 @@ def wishes_of_levels(choice: IntArray, levels: IntArray, jobs: JobColumns) -> In
 @njit()
 def wishes_of_increments(choice: IntArray, jobs: JobColumns) -> IntArray:
     """GPUs [n] wished for; choice: [visible] of FEWER, SAME, MORE. Jobs out of sight keep what they hold."""
-    wish = jobs.held.copy()
+    wish = np.minimum(jobs.held, jobs.highest)  # less than is held where a limit has been lowered
     for i in range(min(len(wish), len(choice))):
         if choice[i] == MORE:
             wish[i] = min(max(wish[i] + 1, jobs.lowest[i]), jobs.highest[i])

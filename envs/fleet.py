@@ -22,7 +22,7 @@ from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import JobColumns
-from rlpto.queues import QueueSettings, hold_back, order_rows, trim
+from rlpto.queues import QueueSettings, hold_back, limit_converging, order_rows, trim
 from rlpto.rewards import RewardWeights
 from rlpto.simulator.arrays import JOB, World, build_world
 from rlpto.simulator.cluster import check_jobs_fit, shared_store
@@ -66,7 +66,8 @@ class Fleet(NamedTuple):
     current: [B] workload that each cluster runs. promoted: [B, M] as `rlpto.queues.order_rows` keeps it.
     packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
-    aging: [2] s, normal and low. shrink_lower. reward: [7] weights, see `weigh`.
+    aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
+    reward: [7] weights, see `weigh`.
     """
 
     world: World
@@ -85,6 +86,7 @@ class Fleet(NamedTuple):
     noise: FloatArray
     aging: FloatArray
     shrink_lower: bool
+    converging: FloatArray
     reward: FloatArray
     gpus_per_node: int
 
@@ -134,6 +136,7 @@ def build_fleet(
         noise=_joint_noise(workloads, most, packed.shape[1]),
         aging=np.array([queue.aging_normal, queue.aging_low]),
         shrink_lower=queue.shrink_lower,
+        converging=np.array([queue.converging.gained, queue.converging.keep]),
         reward=reward_vector(reward),
         gpus_per_node=gpus_per_node,
     )
@@ -246,7 +249,7 @@ def view_of(f: Fleet, b: int) -> JobView:
     width = f.packed.shape[1]
     index, effective = np.empty(n, np.int64), np.empty(n, np.int64)
     speed = np.zeros((n, width))
-    real, whole = np.empty((11, n)), np.empty((4, n), np.int64)
+    real, whole = np.empty((11, n)), np.empty((5, n), np.int64)
     for i in range(n):
         j = active[rows[i]]
         job = jobs[j]
@@ -273,6 +276,7 @@ def view_of(f: Fleet, b: int) -> JobView:
         whole[1, i] = job.max_gpus
         whole[2, i] = job.gpus
         whole[3, i] = job.requested_gpus
+        whole[4, i] = job.peak_gpus
         real[0, i] = left
         real[1, i] = job.submit_time
         real[2, i] = job.attained_service
@@ -287,8 +291,23 @@ def view_of(f: Fleet, b: int) -> JobView:
     size = np.empty(n)
     for i in range(n):
         size[i] = jobs[index[i]].data_size
+    if f.converging[0] < 1:
+        shrink_converging(f, real, whole)
     columns = JobColumns(speed, real[0], whole[0], whole[1], whole[2], effective, real[1], real[2], real[3])
     return JobView(index, columns, whole[3], real[4], real[5], real[6], real[7], real[8], real[9], real[10], size)
+
+
+@njit()
+def shrink_converging(f: Fleet, real: FloatArray, whole: IntArray) -> None:
+    """Lower the limits of converging jobs among the columns of a view, as `rlpto.queues.Queue.order` does."""
+    now, first, final = real[8], real[9], real[10]
+    gained = np.zeros(len(now))
+    for i in range(len(now)):
+        if final[i] - first[i] > 0:
+            gained[i] = (now[i] - first[i]) / (final[i] - first[i])
+    limit_converging(gained, whole[2], whole[4], whole[0], whole[1], f.converging[0], f.converging[1])
+    for i in range(len(now)):
+        whole[3, i] = min(whole[3, i], whole[1, i])
 
 
 @njit()

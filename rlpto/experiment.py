@@ -223,9 +223,18 @@ class Experiment:
 
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data: settings, and digests of the files they name."""
-        free = {"name": True, "description": True, "policies": True, "evaluation": True, "env": True, "agent": True}
+        free: dict[str, Any] = {
+            "name": True,
+            "description": True,
+            "policies": True,
+            "evaluation": True,
+            "env": True,
+            "agent": True,
+        }
         if self.config.forecast.mode == "off":  # not a word of it, so that such cells are those of before there was any
             free["forecast"] = True
+        if self.config.queue.converging.gained == 1:  # likewise
+            free["queue"] = {"converging"}
         settings = self.config.model_dump(mode="json", exclude={**free, "workload": {"windows": {"limit", "seed"}}})
         keys = {"path": "test", "train_path": "train", "validation_path": "validation"}
         settings["workload"].update({key: [digest(path) for path in self.files[split]] for key, split in keys.items()})

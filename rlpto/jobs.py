@@ -68,7 +68,7 @@ class JobStore:
         type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
     Changed by the cluster:
         gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
-        start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales,
+        start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
         wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
     """
 
@@ -89,6 +89,7 @@ class JobStore:
     finish_time: FloatArray = field(init=False)
     wait_start: FloatArray = field(init=False)
     rescales: IntArray = field(init=False)
+    peak_gpus: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         count = len(self.submit_time)
@@ -100,6 +101,7 @@ class JobStore:
         self.finish_time = np.full(count, np.nan)
         self.wait_start = self.submit_time.copy()
         self.rescales = np.zeros(count, dtype=np.int64)
+        self.peak_gpus = np.zeros(count, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self.submit_time)
@@ -157,7 +159,7 @@ class JobTable:
 
     Column attributes (all [n], units as in JobStore): submit_time, epochs, data_size,
     requested_gpus, min_gpus, max_gpus, priority, gpus, progress, rescale_left, attained_service,
-    start_time, wait_start, rescales. Further ones are properties below.
+    start_time, wait_start, rescales, peak_gpus. Further ones are properties below.
     """
 
     def __init__(
@@ -186,6 +188,13 @@ class JobTable:
         return JobTable(
             self._store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
         )
+
+    def limited(self, max_gpus: IntArray) -> JobTable:
+        """The same rows, with `max_gpus` [n] as their limits, and requested_gpus cut to them."""
+        table = self.reordered(np.arange(len(self)), self.effective_priority)
+        table.max_gpus = max_gpus
+        table.requested_gpus = np.minimum(self.requested_gpus, max_gpus)
+        return table
 
     def _column(self, name: str) -> AnyArray:
         column: AnyArray = getattr(self._store, name)
@@ -248,6 +257,10 @@ class JobTable:
         return self._column("rescales")
 
     @cached_property
+    def peak_gpus(self) -> IntArray:
+        return self._column("peak_gpus")
+
+    @cached_property
     def type_index(self) -> IntArray:
         """[n] job type: jobs of one type share their speed and accuracy curves."""
         return self._column("type_index")
@@ -257,6 +270,12 @@ class JobTable:
         """[n] True for jobs that hold no GPUs."""
         waiting: BoolArray = self.gpus == 0
         return waiting
+
+    @cached_property
+    def keepable(self) -> IntArray:
+        """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+        keepable: IntArray = np.minimum(self.gpus, self.max_gpus)
+        return keepable
 
     @cached_property
     def rescale_delay(self) -> FloatArray:

@@ -16,7 +16,17 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
+from rlpto.jobs import JobTable
 from rlpto.settings import Settings
+
+
+class ConvergingSettings(Settings):
+    """Jobs that have nearly converged give GPUs, a quarter of their peak at a time, to jobs that have not."""
+
+    gained: float = Field(1.0, gt=0, le=1)
+    """Share of all the accuracy a job can gain from which on it counts as converging; 1: no job ever does."""
+    keep: float = Field(0.5, gt=0, le=1)
+    """Share of the most GPUs it has held that a converging job keeps at least, halfway from `gained` to its end."""
 
 
 class QueueSettings(Settings):
@@ -31,6 +41,8 @@ class QueueSettings(Settings):
     shrink_lower: bool = False
     """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
     uses, then by shrinking jobs of lower classes, down to their min_gpus."""
+    converging: ConvergingSettings = ConvergingSettings()
+    """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 
     @property
     def aging_bound(self) -> float:
@@ -50,7 +62,11 @@ class Queue:
         self._promoted = np.zeros(0, dtype=np.int64)
 
     def order(self, state: ClusterState) -> ClusterState:
-        """The same state with its rows in the order of service and the classes after aging."""
+        """The same state with its rows in the order of service and the classes after aging.
+
+        Jobs that are to shrink as they converge show lower max_gpus (and requested_gpus, where those are more), so
+        that every policy gives what they leave to others; see `limit_converging`.
+        """
         jobs = state.jobs
         if len(jobs) == 0:
             return state
@@ -75,14 +91,25 @@ class Queue:
         )
         if key is not None:
             rows = np.lexsort((key, effective))
-        return replace(state, jobs=jobs.reordered(rows, effective[rows]))
+        ordered = jobs.reordered(rows, effective[rows])
+        if self._settings.converging.gained < 1:
+            ordered = self._shrinking(ordered)
+        return replace(state, jobs=ordered)
+
+    def _shrinking(self, jobs: JobTable) -> JobTable:
+        """The table with the limits of converging jobs lowered."""
+        gained = gained_share(jobs.accuracy_at(0.0 * jobs.progress), jobs.accuracy, jobs.final_accuracy)
+        limits, rule = jobs.max_gpus.copy(), self._settings.converging
+        limit_converging(gained, jobs.gpus, jobs.peak_gpus, jobs.min_gpus, limits, rule.gained, rule.keep)
+        return jobs.limited(limits)
 
     def stands_until(self, state: ClusterState) -> float:
         """Time until which, unless jobs or nodes come or go, the order of `state` and what is admitted stand.
 
         To be asked once the decision on `state` has been carried out.
         """
-        if self._settings.inside != "fifo" or self._settings.shrink_lower:
+        rule = self._settings
+        if rule.inside != "fifo" or rule.shrink_lower or rule.converging.gained < 1:
             return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
         jobs = state.jobs
         # Gathered anew: what the policy saw does not tell who has begun to wait since.
@@ -203,6 +230,36 @@ def order_rows(
         else:
             rows[at_low] = i
             at_low += 1
+
+
+def gained_share(first: FloatArray, now: FloatArray, final: FloatArray) -> FloatArray:
+    """[n] share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
+    gain = final - first
+    share: FloatArray = np.divide(now - first, gain, out=np.zeros(len(gain)), where=gain > 0)
+    return share
+
+
+@kernel()
+def limit_converging(
+    gained: FloatArray, held: IntArray, peak: IntArray, min_gpus: IntArray, limits: IntArray, since: float, keep: float
+) -> None:
+    """Lower `limits` [n], the most GPUs of each job, of jobs that converge while others could use GPUs.
+
+    A job converges once it has gained `since` of its accuracy. It may then hold three quarters of `peak`, the most
+    it has held, and `keep` of it (if that is less) from halfway to its end on, but no fewer than its min_gpus.
+    Nothing is lowered unless a job that does not converge holds less than its limit. After the convergence
+    shrink of this project's notes on systems (1.7).
+    """
+    wanted = False
+    for i in range(len(gained)):
+        wanted = wanted or (gained[i] < since and held[i] < limits[i])
+    if not wanted:
+        return
+    for i in range(len(gained)):
+        if gained[i] >= since and peak[i] > 0:
+            late = gained[i] >= (1.0 + since) / 2
+            share = keep if late else max(keep, 0.75)
+            limits[i] = min(limits[i], max(min_gpus[i], int(np.ceil(share * peak[i]))))
 
 
 @kernel()

@@ -13,7 +13,7 @@ from rlpto.cluster import Allocation, ClusterState, Node, Progress
 from rlpto.jobs import Job
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.policies.registry import BUILT_IN
-from rlpto.queues import QueueSettings
+from rlpto.queues import ConvergingSettings, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -130,6 +130,7 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
         aging_normal=draw(st.sampled_from([100.0, 1800.0])),
         aging_low=draw(st.sampled_from([130.0, 3600.0])),
         shrink_lower=draw(st.booleans()),
+        converging=ConvergingSettings(gained=draw(st.sampled_from([1.0, 0.5, 0.9]))),
     )
     return Case(
         nodes=tuple(Node(size) for size in sizes),

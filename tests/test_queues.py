@@ -15,14 +15,15 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import PolicyError
 from rlpto.jobs import Job
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings, hold_back
+from rlpto.queues import ConvergingSettings, Queue, QueueSettings, hold_back, limit_converging
 from rlpto.records import JobRecords
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 
-from .builders import advance_to, give, job, linear_tables, make_cluster
+from .builders import advance_to, give, job, linear_tables, make_cluster, make_tables
 
 CLASSES = (0, 1, 2)
+SHRINKING = QueueSettings(converging=ConvergingSettings(gained=0.9, keep=0.5))
 
 
 def waiting(priorities: Sequence[int], time: float = 0.0, **more: Sequence[float]) -> ClusterState:
@@ -112,7 +113,7 @@ class TestAging:
         assert stands == [30, 50, 80, np.inf]
 
     def test_an_order_that_may_change_any_time_stands_for_no_time(self):
-        for unsteady in (QueueSettings(inside="shortest_first"), QueueSettings(shrink_lower=True)):
+        for unsteady in (QueueSettings(inside="shortest_first"), QueueSettings(shrink_lower=True), SHRINKING):
             assert Queue(unsteady).stands_until(waiting([1], 7.0)) == 7.0
 
     def test_who_begins_to_wait_is_counted_even_if_the_policy_looked_before(self):
@@ -124,6 +125,54 @@ class TestAging:
         assert np.isnan(state.jobs.wait_start).all()
         cluster.apply(state, Allocation(np.array([0])))
         assert queue.stands_until(state) == 40
+
+
+def limits(gained: list[float], held: list[int], peak: list[int], rule: ConvergingSettings) -> list[int]:
+    """What jobs of 1 to 16 GPUs may hold under a rule."""
+    found = np.full(len(held), 16)
+    least = np.ones(len(held), dtype=np.int64)
+    limit_converging(np.array(gained), np.array(held), np.array(peak), least, found, rule.gained, rule.keep)
+    return found.tolist()
+
+
+class TestConverging:
+    RULE = SHRINKING.converging
+
+    def test_a_job_shrinks_in_steps_as_it_converges(self):
+        steps = [limits([gained, 0.1], [8, 8], [8, 8], self.RULE)[0] for gained in (0.89, 0.9, 0.94, 0.95, 1.0)]
+        assert steps == [16, 6, 6, 4, 4]
+
+    def test_nobody_shrinks_while_no_other_job_can_use_it(self):
+        assert limits([0.95, 0.1], [8, 16], [8, 16], self.RULE) == [16, 16]
+        assert limits([0.95, 0.99], [8, 2], [8, 4], self.RULE) == [16, 16], "converging jobs need nothing more"
+
+    def test_what_a_job_keeps_is_chosen(self):
+        assert limits([0.99, 0.0], [8, 0], [8, 0], ConvergingSettings(gained=0.9, keep=0.8)) == [7, 16]
+
+    @given(
+        st.lists(st.tuples(st.floats(0, 1), st.integers(0, 16), st.integers(0, 16)), min_size=1),
+        st.floats(0.5, 1),
+        st.floats(0.1, 1),
+    )
+    def test_limits_never_rise_nor_fall_below_what_is_kept(self, jobs, gained, keep):
+        held = [min(now, most) for _, now, most in jobs]
+        rule = ConvergingSettings(gained=gained, keep=keep)
+        found = limits([share for share, *_ in jobs], held, [most for *_, most in jobs], rule)
+        for (share, _, most), limit in zip(jobs, found, strict=True):
+            assert max(1, keep * most) <= limit <= 16 or limit == 16
+            assert limit == 16 or share >= gained
+
+    @pytest.mark.parametrize("policy", ["fifo", "sjf", "srtf"])
+    def test_a_rigid_policy_starts_a_job_on_what_a_converging_one_leaves(self, policy):
+        tables = make_tables([[[[0.001 * (k + 1)] * 3 for k in range(8)]]], accuracy=np.array([0.0, 0.95, 0.98, 1.0]))
+        jobs = [job(0, epochs=3, gpus=8, min_gpus=1), job(1, 150, epochs=3, gpus=4, min_gpus=1)]
+        starts = []
+        for rule in (QueueSettings(), SHRINKING):
+            cluster = make_cluster(jobs, tables, [8])
+            record = run(cluster, make_policy(policy), rule, RewardWeights())
+            starts.append(record.jobs.start_time[1])
+            assert np.isfinite(record.jobs.finish_time).all()
+        assert starts == [375.0, 150.0]
 
 
 @st.composite

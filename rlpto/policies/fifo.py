@@ -39,7 +39,7 @@ class Fifo:
         """Start waiting jobs in row order."""
         jobs = state.jobs
         order = np.arange(len(jobs))
-        return Allocation(fit_waiting(order, jobs.gpus, jobs.requested_gpus, state.capacity, self.options.backfill))
+        return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill))
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         """Forever: only an arrival, a finish or a node makes room."""

@@ -39,7 +39,7 @@ class RandomPolicy:
     def __call__(self, state: ClusterState) -> Allocation:
         """Let jobs that keep their GPUs go first, then the others in random order."""
         jobs = state.jobs
-        held = jobs.gpus
+        held = jobs.keepable
         keeps = (held > 0) & (self._random.random(len(jobs)) < self.options.keep)
         wish = np.where(keeps, held, self._random.integers(jobs.min_gpus, jobs.max_gpus, endpoint=True))
         order = np.lexsort((self._random.random(len(jobs)), ~keeps))

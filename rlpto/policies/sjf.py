@@ -37,7 +37,7 @@ class Sjf:
         """Start waiting jobs by class, then by length."""
         jobs = state.jobs
         order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus))
-        gpus = fit_waiting(order, jobs.gpus, jobs.requested_gpus, state.capacity, self.options.backfill)
+        gpus = fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill)
         return Allocation(gpus, order)
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002

@@ -49,7 +49,7 @@ JOB = np.dtype(
         ("type_index", "i8"),
         ("row", "i8"),
         ("rescales", "i8"),
-        ("peak", "i8"),
+        ("peak_gpus", "i8"),
     ],
     align=True,
 )
@@ -61,7 +61,7 @@ epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s
 slope [accuracy per epoch] in it: read from the tables once an epoch, see `enter_epoch`.
 accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
 base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
-trained since; together they say what its last checkpoint holds. peak: most GPUs held so far."""
+trained since; together they say what its last checkpoint holds."""
 
 CLUSTER = np.dtype(
     [

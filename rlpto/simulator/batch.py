@@ -48,6 +48,8 @@ class BatchSimulator:
         self._queue = queue or QueueSettings()
         if self._queue.inside != "fifo":
             raise ConfigError(f"queue.inside: a batch serves each class fifo, not {self._queue.inside}")
+        if self._queue.converging.gained < 1:
+            raise ConfigError("queue.converging: a batch shrinks no jobs as they converge, expected gained of 1")
         self._promoted = np.zeros(records.shape, dtype=np.int64)
         self._start = World._make(part.copy() for part in self.world)
         for b in range(len(workloads)):

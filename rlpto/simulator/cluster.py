@@ -69,8 +69,7 @@ class SimulatedCluster:
     @property
     def peak_gpus(self) -> IntArray:
         """[M] most GPUs each job of the workload has held at once."""
-        peak: IntArray = self._world.jobs["peak"][0].copy()
-        return peak
+        return self.store.peak_gpus.copy()
 
     @property
     def rescale_delay(self) -> FloatArray:

@@ -87,7 +87,7 @@ def start_running(w: World, b: int, j: int) -> None:
     job.base_progress = job.progress
     job.trained = 0.0
     job.wait_start = np.nan
-    job.peak = max(job.peak, job.gpus)
+    job.peak_gpus = max(job.peak_gpus, job.gpus)
     if np.isnan(job.start_time):
         job.start_time = cluster.time
     else:

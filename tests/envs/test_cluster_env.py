@@ -18,7 +18,7 @@ from envs.vector import ClusterVectorEnv
 from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.index import Index
-from rlpto.queues import QueueSettings
+from rlpto.queues import ConvergingSettings, QueueSettings
 from rlpto.records import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
@@ -46,13 +46,16 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     decide_on=st.sampled_from(["events", "interval"]),
     baseline=st.sampled_from(["none", "shadow"]),
     shrink_lower=st.booleans(),
+    gained=st.sampled_from([1.0, 0.6]),
 )
 @settings(max_examples=15, deadline=None)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    mode, seed, hold, noisy, failing, decide_on, baseline, shrink_lower
+    mode, seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained
 ):
     simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
-    queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
+    queue = QueueSettings(
+        aging_normal=400, aging_low=600, shrink_lower=shrink_lower, converging=ConvergingSettings(gained=gained)
+    )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, action=mode, hold=hold, baseline=baseline)
     batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup, slot=b) for b in range(2)]
     seen = batch.reset(seed=seed)[0]
@@ -75,11 +78,12 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
 
 @pytest.mark.parametrize("failures", [FailureSettings(), FAILING])
 @pytest.mark.parametrize("decide_on", ["events", "interval"])
-@pytest.mark.parametrize("noisy", [False, True])
-def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy):
+@pytest.mark.parametrize(("noisy", "gained"), [(False, 1.0), (True, 1.0), (False, 0.5)])
+def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy, gained):
     simulator = SimulatorSettings(decide_on=decide_on, failures=failures)
     jobs = [random_jobs(7, 30, 8, 10)]
-    setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none")
+    queue = QueueSettings(converging=ConvergingSettings(gained=gained))
+    setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none", queue=queue)
     own = setup.workloads[0]
     cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, own.noise)
     record = run(cluster, Index(), setup.queue, setup.reward)
