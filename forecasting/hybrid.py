@@ -129,11 +129,14 @@ class HybridForecaster(Forecaster):
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.
 
+    Covariates go to the parts that use them: the linear one.
+
     seed: of the networks. horizon: steps ahead that are learnt; later ones are weighted like the last. hidden,
     updates: size and training of the networks.
     """
 
     kind: ClassVar[str] = "hybrid"
+    uses_covariates: ClassVar[bool] = True
 
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
@@ -155,12 +158,13 @@ class HybridForecaster(Forecaster):
         """Arguments of the constructor."""
         return {"seed": self.seed, "horizon": self.horizon, "hidden": self.hidden, "updates": self.updates}
 
-    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:  # noqa: ARG002
+    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:
         self._fitted = (len(series), series.start)
         self._moments = (float(series.values.mean()), float(series.values.var()))
-        self._members = {name: make_forecaster(part.kind, **part.settings).fit(series) for name, part in PARTS.items()}
+        blank = {name: make_forecaster(part.kind, **part.settings) for name, part in PARTS.items()}
+        self._members = {name: member.fit(series, _for(member, covariates)) for name, member in blank.items()}
         self._whole = bool((series.values == np.floor(series.values)).all())
-        known = self._members_log(series, np.arange(1, len(series) + 1), self.horizon)
+        known = self._members_log(series, np.arange(1, len(series) + 1), self.horizon, covariates)
         network = NetworkSettings(hidden=self.hidden, updates=self.updates)
         self._bodies = {
             name: Recurrent.fit(
@@ -177,35 +181,35 @@ class HybridForecaster(Forecaster):
         notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
         return "; ".join(f"{name}: {note}" for name, note in notes if note)
 
-    def parts(self, y: Any, origins: Any, horizon: int) -> dict[str, FloatArray]:
+    def parts(self, y: Any, origins: Any, horizon: int, covariates: Any = None) -> dict[str, FloatArray]:
         """[N, H] point forecasts of every part by name, as `forecasts` of the whole; the arguments are the same."""
-        series, checked, steps, _ = self._batch(y, origins, horizon, None)
+        series, checked, steps, given = self._batch(y, origins, horizon, covariates)
         every = np.arange(1, int(checked.max(initial=1)) + 1)
-        log_parts, _, _ = self._parts(series, self._members_log(series, every, steps))
+        log_parts, _, _ = self._parts(series, self._members_log(series, every, steps, given))
         return {name: np.expm1(log_parts[checked - 1, place]) for place, name in enumerate(NAMES)}
 
-    def weights(self, y: Any, origins: Any) -> FloatArray:
+    def weights(self, y: Any, origins: Any, covariates: Any = None) -> FloatArray:
         """[N, horizon, E] weights at N origins of a series, experts in the order of LABELS."""
-        series, checked, _, _ = self._batch(y, origins, self.horizon, None)
-        return self._said(series, checked, self.horizon).weights
+        series, checked, _, given = self._batch(y, origins, self.horizon, covariates)
+        return self._said(series, checked, self.horizon, given).weights
 
     def _forecasts(
         self,
         series: TimeSeries,
         origins: IntArray,
         horizon: int,
-        covariates: FloatArray | None,  # noqa: ARG002
+        covariates: FloatArray | None,
     ) -> FloatArray:
-        return self._said(series, origins, horizon).point
+        return self._said(series, origins, horizon, covariates).point
 
     def _mean_forecasts(
         self,
         series: TimeSeries,
         origins: IntArray,
         horizon: int,
-        covariates: FloatArray | None,  # noqa: ARG002
+        covariates: FloatArray | None,
     ) -> FloatArray:
-        return self._said(series, origins, horizon).mean
+        return self._said(series, origins, horizon, covariates).mean
 
     def _quantile_forecasts(
         self,
@@ -213,9 +217,9 @@ class HybridForecaster(Forecaster):
         origins: IntArray,
         horizon: int,
         levels: FloatArray,
-        covariates: FloatArray | None,  # noqa: ARG002
+        covariates: FloatArray | None,
     ) -> FloatArray:
-        return at_levels(self._said(series, origins, horizon).bounds, levels)
+        return at_levels(self._said(series, origins, horizon, covariates).bounds, levels)
 
     def _batch_forecasts(
         self,
@@ -223,18 +227,23 @@ class HybridForecaster(Forecaster):
         origins: IntArray,
         horizon: int,
         levels: FloatArray,
-        covariates: FloatArray | None,  # noqa: ARG002
+        covariates: FloatArray | None,
     ) -> Batch:
-        said = self._said(series, origins, horizon)
+        said = self._said(series, origins, horizon, covariates)
         return Batch(said.point, said.mean, at_levels(said.bounds, levels))
 
     def _measure_spread(self, series: TimeSeries, covariates: FloatArray | None) -> FloatArray:  # noqa: ARG002
         # Intervals of the pool are its own.
         return np.zeros((len(SPREAD_LEVELS), SPREAD_HORIZON))
 
-    def _members_log(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+    def _members_log(
+        self, series: TimeSeries, origins: IntArray, horizon: int, covariates: FloatArray | None
+    ) -> FloatArray:
         """[N, H, members] forecasts of the members other than networks in log1p."""
-        found = [np.log1p(member.forecasts(series, origins, horizon)) for member in self._members.values()]
+        found = [
+            np.log1p(member.forecasts(series, origins, horizon, _for(member, covariates)))
+            for member in self._members.values()
+        ]
         return np.stack(found, axis=2)
 
     def _parts(self, series: TimeSeries, known: FloatArray) -> tuple[FloatArray, FloatArray, dict[str, Reading]]:
@@ -287,10 +296,10 @@ class HybridForecaster(Forecaster):
         )
         return learnt, Said(*(np.concatenate(pair) for pair in zip(cold, found, strict=True))), reading
 
-    def _said(self, series: TimeSeries, origins: IntArray, horizon: int) -> Said:
+    def _said(self, series: TimeSeries, origins: IntArray, horizon: int, covariates: FloatArray | None) -> Said:
         """What is said at N origins."""
         every = np.arange(1, int(origins.max(initial=1)) + 1)
-        _, said, _ = self._run(series, self._members_log(series, every, max(horizon, self.horizon)))
+        _, said, _ = self._run(series, self._members_log(series, every, max(horizon, self.horizon), covariates))
         return Said(*(part[origins - 1, :horizon] for part in said))
 
     def _expect(self, known_now: FloatArray) -> None:
@@ -322,17 +331,20 @@ class HybridForecaster(Forecaster):
         """[H] what a member says follows the history; the linear one shares the features of the networks."""
         member = self._members[name]
         if isinstance(member, LinearForecaster):
-            point: FloatArray = member.from_features(seen, history.start, np.array([len(history)]))[0]
+            _, covariates = self._observed()
+            point: FloatArray = member.from_features(seen, history.start, np.array([len(history)]), covariates)[0]
         else:
             point = member.predict(horizon).point
         return point
 
-    def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: ARG002
+    def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:
         assert self._learnt is not None
         whole, _ = self._observed()
-        for place in range(len(whole) - len(values), len(whole)):
+        known = len(whole) - len(values)
+        for place in range(known, len(whole)):
+            row = None if covariates is None else covariates[place - known : place - known + 1]
             for member in self._members.values():
-                member.update(whole.values[place : place + 1])
+                member.update(whole.values[place : place + 1], _for(member, row))
             log_parts, quantiles = self._step(whole.head(place + 1), self.horizon, True)
             newest, features = whole.values[place : place + 1], self._mean_features(log_parts, quantiles)
             self._now = self._learnt.say(newest, log_parts, quantiles, features, True)
@@ -383,6 +395,11 @@ class HybridForecaster(Forecaster):
             DecisionState(**{name: state.arrays[f"decision.{name}"] for name in DecisionState._fields}),
         )
         self._now = Said(**{name: state.arrays[f"now.{name}"] for name in Said._fields})
+
+
+def _for(member: Forecaster, covariates: FloatArray | None) -> FloatArray | None:
+    """The covariates, if the member uses some."""
+    return covariates if member.uses_covariates else None
 
 
 def _chosen(known: FloatArray, around: tuple[str, ...]) -> FloatArray:
