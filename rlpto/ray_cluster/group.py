@@ -32,6 +32,9 @@ class Group(Protocol):
     def update(self, factor: float) -> SquaredNorms | None:
         """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
 
+    def gather(self) -> None:
+        """Bring what others hold of the model and its optimizer to this worker."""
+
     def close(self) -> None:
         """Leave. May be called from another thread to wake one that waits for a worker which is gone."""
 
@@ -79,6 +82,9 @@ class Alone:
         inverse = (1 / sizes[0] + 1 / sizes[1]) / 2
         return SquaredNorms((first + second) / 2, mean, inverse, 1 / sum(sizes))
 
+    def gather(self) -> None:
+        """All is here."""
+
     def close(self) -> None:
         """Nothing to leave."""
 
@@ -125,7 +131,7 @@ class AllReduce:
 
     def begin(self, step: int, own: int, samples: int) -> None:
         """Measure norms every `EVERY` steps, unless a worker has no sample at all."""
-        self._measuring = step % EVERY == 0 and samples >= self.world
+        self._measuring = step % EVERY == 0 and samples >= self.world > 1
         self._weight = own * self.world / samples
         self._sizes = own, samples
         self._local = torch.zeros((), device=self._device)
@@ -157,6 +163,9 @@ class AllReduce:
         with scaled(self._optimizer, factor):
             self._optimizer.step()
         return norms
+
+    def gather(self) -> None:
+        """Every worker holds all."""
 
     def close(self) -> None:
         """Close all connections: whoever waits for this worker learns of it at once."""

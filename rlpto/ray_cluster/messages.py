@@ -72,7 +72,7 @@ class JobSpec:
     lr_rule: LrRule = "none"
     seed: int = 0
     checkpoint_interval: float = 30.0
-    heartbeat_timeout: float = 10.0
+    heartbeat_timeout: float = 5.0
     retries: int = 3
     backoff: float = 1.0
     float64: bool = False

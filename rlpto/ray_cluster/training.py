@@ -50,6 +50,9 @@ class Chunk:
 class Trainer:
     """Model, optimizer, scheduler and position of one worker.
 
+    phase: "own" while the program computes, "shared" while gradients of several workers become one: whoever waits for
+    a worker that hangs is in the latter.
+
     Raises JobError if the program cannot be made, or has fewer samples than the job asks for.
     """
 
@@ -70,10 +73,12 @@ class Trainer:
         self.order = DataOrder(spec.data_size, spec.seed)
         self.position = Position()
         self.noise = NoiseMeter()
+        self.phase = "own"
         self.group: Group = Alone(self.network, self.optimizer)
         self._interrupted: list[Tensor] | None = None
         self._evaluation_due = 0.0
         self._deadline = 0.0
+        self._paced = spec.pace is not None
 
     @property
     def epochs_done(self) -> float:
@@ -134,6 +139,7 @@ class Trainer:
         everyone = self.order.batch(self.position, batch_size)
         own = shard(everyone, group.rank, group.world)
         weight = len(own) * group.world / len(everyone)
+        self.phase = "own"
         self._seed()
         self._guard()
         group.begin(self.position.step, len(own), len(everyone))
@@ -143,6 +149,7 @@ class Trainer:
         loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
         if weight != 1.0:
             loss = loss * weight
+        self.phase = "shared"
         loss.backward()  # type: ignore[no-untyped-call]
         scale = batch_size / spec.batch_size
         gain = self.noise.gain(scale, spec.batch_size)
@@ -153,6 +160,7 @@ class Trainer:
         if norms is not None:
             self.noise.add(norms)
         self.position = self.order.after(self.position, len(everyone), gain / scale)
+        self.phase = "own"
         self._keep_pace(began, scale)
         return loss.detach(), len(everyone)
 
@@ -172,6 +180,7 @@ class Trainer:
 
     def state(self) -> bytes:
         """Everything that later steps depend on: model, optimizer, scheduler, noise and position."""
+        self.group.gather()
         written = io.BytesIO()
         held = {
             "model": self.network.state_dict(),
@@ -205,14 +214,20 @@ class Trainer:
                     buffer.copy_(kept)
             self._interrupted = None
 
-    def warm_up(self) -> None:
-        """Two steps whose effect is undone: what is slow the first time is over before others wait for it."""
+    def warm_up(self) -> tuple[float, float]:
+        """Do what is slow the first time, and undo its effect. Seconds that a step and an evaluation take then."""
         start = self.state()
+        self._paced = False
         self.step()
+        began = time.perf_counter()
         self.step()
+        stepped = time.perf_counter()
         self.evaluate()
+        evaluated = time.perf_counter()
         self.load(start)
+        self._paced = self.spec.pace is not None
         self._evaluation_due = 0.0
+        return stepped - began, evaluated - stepped
 
     def _guard(self) -> None:
         """Remember buffers that the step may change, as long as it can be interrupted."""
@@ -235,7 +250,7 @@ class Trainer:
 
     def _keep_pace(self, began: float, scale: float) -> None:
         """Stretch the step to its pace, which more workers share; at most one step of lost time is made up for."""
-        if self.spec.pace is None:
+        if self.spec.pace is None or not self._paced:
             return
         due = self.spec.pace * scale / self.group.world
         now = time.perf_counter()
