@@ -8,6 +8,7 @@ part before the test. With --series, the same table for any counts. Exit code 1 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from forecasting.base import targets
 from forecasting.errors import ForecastError
 from forecasting.features import describe, layout_of
 from forecasting.hybrid import HybridForecaster
-from forecasting.series import TimeSeries, as_series
+from forecasting.series import TimeSeries, as_series, seconds
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -59,10 +60,14 @@ class Case:
     def day(self) -> int:
         return self.series.lag(86400)
 
-    def mase(self, forecasts: FloatArray) -> tuple[float, float]:
+    @property
+    def scale(self) -> float:
+        """Error of the seasonal naive before the test; 1, so that MASE is MAE, if there is none or no day of data."""
         y = self.series.values[: self.test]
-        scale = float(np.abs(y[self.day :] - y[: -self.day]).mean())
-        error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / scale
+        return float(np.abs(y[self.day :] - y[: -self.day]).mean() if self.day < len(y) else 0.0) or 1.0
+
+    def mase(self, forecasts: FloatArray) -> tuple[float, float]:
+        error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / self.scale
         return float(error[0]), float(error.mean())
 
 
@@ -87,7 +92,7 @@ def main() -> None:
     checks: list[_common.Check] = []
     wins: list[bool] = []
     for case in cases:
-        rivals = other_methods(case, options.statsforecast)
+        rivals = other_methods(case, options)
         runs = [one_seed(case, rivals, seed) for seed in options.seeds]
         show(case, runs)
         checks += checks_of(case, runs, list(rivals), wins)
@@ -108,6 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="only real series whose names contain one of these")
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
+    parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods in, for another run")
     parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
     return parser.parse_args()
 
@@ -117,17 +123,28 @@ def split(name: str, series: TimeSeries) -> Case:
 
 
 def given(options: argparse.Namespace) -> Case:
-    table = pd.read_csv(_common.needed(options.series, True))
+    try:
+        table = pd.read_csv(_common.needed(options.series, True))
+    except (OSError, ValueError) as wrong:
+        _common.refuse(f"{options.series}: no csv file ({' '.join(str(wrong).split())})")
     for column in filter(None, (options.time, options.value)):
         if column not in table:
             _common.refuse(f"{options.series}: no column {column!r}, there are {', '.join(table.columns)}")
-    try:
-        stamps = pd.to_datetime(table[options.time])
-        values = pd.to_numeric(table[options.value]) if options.value else pd.Series(1.0, index=table.index)
-    except (ValueError, TypeError) as wrong:
-        _common.refuse(f"{options.series}: {wrong}")
+    stamps = pd.to_datetime(table[options.time], errors="coerce")
+    values = pd.Series(1.0, index=table.index)
+    if options.value:
+        values = pd.to_numeric(table[options.value], errors="coerce")
+    for column, parsed, expected in ((options.time, stamps, "a time"), (options.value, values, "a count, 0 or more")):
+        bad = parsed.isna() if column == options.time else ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            row = int(np.argmax(bad))
+            _common.refuse(f"{options.series}:{row + 2}: {column} {table[column].iloc[row]}, expected {expected}")
+    step = seconds(options.every)
+    apart = float(stamps.sort_values().diff().dt.total_seconds().median())
+    if options.value and apart > step:
+        _common.refuse(f"{options.series}: a row every {apart:g} s, expected --every to be at least that")
     counts = pd.Series(values.to_numpy(dtype=float), index=pd.DatetimeIndex(stamps)).sort_index()
-    return split(options.series.stem, as_series(counts.resample(options.every).sum(), min_points=100))
+    return split(options.series.stem, as_series(counts.resample(f"{step:g}s").sum(), min_points=100))
 
 
 def real(only: list[str] | None) -> list[Case]:
@@ -151,16 +168,27 @@ def venus_counts(folder: Path) -> pd.Series[float]:
     return table["submit_gpu_job"].astype(float)
 
 
-def other_methods(case: Case, python: str) -> dict[str, FloatArray]:
+def other_methods(case: Case, options: argparse.Namespace) -> dict[str, FloatArray]:
+    """[N, HORIZON] forecasts by method; taken from the folder of --keep if they were put there before."""
+    kept = options.keep / f"{case.name.replace(' ', '-')}.npz" if options.keep else None
+    if kept is not None and kept.exists():
+        with np.load(kept) as archive:
+            found = dict(archive)
+        if any(forecasts.shape != case.truth.shape for forecasts in found.values()):
+            _common.refuse(f"{kept}: forecasts of another series, expected {case.truth.shape} of each method")
+        return found
     found = {}
-    if python == sys.executable and find_spec("statsforecast") is None:
+    if options.statsforecast == sys.executable and find_spec("statsforecast") is None:
         print("statsforecast is not installed: AutoARIMA, AutoETS and AutoTheta are left out")
     else:
-        found |= automatic(case, python)
+        found |= automatic(case, options.statsforecast)
     if find_spec("lightgbm") is None:
         print("LightGBM is not installed: left out")
     else:
         found["LightGBM"] = boosted(case)
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(kept, **found)
     return found
 
 
@@ -213,9 +241,10 @@ def one_seed(case: Case, rivals: dict[str, FloatArray], seed: int) -> Run:
     model = HybridForecaster(seed=seed).fit(series.head(case.test))
     fit = time.process_time() - begin
     methods = model.parts(series, case.origins, HORIZON)
-    methods["combination"] = model.forecasts(series, case.origins, HORIZON)
+    made = model.batch_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
+    methods["combination"] = made.point
     others = rivals | mixed(case, model, rivals.get("LightGBM"), methods)
-    bounds = model.quantile_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
+    bounds = made.quantiles
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
     scores = {name: case.mase(forecasts) for name, forecasts in (others | methods).items()}
@@ -272,16 +301,23 @@ def checks_of(case: Case, runs: list[Run], rivals: list[str], wins: list[bool]) 
             parts = [score[at] for name, score in run.scores.items() if name not in others | {"combination"}]
             rest = [run.scores[name][at] for name in others]
             name = f"{case.name} {label} seed {run.seed}"
-            checks.append(_common.Check(f"{name}: of best part", own / min(parts), "", BEHIND_PART, False))
+            checks.append(_common.Check(f"{name}: of best part", ratio(own, min(parts)), "", BEHIND_PART, False))
             if rest:
                 wins.append(own < min(rest + parts))
-                checks.append(_common.Check(f"{name}: of best other", own / min(rest), "", BEHIND_RIVAL, False))
+                checks.append(_common.Check(f"{name}: of best other", ratio(own, min(rest)), "", BEHIND_RIVAL, False))
         label = f"{case.name} seed {run.seed}"
         checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[0], True))
         checks.append(_common.Check(f"{label}: coverage", run.coverage, "", COVERAGE[1], False))
         checks.append(_common.Check(f"{label}: fit", run.fit, "CPU-s", FIT_LIMIT, False))
         checks.append(_common.Check(f"{label}: update and predict", run.step, "ms", STEP_LIMIT, False))
     return checks
+
+
+def ratio(own: float, best: float) -> float:
+    """How far behind the best; 1 where both are without error."""
+    if best < 1e-12:
+        return 1.0 if own < 1e-9 else math.inf
+    return own / best
 
 
 def lucid(seed: int) -> list[_common.Check]:

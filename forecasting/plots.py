@@ -23,7 +23,22 @@ INK, LINE = "#1f2933", "#2f6db5"
 
 
 def plot_forecasts(result: Backtest, name: str, path: Path) -> None:
-    """Draw the last days of one forecaster, one step and all steps ahead, as a PNG file. Raises ForecastError."""
+    """Draw `forecasts_figure` as a PNG file. Raises ForecastError."""
+    _write(forecasts_figure(result, name), path)
+
+
+def plot_errors(result: Backtest, path: Path) -> None:
+    """Draw `errors_figure` as a PNG file. Raises ForecastError."""
+    _write(errors_figure(result), path)
+
+
+def plot_weights(result: Backtest, weights: FloatArray, labels: Sequence[str], path: Path) -> None:
+    """Draw `weights_figure` as a PNG file. Raises ForecastError."""
+    _write(weights_figure(result, weights, labels), path)
+
+
+def forecasts_figure(result: Backtest, name: str) -> Figure:
+    """The last days of one forecaster with its interval, one step and all steps ahead. Raises ForecastError."""
     if name not in result.forecasts:
         raise ForecastError(f"forecaster {name!r}: expected one of {', '.join(result.forecasts)}")
     steps = sorted({1, result.horizon})
@@ -33,11 +48,11 @@ def plot_forecasts(result: Backtest, name: str, path: Path) -> None:
         _draw_forecasts(axes, result, name, ahead)
     panels[0].legend(loc="upper left", ncols=3, frameon=False)
     figure.suptitle(f"{name}: forecast against actual")
-    _write(figure, path)
+    return figure
 
 
-def plot_errors(result: Backtest, path: Path) -> None:
-    """Draw the mean absolute error of every forecaster by distance, as a PNG file. Raises ForecastError."""
+def errors_figure(result: Backtest) -> Figure:
+    """The mean absolute error of every forecaster by distance."""
     figure = _figure(5.0)
     axes = figure.subplots()
     hours = np.arange(1, result.horizon + 1) * result.series.step / HOUR
@@ -47,11 +62,11 @@ def plot_errors(result: Backtest, path: Path) -> None:
     axes.set(xlabel="hours ahead", ylabel="mean absolute error [counts]", ylim=(0, None))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     axes.set_title(f"Error by distance, {len(result.origins):,} origins")
-    _write(figure, path)
+    return figure
 
 
-def plot_weights(result: Backtest, weights: FloatArray, labels: Sequence[str], path: Path) -> None:
-    """Draw how much each part of a combination counts at every origin, as a PNG file. Raises ForecastError.
+def weights_figure(result: Backtest, weights: FloatArray, labels: Sequence[str]) -> Figure:
+    """How much each part of a combination counts at every origin.
 
     weights: [N, E], summing to 1 over E parts. labels: E names.
     """
@@ -67,7 +82,7 @@ def plot_weights(result: Backtest, weights: FloatArray, labels: Sequence[str], p
     )
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
     axes.set_title("Weights of the parts, one step ahead")
-    _write(figure, path)
+    return figure
 
 
 def _draw_forecasts(axes: Axes, result: Backtest, name: str, ahead: int) -> None:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlpto.cli.common import QuietOption, interrupted, make_console, make_progress
+from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from forecasting.backtest import Backtest
-    from forecasting.series import TimeSeries
+    from forecasting.series import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
-
-
-class What(StrEnum):
-    """What is counted: jobs, or the GPUs they ask for."""
-
-    jobs = "jobs"
-    gpus = "gpus"
 
 
 TraceArgument = Annotated[
@@ -43,6 +35,14 @@ StartOption = Annotated[
 ]
 TimeOption = Annotated[str, typer.Option(metavar="COLUMN", help="Column of a CSV of counts with their times.")]
 ValueOption = Annotated[str | None, typer.Option(metavar="COLUMN", help="Column with the counts: TRACE is such a CSV.")]
+EndOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATE|SHARE|train",
+        help="Fit to what comes before: a day, a share of the time covered such as 80%, or train: the share that "
+        "workload.windows gives to training if nothing else is set.",
+    ),
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of all randomness.")]
 
 
@@ -82,17 +82,17 @@ def backtest(
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
     Each method is fitted on what comes before the test part and then only told the counts as they
-    come. Writes scores.csv, forecasts.csv and plots.
+    come. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
     """
     from forecasting.backtest import backtest as run
     from forecasting.registry import METHODS, make_method
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{_stem(path)}" if out is None else out
-    with _bad_input():
+    with bad_input():
         forecasters = {name: make_method(name, seed) for name in names}
-    series = _series(path, every, what, group, start, time, value)
-    with _bad_input(f"{path}: "), make_progress(quiet) as bar:
+    series = read_series(path, Counted(every, what, group, start, None, time, value))
+    with bad_input(f"{path}: "), make_progress(quiet) as bar:
         task = bar.add_task("methods", total=len(names))
         try:
             result = run(
@@ -111,7 +111,7 @@ def backtest(
     _write(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
-    console.print(f"scores, forecasts and plots: {folder}", style="bold", markup=False)
+    console.print(f"scores, forecasts, plots and TensorBoard events: {folder}", style="bold", markup=False)
 
 
 @app.command(epilog="Example: rlpto forecast fit traces/philly.parquet --every 10min -o forecasters/philly.pt")
@@ -123,118 +123,60 @@ def fit(
     what: WhatOption = What.jobs,
     group: GroupOption = None,
     start: StartOption = None,
+    end: EndOption = None,
     time: TimeOption = "time",
     value: ValueOption = None,
     seed: SeedOption = 0,
     quiet: QuietOption = False,
 ) -> None:
-    """Fit a forecaster to a whole series and write it as one file.
+    """Fit a forecaster to a series, or its beginning, and write it as one file.
 
+    A model that has seen the windows it is evaluated on knows too much: --end leaves them out.
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from forecasting.registry import make_method
 
-    with _bad_input():
+    with bad_input():
         forecaster = make_method(method, seed)
-    series = _series(path, every, what, group, start, time, value)
-    with _bad_input(f"{path}: "):
+    series = read_series(path, Counted(every, what, group, start, end, time, value))
+    with bad_input(f"{path}: "):
         forecaster.fit(series)
-    with _bad_input():
+    with bad_input():
         forecaster.save(out)
     console = make_console(quiet)
-    console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}", markup=False)
+    until = "" if end is None else f", up to {series.index(len(series), 1)[0]:%Y-%m-%d %H:%M}"
+    console.print(f"{out}: {method} fitted to {len(series):,} intervals of {every}{until}", markup=False)
     note = getattr(forecaster, "fallback", "")
     if note:
         console.print(f"  {note}", markup=False)
 
 
-def _series(
-    path: Path, every: str, what: What, group: str | None, start: datetime | None, time: str, value: str | None
-) -> TimeSeries:
-    """Counts per interval of a trace or, with the name of a column of counts, of a CSV."""
-    import numpy as np
-    import pandas as pd
-
-    from forecasting.series import as_series, seconds
-    from rlpto.errors import ConfigError, TraceError
-    from rlpto.experiment import read_any
-    from rlpto.workloads.volume import task_volume
-
-    with _bad_input("--every: "):
-        step = seconds(every)
-    first = None if start is None else pd.Timestamp(start)
-    if value is not None:
-        if group is not None or what != What.jobs:
-            raise ConfigError("--value: a CSV of counts has neither groups nor GPUs to count, expected no such option")
-        return _read_counts(path, step, time, value, first)
-    trace = read_any(path)
-    if group is not None:
-        rows = np.array([name == group for name in trace.texts("group")])
-        if not rows.any():
-            known = sorted(set(trace.texts("group")))
-            raise TraceError(f"{path}: no jobs of group {group!r}, expected one of {', '.join(map(repr, known[:20]))}")
-        trace = trace.take(rows)
-    volume = task_volume(trace, step, what.value, first)
-    with _bad_input(f"{path}: "):
-        return as_series(volume.counts, step, volume.start)
-
-
-def _read_counts(path: Path, step: float, time: str, value: str, start: object) -> TimeSeries:
-    """A CSV with a row per interval; rows of shorter intervals are added up."""
-    import numpy as np
-    import pandas as pd
-
-    from forecasting.series import TimeSeries, as_series
-    from rlpto.errors import TraceError
-
-    try:
-        rows = pd.read_csv(path)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file, expected a CSV of counts") from None
-    except (OSError, ValueError) as wrong:
-        raise TraceError(f"{path}: no CSV of counts ({' '.join(str(wrong).split())})") from None
-    for column in (time, value):
-        if column not in rows.columns:
-            raise TraceError(f"{path}: column {column!r} missing, expected one of {', '.join(map(str, rows.columns))}")
-    stamps = pd.to_datetime(rows[time], errors="coerce", format="ISO8601")
-    counts = pd.to_numeric(rows[value], errors="coerce")
-    for column, parsed, expected in ((time, stamps, "a time such as 2020-04-01 00:00:00"), (value, counts, "a number")):
-        bad = parsed.isna()
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise TraceError(f"{path}:{row + 2}: {column} {rows[column].iloc[row]}, expected {expected}")
-    table = pd.Series(counts.to_numpy(dtype=float), index=pd.DatetimeIndex(stamps))
-    table = table if start is None else table[table.index >= start]
-    with _bad_input(f"{path}: "):
-        fine = as_series(table)
-        parts = step / fine.step
-        if math.isclose(parts, 1.0):
-            return fine
-        if parts < 1 or not math.isclose(parts, round(parts)):
-            raise TraceError(f"{path}: a row every {fine.step:g} s, expected --every to be a multiple of it")
-        width = round(parts)
-        whole = len(fine) // width * width
-        return as_series(TimeSeries(fine.values[:whole].reshape(-1, width).sum(axis=1), step, fine.start))
-
-
 def _write(result: Backtest, folder: Path) -> None:
-    """Tables and plots into a folder."""
+    """Tables, plots and TensorBoard events into a folder."""
     from forecasting.backtest import write_forecasts, write_scores
+    from forecasting.events import write_events
     from forecasting.plots import plot_errors, plot_forecasts, plot_weights
 
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
-    with _bad_input():
+    weights, labels = _weights(result)
+    with bad_input():
         write_scores(result, folder / "scores.csv")
         write_forecasts(result, folder / "forecasts.csv")
         plot_forecasts(result, best, folder / "forecasts.png")
         plot_errors(result, folder / "errors.png")
-        if best == "hybrid":
-            from forecasting.hybrid import LABELS, HybridForecaster
+        if weights is not None:
+            plot_weights(result, weights, labels, folder / "weights.png")
+        write_events(result, best, folder / "tensorboard", weights, labels)
 
-            hybrid = result.fitted["hybrid"]
-            assert isinstance(hybrid, HybridForecaster)
-            weights = hybrid.weights(result.series, result.origins)[:, 0]
-            plot_weights(result, weights, LABELS, folder / "weights.png")
+
+def _weights(result: Backtest) -> tuple[FloatArray | None, Sequence[str]]:
+    """[N, E] weights of the combination's experts one step ahead, and their names; None without a combination."""
+    from forecasting.hybrid import LABELS, HybridForecaster
+
+    hybrid = result.fitted.get("hybrid")
+    if not isinstance(hybrid, HybridForecaster):
+        return None, ()
+    return hybrid.weights(result.series, result.origins)[:, 0], LABELS
 
 
 def _table(result: Backtest, title: str) -> Table:
@@ -275,15 +217,3 @@ def _number(figure: float) -> str:
 def _stem(path: Path) -> str:
     """Name of a file without its endings."""
     return path.name.split(".")[0]
-
-
-@contextmanager
-def _bad_input(prefix: str = "") -> Iterator[None]:
-    """What forecasting refuses becomes the one line, with the name of the file or option, that ends a verb."""
-    from forecasting.errors import ForecastError
-    from rlpto.errors import TraceError
-
-    try:
-        yield
-    except ForecastError as wrong:
-        raise TraceError(f"{prefix}{wrong}") from None

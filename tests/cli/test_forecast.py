@@ -52,7 +52,8 @@ def test_backtest_prints_a_table_and_writes_results(forecast: Verb, folder: Path
     assert "MASE 1-3" in answer.output
     assert "48 origins" in answer.output
     run = folder / "runs" / "forecast-jobs"
-    assert {path.name for path in run.iterdir()} == {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png"}
+    written = {"scores.csv", "forecasts.csv", "forecasts.png", "errors.png", "tensorboard"}
+    assert {path.name for path in run.iterdir()} == written
     scores = pd.read_csv(run / "scores.csv")
     assert scores.forecaster.unique().tolist() == ["naive", "season_24h"]
     for figure in scores[scores.ahead == "1"].mase:
@@ -123,3 +124,28 @@ def test_bad_input_is_one_clear_line(forecast: Verb, folder: Path) -> None:
     (folder / "file").write_text("")
     naive = ("fit", "jobs.parquet", "--method", "naive", "-o")
     assert_refused(forecast(*naive, "file/f"), "file/f: cannot write the forecaster there")
+
+
+def test_a_model_that_ends_early_knows_nothing_of_what_comes_after(forecast: Verb, folder: Path) -> None:
+    naive = ("--every", "1h", "--method", "naive", "-o", "f")
+    counts = ("counts.csv", "--value", "jobs", "--time", "when")
+    whole = np.array(pd.read_csv(folder / "counts.csv").jobs.to_numpy().reshape(-1, 2).sum(axis=1))
+    for source in (("jobs.parquet",), ("jobs.parquet", "--group", "a"), counts):
+        for end, points in (("2020-04-08", 168), ("80%", 191), ("train", 167), ("100%", 239), ("2020-06-01", 240)):
+            answer = forecast("fit", *source, "--end", end, *naive)
+            assert answer.exit_code == 0, answer
+            assert f"{points} intervals of 1h, up to 2020-04-" in answer.output
+            history = load(folder / "f").state().arrays["history"]
+            if "--group" not in source:
+                np.testing.assert_array_equal(history, whole[:points])
+    forecast("fit", "jobs.parquet", "--start", "2020-04-03", "--end", "50%", *naive)
+    np.testing.assert_array_equal(load(folder / "f").state().arrays["history"], whole[48 : 48 + 95])
+    assert_refused(forecast("fit", "jobs.parquet", "--end", "soon", *naive), "--end 'soon': expected a day such as")
+    assert_refused(forecast("fit", "jobs.parquet", "--end", "120%", *naive), "--end '120%'")
+    assert_refused(forecast("fit", "jobs.parquet", "--end", "2020-03-01", *naive), "jobs.parquet: nothing before --end")
+    assert_refused(forecast("fit", *counts, "--end", "2020-03-01", *naive), "counts.csv: nothing before --end")
+    columns = {"submit_time": np.arange(200) * 3600.0, "gpus": np.ones(200, dtype=int)}
+    write_trace(make_trace(columns, source="no clock"), folder / "clockless.csv")
+    forecast("fit", "clockless.csv", "--end", "50%", *naive)
+    np.testing.assert_array_equal(load(folder / "f").state().arrays["history"], np.ones(99))
+    assert_refused(forecast("fit", "clockless.csv", "--end", "2020-04-08", *naive), "local times unknown")

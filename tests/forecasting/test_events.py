@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from forecasting.backtest import backtest
+from forecasting.errors import ForecastError
+from forecasting.events import write_events
+from forecasting.naive import Naive, SeasonalNaive
+
+Y = np.random.default_rng(0).poisson(20, 200).astype(float)
+
+
+def test_tensorboard_shows_errors_forecasts_and_weights(tmp_path: Path) -> None:
+    result = backtest({"naive": Naive(), "day": SeasonalNaive(24)}, Y, step="1h", horizon=3)
+    weights = np.column_stack([np.linspace(0, 1, 40), np.linspace(1, 0, 40)])
+    # What an earlier run has left is replaced.
+    write_events(result, "day", tmp_path / "events")
+    write_events(result, "naive", tmp_path / "events", weights, ["first", "second"])
+    events = EventAccumulator(str(tmp_path / "events"), size_guidance={"scalars": 0})
+    events.Reload()
+
+    def line(tag: str) -> tuple[list[int], list[float]]:
+        found = events.Scalars(tag)
+        return [event.step for event in found], [event.value for event in found]
+
+    for name in ("naive", "day"):
+        ahead, errors = line(f"mae/{name}")
+        assert ahead == [1, 2, 3]
+        assert errors == pytest.approx(result.errors_by_step(name).tolist())
+    known, actual = line("forecast ahead 1/actual")
+    assert known == list(range(160, 200))
+    assert actual == pytest.approx(Y[160:].tolist())
+    assert line("forecast ahead 1/point")[1] == pytest.approx(Y[159:199].tolist())
+    low, high = line("forecast ahead 3/q0.1")[1], line("forecast ahead 3/q0.9")[1]
+    assert all(a <= b for a, b in zip(low, high, strict=True))
+    # The last two origins do not know what came three steps later.
+    assert len(line("forecast ahead 3/actual")[0]) == 38
+    assert line("weight/second")[1] == pytest.approx(weights[:, 1].tolist())
+    assert line("score/coverage/naive")[1] == pytest.approx([result.score("naive", "", range(3)).coverage])
+    figures = {"forecast against actual", "error by distance", "weights of the parts"}
+    assert set(events.Tags()["images"]) == figures
+
+
+def test_a_folder_that_cannot_be_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = backtest({"naive": Naive()}, Y, step="1h", horizon=1)
+    with pytest.raises(ForecastError, match="file/events: cannot write TensorBoard events there"):
+        write_events(result, "naive", tmp_path / "file" / "events")
