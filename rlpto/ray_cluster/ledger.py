@@ -1,0 +1,188 @@
+"""Who may use which GPU: plans, the commands that carry them out one after the other, and claims that never overlap.
+
+A job's *claim* on a node is the most GPUs its runner may have there at this moment: of what it reported to hold, of
+the newest command it has confirmed, and of every command that has been sent since. A command goes out only if all
+claims together fit the node with it. Giving GPUs up never raises a claim, so such commands go out at once; growing
+waits until others have confirmed release. A change that does both is sent as two commands, first what stays, then the
+whole: every plan that fits is therefore carried out in the end, whoever waits for whom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlpto.errors import ClusterError
+
+Nodes = tuple[str, ...]
+"""Ray's node id of every GPU of a job, in order of rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a runner is told: from `generation` on, job has one worker on each of `nodes`."""
+
+    job: str
+    generation: int
+    nodes: Nodes
+
+
+@dataclass
+class Entry:
+    """One job in the ledger.
+
+    planned: where it is to be in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
+    newest confirmed one on. holding, confirmed, applied, reported_at: of the newest report.
+    """
+
+    planned: Nodes = ()
+    steps: list[Command] = field(default_factory=list)
+    sent: list[Command] = field(default_factory=list)
+    holding: Nodes = ()
+    confirmed: int = 0
+    applied: int = 0
+    reported_at: float = 0.0
+
+    @property
+    def commanded(self) -> Nodes:
+        """Nodes of the newest command."""
+        return self.sent[-1].nodes if self.sent else ()
+
+    @property
+    def claim(self) -> Counter[str]:
+        """GPUs by node that the job may be using."""
+        claim = Counter(self.holding)
+        for command in self.sent:
+            claim |= Counter(command.nodes)
+        return claim
+
+
+class Ledger:
+    """All jobs' entries. capacity: GPUs by node id, of nodes that are alive."""
+
+    def __init__(self, capacity: Mapping[str, int]) -> None:
+        self.capacity = dict(capacity)
+        self.entries: dict[str, Entry] = {}
+
+    def entry(self, job: str) -> Entry:
+        """The entry of a job; a new one holds nothing."""
+        return self.entries.setdefault(job, Entry())
+
+    def plan(self, targets: Mapping[str, Nodes], next_generation: Callable[[], int]) -> list[Command]:
+        """Take over where some jobs are to be; the others stay as planned. Returns the commands this will take.
+
+        next_generation: gives numbers, each larger than all before. Raises ClusterError, and changes nothing, if the
+        whole plan does not fit the nodes that are alive.
+        """
+        whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
+        wanted = Counter(node for nodes in whole.values() for node in nodes)
+        for node, gpus in wanted.items():
+            if gpus > self.capacity.get(node, 0):
+                raise ClusterError(
+                    f"plan asks for {gpus} GPUs of node {node[:8]}, which has {self.capacity.get(node, 0)}"
+                )
+        steps: list[Command] = []
+        for job, nodes in targets.items():
+            entry = self.entry(job)
+            entry.planned = nodes
+            entry.steps = [Command(job, next_generation(), to) for to in _ways(entry.commanded, nodes)]
+            steps += entry.steps
+        return steps
+
+    def due(self) -> Iterator[Command]:
+        """Commands that may go out now, those that give GPUs up first; each counts as sent once it is handed over."""
+        yield from self._due(giving=True)
+        yield from self._due(giving=False)
+
+    def _due(self, giving: bool) -> Iterator[Command]:
+        for entry in self.entries.values():
+            if len(entry.steps) > 1 and self.fits(entry.steps[-1]):
+                del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
+            while entry.steps:
+                step = entry.steps[0]
+                gives = not Counter(step.nodes) - Counter(entry.commanded)
+                if gives != giving or not (gives or self.fits(step)):
+                    break
+                entry.sent.append(entry.steps.pop(0))
+                yield step
+
+    def fits(self, command: Command) -> bool:
+        """True if no node is claimed beyond its GPUs once the command is sent."""
+        claims = Counter(command.nodes) | self.entry(command.job).claim
+        for job, entry in self.entries.items():
+            if job != command.job:
+                claims += entry.claim
+        return all(claims[node] <= self.capacity.get(node, 0) for node in command.nodes)
+
+    def reported(self, job: str, generation: int, applied: int, holding: Sequence[str], time: float) -> bool:
+        """Take in what a runner says; False if something newer has been heard of it already."""
+        entry = self.entry(job)
+        if time < entry.reported_at:
+            return False
+        entry.reported_at, entry.confirmed, entry.applied = time, generation, applied
+        entry.holding = tuple(holding)
+        # The newest command stays in any case: a runner that was restarted may not know it, and is told again.
+        entry.sent = [command for command in entry.sent[:-1] if command.generation >= generation] + entry.sent[-1:]
+        return True
+
+    def unconfirmed(self, job: str) -> Command | None:
+        """The newest command if the runner has not confirmed it."""
+        entry = self.entry(job)
+        return entry.sent[-1] if entry.sent and entry.confirmed < entry.sent[-1].generation else None
+
+    def settled(self, job: str) -> bool:
+        """True if the plan for a job is wholly in force."""
+        entry = self.entry(job)
+        return not entry.steps and (not entry.sent or entry.applied >= entry.sent[-1].generation)
+
+    def released(self, job: str) -> None:
+        """The job's runner is gone, and with it its workers: nothing of it is left."""
+        self.entries.pop(job, None)
+
+    def add_node(self, node: str, gpus: int) -> None:
+        """A node has come up."""
+        self.capacity[node] = gpus
+
+    def remove_nodes(self, nodes: Collection[str]) -> dict[str, Nodes]:
+        """Nodes are gone. Returns where jobs that were to be there remain; that has still to be planned."""
+        for node in nodes:
+            self.capacity.pop(node, None)
+        return {
+            job: tuple(node for node in entry.planned if node not in nodes)
+            for job, entry in self.entries.items()
+            if any(node in nodes for node in entry.planned)
+        }
+
+    def ended(self, job: str) -> None:
+        """The job needs nothing any more; what its runner holds it still claims, until it is `released`."""
+        entry = self.entry(job)
+        entry.planned, entry.steps, entry.sent = (), [], []
+
+
+def _ways(present: Nodes, wanted: Nodes) -> list[Nodes]:
+    """The commands from one placement to another: what stays, if anything is given up; then all, if anything is added.
+
+    Nodes that stay keep their order, so that ranks do.
+    """
+    free = Counter(wanted)
+    stays = []
+    for node in present:
+        if free[node] > 0:
+            free[node] -= 1
+            stays.append(node)
+    added = [node for node in wanted if _take(free, node)]
+    ways = []
+    if len(stays) < len(present):
+        ways.append(tuple(stays))
+    if added:
+        ways.append((*stays, *added))
+    return ways
+
+
+def _take(left: Counter[str], node: str) -> bool:
+    """Take one of `left` if there is one."""
+    if left[node] <= 0:
+        return False
+    left[node] -= 1
+    return True

@@ -1,0 +1,57 @@
+"""GPU counts onto the nodes that are alive: whoever keeps GPUs keeps them where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlpto.arrays import IntArray
+from rlpto.placement import main_node, shrink_in_place, take_packed
+
+
+def place(
+    gpus: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
+) -> dict[str, list[str]]:
+    """Where the jobs of `wanted` (GPUs each is to have) are to be, by node id; only those that change are returned.
+
+    gpus: of every node. present: nodes that each job is on by the present plan, one entry for each GPU. All of `wanted`
+    together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs; then jobs grow, those that want
+    most GPUs first, spanning few nodes (`rlpto.placement`).
+    """
+    names = list(gpus)
+    number = {name: at for at, name in enumerate(names)}
+    free = np.array([gpus[name] for name in names], dtype=np.int64)
+    for nodes in present.values():
+        for name in nodes:
+            free[number[name]] -= 1
+    placed: dict[str, list[str]] = {}
+    growing = []
+    for job, count in wanted.items():
+        now = present.get(job, ())
+        if count < len(now):
+            held = _grouped([number[name] for name in now], count)
+            shrink_in_place(held, len(now), count, free)
+            placed[job] = [names[at] for at in held[:count]]
+        elif count > len(now):
+            growing.append(job)
+    for job in sorted(growing, key=lambda job: -wanted[job]):
+        now = present.get(job, ())
+        kept = _grouped([number[name] for name in now], len(now))
+        added = np.zeros(wanted[job] - len(now), dtype=np.int64)
+        take_packed(added, len(added), free, main_node(kept, len(now)))
+        placed[job] = [*now, *(names[at] for at in added)]
+    return placed
+
+
+def _grouped(nodes: list[int], room: int) -> IntArray:
+    """Node numbers with equal ones side by side, as the placement functions expect them."""
+    return np.array(sorted(nodes), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)
+
+
+def by_node(nodes: Sequence[str]) -> dict[str, int]:
+    """GPUs by node id."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        counts[node] = counts.get(node, 0) + 1
+    return counts

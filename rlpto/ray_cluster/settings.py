@@ -1,0 +1,90 @@
+"""Settings of real clusters: what the models of a workload train, and how patient the scheduler is."""
+
+from __future__ import annotations
+
+from pydantic import Field, JsonValue, model_validator
+
+from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, LrRule
+from rlpto.settings import Settings
+
+
+class GuessSettings(Settings):
+    """What policies are told about a model of which there is no profile. Nothing of it decides what happens."""
+
+    step_seconds: float = Field(0.05, gt=0)
+    """Seconds of a step with one worker; where a program has a pace, that counts."""
+    sync_seconds: float = Field(0.005, ge=0)
+    """Seconds that several workers take to synchronise in a step."""
+    noise_scale: float = Field(1000.0, gt=0)
+    """Gradient noise scale in samples."""
+    untrained: float = Field(0.1, ge=0, le=1)
+    """Accuracy before training."""
+    final: float = Field(0.95, ge=0, le=1)
+    """Accuracy in the end."""
+    epochs_to_learn: float = Field(3.0, gt=0)
+    """Epochs after which 63 % of the accuracy is gained."""
+    rescale_delay: float = Field(3.0, ge=0)
+    """Seconds until a change of a job's workers is in force."""
+
+
+class ProgramSettings(Settings):
+    """What jobs of one model train."""
+
+    training: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """Class of the training program, as package.module:Class."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Keyword arguments of that class."""
+    samples: int = Field(1000, ge=1)
+    """Samples of an epoch, for jobs that do not say."""
+    epochs: int = Field(10, ge=1)
+    """Epochs of a whole training, for jobs that do not say."""
+    batch_size: int = Field(64, ge=1)
+    """Samples of a step with one worker, for jobs that do not say."""
+    batch_rule: BatchRule = "fixed"
+    """fixed: so many samples whatever the number of workers; per_worker: so many for each of them."""
+    lr_rule: LrRule = "none"
+    """How the learning rate follows a larger batch."""
+    architecture: Architecture = "all_reduce"
+    """all_reduce: workers average gradients among themselves; parameter_server: through server actors."""
+    servers: int = Field(1, ge=1)
+    """parameter_server: number of servers."""
+    asynchronous: bool = False
+    """parameter_server: apply every gradient as it comes."""
+    float64: bool = False
+    """Train in double precision."""
+    device: Device = "auto"
+    """Where workers train; auto: CUDA where there is some."""
+    pace: float | None = Field(None, gt=0)
+    """Seconds to which a step is stretched at one worker, for logical GPUs; null: as fast as it goes."""
+    guess: GuessSettings = GuessSettings()
+    """What policies are told where there is no profile."""
+
+
+class RaySettings(Settings):
+    """Real jobs on a Ray cluster (`--cluster ray`)."""
+
+    programs: dict[str, ProgramSettings] = Field(default_factory=dict)
+    """What jobs of each model train, by the model's name in the workload."""
+    arrivals: float = Field(1.0, gt=0)
+    """Factor on all submit times, to bring jobs closer together; nothing else is scaled."""
+    checkpoint_interval: float = Field(30.0, gt=0)
+    """Seconds between checkpoints of a job: what is trained in it may be lost by a fault."""
+    heartbeat_timeout: float = Field(10.0, gt=0)
+    """Seconds without a sign of life after which a worker is replaced."""
+    retries: int = Field(3, ge=0)
+    """Failures in a row, without progress in between, after which a job has failed."""
+    backoff: float = Field(1.0, ge=0)
+    """Seconds before the first retry, doubled for each further one."""
+    poll: float = Field(0.1, gt=0, le=5)
+    """Longest time in seconds between two looks at the cluster."""
+    without_gpus: float = Field(300.0, gt=0)
+    """Seconds to wait for a node while none with GPUs is alive."""
+    tensorboard: bool = True
+    """Write live curves."""
+
+    @model_validator(mode="after")
+    def _names_are_plain(self) -> RaySettings:
+        wrong = next((name for name in self.programs if not name or ":" in name), None)
+        if wrong is not None:
+            raise ValueError(f"programs: {wrong!r}: expected the name of a model, without ':'")
+        return self

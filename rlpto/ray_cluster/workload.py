@@ -1,0 +1,103 @@
+"""From the jobs of a workload to what their runners need, and what policies are told of models nobody has measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlpto.errors import ClusterError, ConfigError, JobError
+from rlpto.jobs import Job
+from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.profiles import FitErrors, Profile
+from rlpto.performance.throughput import ThroughputParams
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
+
+
+def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
+    """What the runner of every job needs. folder: holds a folder for each job. seed: of the run; every job has its own.
+
+    Raises ConfigError for a model without a program, JobError for a job whose name cannot be one of an actor.
+    """
+    missing = next((job for job in jobs if job.model not in settings.programs), None)
+    if missing is not None:
+        known = ", ".join(sorted(settings.programs)) or "none"
+        raise ConfigError(
+            f"ray.programs: job {missing.name} trains {missing.model}, which has no program; there are: {known}"
+        )
+    return [_spec(job, settings.programs[job.model], settings, session, folder, seed + i) for i, job in enumerate(jobs)]
+
+
+def _spec(job: Job, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int) -> JobSpec:
+    return JobSpec(
+        name=job.name,
+        session=session,
+        training=program.training,
+        options=dict(program.options),
+        folder=str((folder / job.name.replace("/", "_")).absolute()),
+        architecture=program.architecture,
+        servers=program.servers,
+        asynchronous=program.asynchronous,
+        batch_size=job.batch_size or program.batch_size,
+        batch_rule=program.batch_rule,
+        lr_rule=program.lr_rule,
+        epochs=job.epochs,
+        data_size=max(round(job.data_size), 1),
+        seed=seed,
+        checkpoint_interval=settings.checkpoint_interval,
+        heartbeat_timeout=settings.heartbeat_timeout,
+        retries=settings.retries,
+        backoff=settings.backoff,
+        float64=program.float64,
+        device=program.device,
+        pace=program.pace,
+    )
+
+
+def closer_arrivals(jobs: Sequence[Job], factor: float) -> list[Job]:
+    """The same jobs with all submit times multiplied by a factor."""
+    return [replace(job, submit_time=job.submit_time * factor) for job in jobs]
+
+
+def check_jobs_fit(jobs: Sequence[Job], gpus: int) -> None:
+    """Raise ClusterError if the cluster has no GPUs, JobError for a job that wants more than it can ever give."""
+    if gpus == 0:
+        raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
+    for job in jobs:
+        if job.requested_gpus > gpus:
+            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {gpus} in all")
+
+
+def guessed_profiles(programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
+    """What policies are told about programs that nobody has measured, from their settings alone."""
+    return {name: _guess(name, program) for name, program in programs.items()}
+
+
+def _guess(name: str, program: ProgramSettings) -> Profile:
+    guess, batch = program.guess, program.batch_size
+    step = guess.step_seconds if program.pace is None else program.pace
+    # Nine tenths of a step grow with the samples: enough that more workers help, not enough that they do for ever.
+    return Profile(
+        name=name,
+        description=program.training,
+        source="guessed from ray.programs: not measured",
+        samples=float(program.samples),
+        epochs=program.epochs,
+        batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
+        throughput=ThroughputParams(
+            alpha_c=0.1 * step,
+            beta_c=0.9 * step / batch,
+            alpha_n=guess.sync_seconds,
+            beta_n=0.0,
+            alpha_r=guess.sync_seconds,
+            beta_r=0.0,
+            gamma=1.0,
+        ),
+        noise=NoiseCurve((0.0,), (guess.noise_scale,)),
+        accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
+        rescale_delay=guess.rescale_delay,
+        errors=FitErrors(0.0, 0.0, 0.0, 0.0),
+    )

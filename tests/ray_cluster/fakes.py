@@ -1,0 +1,167 @@
+"""Runners in memory and a clock that is set by hand, for tests of the scheduler's own logic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rlpto.ray_cluster.backend import NodeInfo
+from rlpto.ray_cluster.clock import Clock
+from rlpto.ray_cluster.ledger import Command
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec
+
+
+class FakeTime:
+    """Seconds of the world; `clock` is what the cluster is given as its clock."""
+
+    def __init__(self) -> None:
+        self.wall = 1_000_000.0
+
+    def clock(self, began: float | None = None, at: float = 0.0) -> Clock:
+        world = self
+
+        class Hand(Clock):
+            def now(self) -> float:
+                return world.wall - self.began
+
+        hand = Hand()
+        hand.began = self.wall - at if began is None else began
+        return hand
+
+
+@dataclass
+class FakeRunner:
+    """A runner that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker."""
+
+    spec: JobSpec
+    delay: float
+    rate: float
+    generation: int = 0
+    applied: int = 0
+    nodes: tuple[str, ...] = ()
+    holding: tuple[str, ...] = ()
+    training_on: tuple[str, ...] = ()
+    ready_at: float = 0.0
+    progress: float = 0.0
+    state: str = "waiting"
+    failure: str = ""
+    rescales: int = 0
+
+    def take(self, command: Command, now: float) -> None:
+        if command.generation <= self.generation or self.state in ("finished", "failed"):
+            return
+        self.generation, self.nodes = command.generation, command.nodes
+        kept = tuple((Counter(self.training_on) & Counter(command.nodes)).elements())
+        self.holding = command.nodes
+        self.training_on = kept
+        self.ready_at = now + self.delay if len(kept) < len(command.nodes) else now
+
+    def live(self, seconds: float, now: float) -> None:
+        if self.state in ("finished", "failed"):
+            return
+        if now >= self.ready_at and self.applied != self.generation:
+            self.rescales += bool(self.training_on)
+            self.applied, self.training_on = self.generation, self.nodes
+        self.progress += self.rate * len(self.training_on) * seconds
+        self.state = "running" if self.training_on else "waiting"
+        if self.progress >= self.spec.epochs:
+            self.state, self.holding, self.training_on = "finished", (), ()
+
+
+@dataclass
+class FakeBackend:
+    """A cluster in memory. gpus: by node. delay: s until a command is in force. rate: epochs/s of a worker."""
+
+    world: FakeTime
+    gpus: dict[str, int]
+    delay: float = 0.5
+    rate: float = 0.1
+    runners: dict[str, FakeRunner] = field(default_factory=dict)
+    started: list[tuple[str, bool]] = field(default_factory=list)
+    saved: dict[str, float] = field(default_factory=dict)
+    most: Counter[str] = field(default_factory=Counter)
+    deaf: set[str] = field(default_factory=set)
+    _gone: set[str] = field(default_factory=set)
+    _ending: dict[str, FakeRunner] = field(default_factory=dict)
+
+    def nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node, gpus) for node, gpus in self.gpus.items()]
+
+    def find(self) -> set[str]:
+        return set(self.runners)
+
+    def start(self, spec: JobSpec, resume: bool) -> None:
+        self.started.append((spec.name, resume))
+        progress = self.saved.get(spec.name, 0.0) if resume else 0.0
+        self.runners[spec.name] = FakeRunner(spec, self.delay, self.rate, progress=progress)
+
+    def command(self, command: Command) -> None:
+        if command.job in self.runners and command.job not in self.deaf:
+            self.runners[command.job].take(command, self.world.wall)
+            self._count()
+
+    def reports(self, timeout: float) -> list[JobReport]:
+        self.pass_time(max(timeout, 0.001))
+        return [self.report(runner) for runner in self.runners.values()]
+
+    def pass_time(self, seconds: float) -> None:
+        self.world.wall += seconds
+        for runner in self.runners.values():
+            runner.live(seconds, self.world.wall)
+            self.saved[runner.spec.name] = runner.progress
+        for job in list(self._ending):
+            del self._ending[job]
+            self._gone.add(job)
+        self._count()
+
+    def report(self, runner: FakeRunner) -> JobReport:
+        return JobReport(
+            runner.spec.name,
+            generation=runner.generation,
+            applied=runner.applied,
+            state=runner.state,  # type: ignore[arg-type]
+            holding=runner.holding,
+            training_on=runner.training_on,
+            step=int(100 * runner.progress),
+            progress=runner.progress,
+            accuracy=min(0.1 + 0.2 * runner.progress, 0.9),
+            rescales=runner.rescales,
+            pauses=(0.05,) * runner.rescales,
+            rescale_seconds=0.05 * runner.rescales,
+            checkpoint=Checkpoint(int(100 * runner.progress), "checkpoint", "0" * 64),
+            failure=runner.failure,
+            time=self.world.wall,
+        )
+
+    def end(self, job: str) -> None:
+        runner = self.runners.pop(job, None)
+        if runner is None:
+            self._gone.add(job)
+        else:
+            self._ending[job] = runner
+
+    def end_all(self) -> None:
+        for job in list(self.runners):
+            self.end(job)
+
+    def gone(self) -> set[str]:
+        gone, self._gone = self._gone, set()
+        return gone
+
+    def lose(self, job: str) -> None:
+        """A runner dies, and its workers with it."""
+        del self.runners[job]
+        self._gone.add(job)
+
+    def kill_node(self, node: str) -> None:
+        del self.gpus[node]
+        for runner in self.runners.values():
+            runner.holding = tuple(other for other in runner.holding if other != node)
+            runner.training_on = tuple(other for other in runner.training_on if other != node)
+
+    def _count(self) -> None:
+        """Remember the most GPUs that were ever in use on a node, and refuse more than it has."""
+        used = Counter(node for runner in self.runners.values() for node in runner.holding if node in self.gpus)
+        self.most |= used
+        for node, gpus in used.items():
+            assert gpus <= self.gpus[node], f"{gpus} workers on {node}, which has {self.gpus[node]} GPUs"

@@ -1,0 +1,295 @@
+"""The scheduler's loop over a real-time cluster, with runners in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlpto.cluster import Allocation, ClusterState, Progress
+from rlpto.errors import ClusterError, JobError
+from rlpto.jobs import Job
+from rlpto.policies.registry import make_policy
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.cluster import RayCluster, Rules
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.store import Store
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from tests.builders import job as make_job
+from tests.builders import linear_tables
+from tests.ray_cluster.fakes import FakeBackend, FakeTime
+
+RULES = Rules(interval=10.0)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "state.sqlite") as opened:
+        yield opened
+
+
+def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
+    return [
+        JobSpec(job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, retries=retries)
+        for job in jobs
+    ]
+
+
+def make_cluster(backend: FakeBackend, jobs: list[Job], books: Store, rules: Rules = RULES) -> RayCluster:
+    return RayCluster(backend, jobs, specs(jobs), linear_tables(0.1, 8), books, rules, clock=backend.world.clock)
+
+
+def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
+    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights(), window="w")
+
+
+def elastic(i: int, submit: float = 0.0, epochs: float = 4.0, most: int = 4) -> Job:
+    return make_job(i, submit, epochs, max_gpus=most)
+
+
+class TestRun:
+    def test_jobs_run_to_their_end_and_the_record_adds_up(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        jobs = [elastic(0), elastic(1, 5.0), elastic(2, 5.5), elastic(3, 30.0)]
+        record = play(make_cluster(backend, jobs, books))
+        done = record.jobs
+        assert np.isfinite(done.finish_time).all()
+        assert (done.start_time >= done.submit_time).all()
+        assert (done.finish_time > done.start_time).all()
+        # 0.1 epochs/s a GPU: 40 GPU-seconds of training each, and some in which GPUs are held without training.
+        assert (done.gpu_seconds >= 40.0 - 1.0).all()
+        assert (done.gpu_seconds <= 48.0).all()
+        assert done.peak_gpus.max() == 4
+        changes = record.changes
+        for i in range(len(jobs)):
+            mine = changes.job == i
+            assert changes.gpus[mine][-1] == 0
+            held = changes.gpus[mine][:-1] @ np.diff(changes.time[mine])
+            assert held == pytest.approx(done.gpu_seconds[i], abs=0.5)
+        assert not backend.runners
+
+    def test_reward_counts_every_accuracy_once_and_all_the_time(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 4})
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], books))
+        weights, parts = RewardWeights(), record.decisions.reward.sum(axis=0)
+        assert parts[0] == pytest.approx(2 * weights.classes[1] * weights.accuracy)
+        jct = (record.jobs.finish_time - record.jobs.submit_time).sum()
+        assert -parts[1] == pytest.approx(weights.time * jct / 3600, rel=0.05)
+
+    def test_decisions_on_intervals_come_at_their_ends_only(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 4})
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], books, Rules(10.0, "interval")))
+        assert record.decisions.time % 10.0 == pytest.approx(0.0, abs=0.11)
+        assert record.jobs.start_time[0] >= 10.0
+
+    def test_a_limit_ends_the_run_with_jobs_left(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 1})
+        record = play(make_cluster(backend, [elastic(0, epochs=100.0, most=1)], books, Rules(10.0, limit=25.0)))
+        assert np.isnan(record.jobs.finish_time).all()
+        assert record.decisions.time.max() <= 25.0
+
+    def test_policies_see_measured_accuracies(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 1})
+        cluster = make_cluster(backend, [elastic(0, most=1)], books)
+        seen: list[ClusterState] = []
+
+        class Look:
+            name = "look"
+
+            def __init__(self) -> None:
+                self.policy = make_policy("fifo")
+
+            def reset(self, seed: int) -> None:
+                self.policy.reset(seed)
+
+            def __call__(self, state: ClusterState) -> Allocation:
+                seen.append(state)
+                return self.policy(state)
+
+        run(cluster, Look(), QueueSettings(), RewardWeights())
+        last = seen[-1].jobs
+        assert last.accuracy[0] == pytest.approx(0.1 + 0.2 * last.progress[0], abs=0.01)
+        assert last.reordered(np.array([0]), last.effective_priority).accuracy[0] == last.accuracy[0]
+
+
+class TestFaults:
+    def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books)
+        play(Interrupted(cluster, 12.0, lambda: backend.kill_node("n")))
+        kinds = [event[1] for event in books.events()]
+        assert "node_down" in kinds
+        assert "finished" in kinds
+        assert cluster.up_gpus == 2
+        assert cluster.capacity == 4
+
+    def test_two_nodes_that_die_at_once(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], books)
+
+        def both() -> None:
+            backend.kill_node("n")
+            backend.kill_node("m")
+
+        play(Interrupted(cluster, 12.0, both), "equal_share")
+        assert cluster.accounts.finished.all()
+
+    def test_a_node_that_is_added_is_used(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 1})
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books)
+
+        def add() -> None:
+            backend.gpus["n"] = 2
+
+        play(Interrupted(cluster, 12.0, add), "equal_share")
+        assert cluster.peak_gpus[0] == 3
+        assert cluster.capacity == 3
+
+    def test_without_any_node_for_long_there_is_one_clear_error(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 1})
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books, Rules(10.0, without_gpus=30.0))
+        stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
+        with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
+            play(stopped, "fifo")
+
+    def test_a_runner_that_dies_is_started_again_from_its_checkpoint(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0), elastic(1)], books)
+        play(Interrupted(cluster, 12.0, lambda: backend.lose("job0")))
+        assert ("job0", True) in backend.started
+        assert cluster.accounts.finished.all()
+
+    def test_a_job_that_fails_is_counted_and_the_others_finish(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0), elastic(1)], books)
+
+        def fail() -> None:
+            runner = backend.runners["job0"]
+            runner.state, runner.holding, runner.failure = "failed", (), "Traceback\nValueError: no good"
+
+        record = play(Interrupted(cluster, 12.0, fail), "fifo")
+        assert np.isnan(record.jobs.finish_time).tolist() == [True, False]
+        assert {row.name: (row.state, row.failure) for row in books.jobs()}["job0"] == (
+            "failed",
+            "Traceback\nValueError: no good",
+        )
+
+    def test_when_all_jobs_fail_there_is_one_clear_error(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0)], books)
+
+        def fail() -> None:
+            runner = backend.runners["job0"]
+            runner.state, runner.holding, runner.failure = "failed", (), "Traceback\nValueError: no good"
+
+        with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
+            play(Interrupted(cluster, 3.0, fail), "fifo")
+        assert books.jobs()[0].state == "failed"
+
+    def test_a_command_that_was_not_heard_is_sent_again(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2}, deaf={"job0"})
+        cluster = make_cluster(backend, [elastic(0)], books)
+        play(Interrupted(cluster, 5.0, backend.deaf.clear), "fifo")
+        assert cluster.accounts.finished.all()
+
+    def test_a_job_that_wants_more_than_there_is_is_refused_before_anything_starts(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        with pytest.raises(JobError, match="job job0 wants 3 GPUs, but the Ray cluster has 2 in all"):
+            make_cluster(backend, [make_job(0, gpus=3)], books)
+        assert not backend.started
+
+    def test_a_cluster_without_gpus_is_refused(self, books: Store) -> None:
+        with pytest.raises(ClusterError, match="no node of the Ray cluster has GPUs"):
+            make_cluster(FakeBackend(FakeTime(), {}), [elastic(0)], books)
+
+
+class TestRestart:
+    def test_a_scheduler_that_comes_back_takes_its_runners_over(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        jobs = [elastic(0, epochs=8.0), elastic(1, 2.0, epochs=8.0), elastic(2, 25.0)]
+        with Store(tmp_path / "state.sqlite") as books:
+            cluster = make_cluster(backend, jobs, books)
+            run_until(cluster, 15.0)
+        generation = max(runner.generation for runner in backend.runners.values())
+        progress = {job: runner.progress for job, runner in backend.runners.items()}
+        backend.pass_time(3.0)  # nobody schedules, all train
+        with Store(tmp_path / "state.sqlite") as books:
+            again = make_cluster(backend, jobs, books)
+            assert again.time == pytest.approx(cluster.time + 3.0, abs=0.2)
+            assert again.held_gpus == 4
+            assert all(again.reports[job].progress > known for job, known in progress.items())
+            assert books.next_generation() > generation
+            record = play(again)
+            assert len(backend.started) == len(jobs)
+            assert np.isfinite(record.jobs.finish_time).all()
+            held = sum(
+                record.changes.gpus[record.changes.job == 0][:-1]
+                * np.diff(record.changes.time[record.changes.job == 0])
+            )
+            assert held == pytest.approx(record.jobs.gpu_seconds[0], abs=1.0)
+
+    def test_without_runners_it_goes_on_from_checkpoints_and_no_time_has_passed(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        jobs = [elastic(0, epochs=8.0), elastic(1, 100.0)]
+        with Store(tmp_path / "state.sqlite") as books:
+            cluster = make_cluster(backend, jobs, books)
+            run_until(cluster, 15.0)
+            cluster.close()
+        assert not backend.runners
+        backend.world.wall += 10_000.0
+        with Store(tmp_path / "state.sqlite") as books:
+            again = make_cluster(backend, jobs, books)
+            assert again.time == pytest.approx(cluster.time, abs=0.2)
+            record = play(again)
+        assert ("job0", True) in backend.started
+        assert record.jobs.finish_time[0] < 100.0
+
+    def test_runners_nobody_needs_are_ended(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        backend.start(specs([elastic(7)])[0], resume=False)
+        make_cluster(backend, [elastic(0, 50.0)], books)
+        assert not backend.runners
+
+    def test_a_node_that_died_meanwhile_is_no_longer_counted_on(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        jobs = [elastic(0, epochs=20.0)]
+        with Store(tmp_path / "state.sqlite") as books:
+            run_until(make_cluster(backend, jobs, books), 15.0)
+        backend.kill_node("m")
+        with Store(tmp_path / "state.sqlite") as books:
+            again = make_cluster(backend, jobs, books)
+            assert (again.up_gpus, again.held_gpus) == (2, 2)
+            assert play(again).jobs.finish_time[0] > 0
+
+
+def run_until(cluster: RayCluster, time: float) -> None:
+    """Schedule until then, and leave everything as it is: the scheduler dies."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(Interrupted(cluster, time, die))
+
+
+class Interrupted:
+    """A cluster to which something happens once it is late enough."""
+
+    def __init__(self, cluster: RayCluster, at: float, by: Callable[[], None]) -> None:
+        self._cluster, self._at = cluster, at
+        self._by: Callable[[], None] | None = by
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    def advance(self) -> Progress:
+        progress = self._cluster.advance()
+        if self._by is not None and self._cluster.time >= self._at:
+            by, self._by = self._by, None
+            by()
+        return progress
