@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from rlpto.cli.common import make_console, make_progress
 from rlpto.errors import RlptoError
+from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
 
 PATIENCE = 60.0
 """Seconds that trainings may take to stop in good order after Ctrl-C."""
@@ -29,43 +31,40 @@ def side_by_side(runs: Sequence[Path], at_once: int, *, quiet: bool) -> None:
     Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
     trainings have left checkpoints.
     """
-    import ray
-
-    start_ray(at_once)
     console = make_console(quiet)
-    try:
+    failed: list[str] = []
+    with local_ray(at_once), make_progress(quiet) as bar:
+        import ray
+
         remote = ray.remote(num_cpus=1, max_retries=0)(train_member)
         pending = {remote.remote(str(run.resolve())): run for run in runs}
-        failed: list[str] = []
-        with make_progress(quiet) as bar:
-            task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
-            try:
-                while pending:
-                    done, _ = ray.wait(list(pending), timeout=1.0)
-                    for reference in done:
-                        run, answer = pending.pop(reference), ray.get(reference)
-                        bar.advance(task)
-                        if answer["error"]:
-                            failed.append(answer["error"])
-                        else:
-                            console.print(answer["summary"].replace(str(run.resolve()), str(run)), soft_wrap=True)
-            except KeyboardInterrupt:
-                print("rlpto: stopping after these updates", file=sys.stderr)
-                for reference in pending:
-                    ray.cancel(reference, force=False)
-                ray.wait(list(pending), num_returns=len(pending), timeout=PATIENCE)
-                raise
-        if failed:
-            raise RlptoError(failed[0])
-    finally:
-        ray.shutdown()
+        task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
+        try:
+            while pending:
+                done, _ = ray.wait(list(pending), timeout=1.0)
+                for reference in done:
+                    run, answer = pending.pop(reference), ray.get(reference)
+                    bar.advance(task)
+                    if answer["error"]:
+                        failed.append(answer["error"])
+                    else:
+                        console.print(answer["summary"].replace(str(run.resolve()), str(run)), soft_wrap=True)
+        except KeyboardInterrupt:
+            print("rlpto: stopping after these updates", file=sys.stderr)
+            for reference in pending:
+                ray.cancel(reference, force=False)
+            ray.wait(list(pending), num_returns=len(pending), timeout=PATIENCE)
+            raise
+    if failed:
+        raise RlptoError(failed[0])
 
 
-def start_ray(cpus: int) -> None:
-    """A Ray of this process's own, quiet and without a dashboard."""
+@contextmanager
+def local_ray(cpus: int) -> Iterator[None]:
+    """A Ray of this process's own, quiet and without a dashboard, for the time of a block."""
+    before = use_ray_environment()
     import ray
 
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(
         address="local",
         num_cpus=cpus,
@@ -74,6 +73,11 @@ def start_ray(cpus: int) -> None:
         logging_level=logging.ERROR,
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
     )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        restore_environment(before)
 
 
 def train_member(folder: str) -> dict[str, str | None]:

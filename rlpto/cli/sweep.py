@@ -83,7 +83,7 @@ def sweep(
         raise ConfigError(f"{folder}: no trial has finished; the errors are in {folder / TUNE}")
     if not finished:
         interrupted("no trial is finished; add --resume to the same command to go on")
-    finished.sort(key=lambda row: -float(row[GOAL]))
+    finished.sort(key=lambda row: (-float(row[GOAL]), row["trial"]))
     write_text(folder / TABLE, _table(finished), "the table of trials")
     if len(finished) < trials:
         interrupted(f"{len(finished)} of {trials} trials are finished; add --resume to the same command to go on")
@@ -137,14 +137,12 @@ def run_sweep(
     folder: Path, space: Mapping[str, Any], trials: int, at_once: int, seed: int, *, resume: bool, quiet: bool
 ) -> list[dict[str, Any]]:
     """Let Ray Tune run, or go on with, the trials; a row for each, with its values and its reward."""
-    import ray
-    from ray import tune
-    from ray.tune.search.optuna import OptunaSearch
+    from rlpto.cli.parallel import local_ray
 
-    from rlpto.cli.parallel import start_ray
+    with local_ray(at_once):
+        from ray import tune
+        from ray.tune.search.optuna import OptunaSearch
 
-    start_ray(at_once)
-    try:
         place = folder.resolve() / TUNE
         trial = tune.with_resources(tune.with_parameters(run_trial, folder=str(folder.resolve())), {"cpu": 1})
         if resume:
@@ -172,8 +170,6 @@ def run_sweep(
             }
             for result in (results[i] for i in range(len(results)))
         ]
-    finally:
-        ray.shutdown()
 
 
 def run_trial(point: Mapping[str, Any], folder: str) -> None:

@@ -102,6 +102,38 @@ def test_several_seeds_are_trained_on_the_same_windows_and_evaluated_together(rl
     assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
 
 
+def test_seeds_side_by_side_are_those_of_one_after_the_other(rlpto, project: Path) -> None:
+    fast = ("--seeds", 2, "--set", "agent.steps=64", "--set", "agent.baselines=[]")
+    for place, jobs in (("alone", 1), ("beside", 2)):
+        answer = rlpto("train", "exp.yaml", "--jobs", jobs, "--run-dir", project / place, "-q", *fast)
+        assert answer.code == 0, answer.err
+    for seed in (0, 1):
+        alone, beside = (
+            read_archive(project / f"{place}/seed-{seed}/last.zip", (CHECKPOINT,)) for place in ("alone", "beside")
+        )
+        assert alone.arrays.keys() == beside.arrays.keys()
+        for name, array in alone.arrays.items():
+            if "policy" in name:
+                np.testing.assert_array_equal(array, beside.arrays[name])
+
+
+def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:
+    (project / "space.yaml").write_text("agent.ppo.learning_rate: {low: 1e-4, high: 1e-2, log: true}\n")
+    fast = ("--set", "agent.steps=64", "--set", "agent.baselines=[]", "--run-dir", "sweep", "-q")
+    answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, "--jobs", 2, *fast)
+    assert answer.code == 0, answer.err
+    table = pd.read_csv("sweep/sweep.csv")
+    assert len(table) == 2
+    assert table["reward"].is_monotonic_decreasing
+    assert table["agent.ppo.learning_rate"].between(1e-4, 1e-2).all()
+    assert {path.name for path in Path("sweep/trials").iterdir()} == set(table["trial"])
+    assert all(steps(Path("sweep/trials") / trial) == 64 for trial in table["trial"])
+    again = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--trials", 2, "--resume", *fast)
+    assert again.code == 0, again.err
+    pd.testing.assert_frame_equal(pd.read_csv("sweep/sweep.csv"), table)
+    rlpto("sweep", "exp.yaml", "--space", "space.yaml", *fast).assert_refused("holds a sweep", "--resume")
+
+
 def test_what_cannot_be_trained_or_resumed_is_refused_in_one_line(rlpto, project: Path) -> None:
     rlpto("train").assert_refused("expected an experiment file", "--resume RUN")
     rlpto("train", "--resume", "runs/none").assert_refused("runs/none", "config.resolved.yaml")
