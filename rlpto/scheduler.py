@@ -17,7 +17,8 @@ from rlpto.records import DecisionRecords, JobRecords, RunRecord
 from rlpto.rewards import RewardWeights, reward_parts
 
 PATIENCE = 1000
-"""Decision points at which a policy may leave all GPUs unused, between two that see some in use."""
+"""Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
+hold GPUs without one of them getting on."""
 
 
 def run(
@@ -43,6 +44,7 @@ def run(
     log = DecisionLog()
     decide_at = -np.inf
     idle = 0
+    standstill = Standstill(cluster)
     while not cluster.done:
         if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
             asked = time.perf_counter()
@@ -63,6 +65,11 @@ def run(
                 f"(at {cluster.time:.0f} s): expected some to get GPUs"
             )
         log.advanced(cluster.advance())
+        if standstill.lasts():
+            raise PolicyError(
+                f"policy {policy.name}: no job got on in {PATIENCE} decision points although {cluster.held_gpus} GPUs "
+                f"are held (at {cluster.time:.0f} s): expected GPUs to stay longer than a rescale takes"
+            )
     return RunRecord(
         policy=policy.name,
         window=window,
@@ -80,6 +87,26 @@ def starved(cluster: Cluster) -> bool:
     if cluster.held_gpus or not cluster.active_jobs:
         return False
     return int(cluster.state().jobs.requested_gpus.max()) <= cluster.up_gpus
+
+
+class Standstill:
+    """Watches whether jobs that hold GPUs get on, once in PATIENCE decision points: a look costs a sum over jobs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._points, self._held = 0, False
+        self._progress, self._rescales = -1.0, 0
+
+    def lasts(self) -> bool:
+        """True if at all of the last PATIENCE points GPUs have been held, rescales have gone on, and no job got on."""
+        self._points += 1
+        self._held = self._held and self._cluster.held_gpus > 0
+        if self._points % PATIENCE:
+            return False
+        progress, rescales = float(self._cluster.store.progress.sum()), int(self._cluster.store.rescales.sum())
+        stuck = self._held and progress == self._progress and rescales > self._rescales
+        self._held, self._progress, self._rescales = True, progress, rescales
+        return stuck
 
 
 @dataclass

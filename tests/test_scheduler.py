@@ -74,6 +74,17 @@ class TestMisbehaviour:
         assert (record.decisions.capacity == 0).any()
         assert cluster.time > 2 * PATIENCE
 
+    def test_a_policy_that_rescales_for_ever_is_stopped(self):
+        cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
+        turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
+        with pytest.raises(PolicyError, match=r"policy fidgety: no job got on .* rescale"):
+            schedule(cluster, turns)
+
+    def test_a_long_rescale_is_no_standstill(self):
+        cluster = make_cluster([job(0)], linear_tables(delay=70.0 * PATIENCE), [4])
+        record = schedule(cluster, Scripted(lambda _: [1]))
+        assert record.jobs.finish_time[0] > 70.0 * PATIENCE
+
 
 class TestRecord:
     def test_a_run_by_hand(self):
