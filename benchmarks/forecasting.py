@@ -8,7 +8,6 @@ part before the test. With --series, the same table for any counts. Exit code 1 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import subprocess
 import sys
@@ -20,55 +19,20 @@ from pathlib import Path
 
 import _common
 import numpy as np
-import numpy.typing as npt
-import pandas as pd
 import torch
+from _forecasting_cases import HORIZON, Case, FloatArray, given, others, ratio, real, venus_counts
 from scipy.optimize import nnls
 
 from forecasting.base import targets
 from forecasting.errors import ForecastError
 from forecasting.features import describe, layout_of
 from forecasting.hybrid import HybridForecaster
-from forecasting.series import TimeSeries, as_series, seconds
+from forecasting.series import as_series
 
-FloatArray = npt.NDArray[np.float64]
-
-HORIZON = 12
 BEHIND_PART, BEHIND_RIVAL, AHEAD_SHARE = 1.005, 1.01, 2 / 3
 COVERAGE = (0.77, 0.83)
 LUCID_MAE, LUCID_R2, LUCID_AGE = 3.70, 0.14, 6
 STEP_LIMIT, FIT_LIMIT = 5.0, 60.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """A series, and where its test part begins."""
-
-    name: str
-    series: TimeSeries
-    test: int
-
-    @property
-    def origins(self) -> npt.NDArray[np.int64]:
-        return np.arange(self.test, len(self.series))
-
-    @property
-    def truth(self) -> FloatArray:
-        return targets(self.series.values, self.origins, HORIZON)
-
-    @property
-    def day(self) -> int:
-        return self.series.lag(86400)
-
-    @property
-    def scale(self) -> float:
-        """Error of the seasonal naive before the test; 1, so that MASE is MAE, if there is none or no day of data."""
-        y = self.series.values[: self.test]
-        return float(np.abs(y[self.day :] - y[: -self.day]).mean() if self.day < len(y) else 0.0) or 1.0
-
-    def mase(self, forecasts: FloatArray) -> tuple[float, float]:
-        error = np.nanmean(np.abs(forecasts - self.truth), axis=0) / self.scale
-        return float(error[0]), float(error.mean())
 
 
 @dataclass(frozen=True)
@@ -86,22 +50,28 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     try:
-        cases = [given(options)] if options.series else real(options.only)
+        cases = wanted(options)
     except ForecastError as error:
         _common.refuse(str(error))
     checks: list[_common.Check] = []
     wins: list[bool] = []
     for case in cases:
-        rivals = other_methods(case, options)
+        rivals = {} if options.others else other_methods(case, options)
         runs = [one_seed(case, rivals, seed) for seed in options.seeds]
         show(case, runs)
         checks += checks_of(case, runs, list(rivals), wins)
-    if options.lucid and not options.series:
+    if options.lucid and not (options.series or options.others):
         checks += [check for seed in options.seeds for check in lucid(seed)]
     if wins:
         share = sum(wins) / len(wins)
         checks.append(_common.Check("cells ahead of every other method", share, "of cells", AHEAD_SHARE, True))
     _common.finish(checks, options.json)
+
+
+def wanted(options: argparse.Namespace) -> list[Case]:
+    if options.series:
+        return [given(options.series, options.time, options.value, options.every)]
+    return others(options.only) if options.others else real(options.only)
 
 
 def arguments() -> argparse.Namespace:
@@ -110,62 +80,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time", default="time", help="its column of timestamps")
     parser.add_argument("--value", help="its column of counts; without it every row counts as one")
     parser.add_argument("--every", default="1h", help="interval to count in")
+    parser.add_argument("--others", action="store_true", help="series that constants were chosen on; our parts alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--only", nargs="+", help="only real series whose names contain one of these")
+    parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
     parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods in, for another run")
     parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
     return parser.parse_args()
-
-
-def split(name: str, series: TimeSeries) -> Case:
-    return Case(name, series, len(series) - round(0.2 * len(series)))
-
-
-def given(options: argparse.Namespace) -> Case:
-    try:
-        table = pd.read_csv(_common.needed(options.series, True))
-    except (OSError, ValueError) as wrong:
-        _common.refuse(f"{options.series}: no csv file ({' '.join(str(wrong).split())})")
-    for column in filter(None, (options.time, options.value)):
-        if column not in table:
-            _common.refuse(f"{options.series}: no column {column!r}, there are {', '.join(table.columns)}")
-    stamps = pd.to_datetime(table[options.time], errors="coerce")
-    values = pd.Series(1.0, index=table.index)
-    if options.value:
-        values = pd.to_numeric(table[options.value], errors="coerce")
-    for column, parsed, expected in ((options.time, stamps, "a time"), (options.value, values, "a count, 0 or more")):
-        bad = parsed.isna() if column == options.time else ~(np.isfinite(values) & (values >= 0))
-        if bad.any():
-            row = int(np.argmax(bad))
-            _common.refuse(f"{options.series}:{row + 2}: {column} {table[column].iloc[row]}, expected {expected}")
-    step = seconds(options.every)
-    apart = float(stamps.sort_values().diff().dt.total_seconds().median())
-    if options.value and apart > step:
-        _common.refuse(f"{options.series}: a row every {apart:g} s, expected --every to be at least that")
-    counts = pd.Series(values.to_numpy(dtype=float), index=pd.DatetimeIndex(stamps)).sort_index()
-    return split(options.series.stem, as_series(counts.resample(f"{step:g}s").sum(), min_points=100))
-
-
-def real(only: list[str] | None) -> list[Case]:
-    folder = _common.needed(_common.data_folder() / "traces", False)
-    venus = venus_counts(folder)
-    philly = pd.read_csv(folder / "philly.csv.gz", parse_dates=["timestamp"])
-    # Before this day the trace is all but empty, as its notes say.
-    philly = philly[philly["timestamp"] >= "2017-10-03"]
-    arrivals = {"philly": philly, "philly 11cb48": philly[philly["cluster"] == "11cb48"]}
-    cases = []
-    for every in ("1h", "10min"):
-        cases.append(split(f"venus {every}", as_series(venus.resample(every).sum())))
-        for name, jobs in arrivals.items():
-            counts = pd.Series(1.0, index=pd.DatetimeIndex(jobs["timestamp"])).sort_index().resample(every).sum()
-            cases.append(split(f"{name} {every}", as_series(counts)))
-    return [case for case in cases if not only or any(part in case.name for part in only)]
-
-
-def venus_counts(folder: Path) -> pd.Series[float]:
-    table = pd.read_csv(folder / "helios_venus_counts.csv.gz", parse_dates=["time"]).set_index("time")
-    return table["submit_gpu_job"].astype(float)
 
 
 def other_methods(case: Case, options: argparse.Namespace) -> dict[str, FloatArray]:
@@ -243,11 +164,13 @@ def one_seed(case: Case, rivals: dict[str, FloatArray], seed: int) -> Run:
     methods = model.parts(series, case.origins, HORIZON)
     made = model.batch_forecasts(series, case.origins, HORIZON, (0.1, 0.9))
     methods["combination"] = made.point
-    others = rivals | mixed(case, model, rivals.get("LightGBM"), methods)
+    compared = methods | rivals
+    if rivals:
+        compared |= mixed(case, model, rivals.get("LightGBM"), methods)
     bounds = made.quantiles
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
-    scores = {name: case.mase(forecasts) for name, forecasts in (others | methods).items()}
+    scores = {name: case.mase(forecasts) for name, forecasts in compared.items()}
     return Run(seed, scores, float(inside[known].mean()), fit, milliseconds(model, series.values[case.test :]))
 
 
@@ -294,12 +217,12 @@ def show(case: Case, runs: list[Run]) -> None:
 
 def checks_of(case: Case, runs: list[Run], rivals: list[str], wins: list[bool]) -> list[_common.Check]:
     checks = []
-    others = {name for run in runs for name in run.scores if name in rivals or name.startswith(("stack", "mean of"))}
+    beside = {name for run in runs for name in run.scores if name in rivals or name.startswith(("stack", "mean of"))}
     for run in runs:
         for at, label in enumerate(("h1", "h12")):
             own = run.scores["combination"][at]
-            parts = [score[at] for name, score in run.scores.items() if name not in others | {"combination"}]
-            rest = [run.scores[name][at] for name in others]
+            parts = [score[at] for name, score in run.scores.items() if name not in beside | {"combination"}]
+            rest = [run.scores[name][at] for name in beside]
             name = f"{case.name} {label} seed {run.seed}"
             checks.append(_common.Check(f"{name}: of best part", ratio(own, min(parts)), "", BEHIND_PART, False))
             if rest:
@@ -311,13 +234,6 @@ def checks_of(case: Case, runs: list[Run], rivals: list[str], wins: list[bool]) 
         checks.append(_common.Check(f"{label}: fit", run.fit, "CPU-s", FIT_LIMIT, False))
         checks.append(_common.Check(f"{label}: update and predict", run.step, "ms", STEP_LIMIT, False))
     return checks
-
-
-def ratio(own: float, best: float) -> float:
-    """How far behind the best; 1 where both are without error."""
-    if best < 1e-12:
-        return 1.0 if own < 1e-9 else math.inf
-    return own / best
 
 
 def lucid(seed: int) -> list[_common.Check]:
