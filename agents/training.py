@@ -95,6 +95,7 @@ def train(
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
     terms = EpisodeTerms()
+    model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
     total, callback = model._setup_learn(settings.steps, terms)
     run = _Run(setup, settings, folder, identity, model, terms, evaluator, told)
     if archive is not None:

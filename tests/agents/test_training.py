@@ -61,6 +61,13 @@ def test_a_resumed_training_is_bit_for_bit_one_that_was_never_stopped(
         assert array.tobytes() == other.arrays[name].tobytes(), name
 
 
+def test_a_training_writes_nothing_outside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    train_small(tmp_path / "run", stop=stop_after(1))
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 @pytest.mark.parametrize("change", ["digest", "seed", "version"])
 def test_a_checkpoint_of_another_training_is_refused(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
