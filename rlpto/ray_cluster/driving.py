@@ -7,6 +7,7 @@ One task does all of it, in turns. A turn ends wherever the group of workers has
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import traceback
 from collections import deque
@@ -74,7 +75,11 @@ class Driver:
         self._struck: tuple[int, Checkpoint | None] = (0, None)
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
-        kept = self._memory.begin(resume or restarted)
+        try:
+            kept = self._memory.begin(resume or restarted)
+        except CheckpointError as stays:
+            self._fail(str(stays))
+            return
         if kept is not None:
             self._tally.restore(kept["tally"])
             if restarted:
@@ -128,6 +133,7 @@ class Driver:
             recovery_seconds=tuple(tally.recovery_seconds),
             failure=self._memory.failure,
             staleness=tally.staleness,
+            pid=os.getpid(),
             time=time.time(),
         )
 

@@ -28,10 +28,14 @@ class Memory:
         self.failure = ""
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
-        """What an earlier runner of the job remembered, if there was one and it is to go on; else its traces go."""
+        """What an earlier runner of the job remembered, if there was one and it is to go on; else its traces go.
+
+        Raises CheckpointError if they stay: the job would go on from what is not its own.
+        """
         if not resume:
             drop_checkpoints(self._folder)
-            (self._folder / RECORD).unlink(missing_ok=True)
+            if self._folder.is_dir():
+                (self._folder / RECORD).unlink(missing_ok=True)
             return None
         self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
         path = self._folder / RECORD

@@ -170,7 +170,7 @@ class JobReport:
         noticing to training again.
     failure: text of the newest failure, kept after recovery; empty if there was none.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
-    time: when this was said, s since the epoch of `time.time`.
+    pid: of the runner's process. time: when this was said, s since the epoch of `time.time`.
     """
 
     name: str
@@ -195,6 +195,7 @@ class JobReport:
     recovery_seconds: tuple[float, ...] = ()
     failure: str = ""
     staleness: float = math.nan
+    pid: int = 0
     time: float = 0.0
 
     @property

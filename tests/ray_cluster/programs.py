@@ -1,0 +1,76 @@
+"""Training programs of the tests: small, and with faults on demand."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+
+from rlpto.ray_cluster.programs import Batch, Classifier
+
+
+class Tiny(Classifier):
+    """Two classes of points in 5 dimensions. size: training samples. adam: rather than SGD with a falling rate."""
+
+    def __init__(self, size: int = 101, adam: bool = False) -> None:
+        inputs = torch.randn(size + 20, 5, generator=torch.Generator().manual_seed(3))
+        super().__init__(inputs, (inputs.sum(1) > 0).long(), held_out=20)
+        self._adam = adam
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.BatchNorm1d(16), nn.Linear(16, 2))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return Adam(parameters, lr=0.01) if self._adam else SGD(parameters, lr=0.05, momentum=0.9)
+
+    def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
+        return None if self._adam else StepLR(optimizer, max(steps // 3, 1))
+
+
+class Plain(Tiny):
+    """The same without batch normalisation, whose statistics depend on how a batch is shared out."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+class Recorded(Plain):
+    """Writes down the samples of every batch it makes, one line a batch. folder: where."""
+
+    def __init__(self, folder: str, size: int = 101) -> None:
+        super().__init__(size)
+        self._path = Path(folder) / f"samples-{os.getpid()}.txt"
+
+    def batch(self, indices: Tensor) -> Batch:
+        with self._path.open("a") as lines:
+            lines.write(" ".join(map(str, indices.tolist())) + "\n")
+        return super().batch(indices)
+
+
+class Faulty(Plain):
+    """Raises or hangs in the batch number `at` of a process, as long as fewer than `times` of them have.
+
+    folder: where that is counted. Batches of the warm-up count too.
+    """
+
+    def __init__(self, folder: str, kind: str = "raise", at: int = 10, times: int = 1000) -> None:
+        super().__init__()
+        self._folder, self._kind, self._at, self._times = Path(folder), kind, at, times
+        self._batches = 0
+
+    def batch(self, indices: Tensor) -> Batch:
+        self._batches += 1
+        if self._batches == self._at:
+            before = len(list(self._folder.glob("fault-*")))
+            if before < self._times:
+                (self._folder / f"fault-{before}-{os.getpid()}").touch()
+                if self._kind == "raise":
+                    raise ValueError("this batch is cursed")
+                time.sleep(600)
+        return super().batch(indices)

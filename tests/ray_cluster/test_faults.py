@@ -1,0 +1,109 @@
+"""Faults inside a job, done for real: what hangs, raises or is killed, and disks that are damaged or refuse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rlpto.ray_cluster.checkpoints import list_checkpoints, read_newest
+from rlpto.ray_cluster.local import LocalCluster
+from tests.ray_cluster.running import FREEZE, KILL, make_spec, running, worker_pids
+
+FAULTY = "tests.ray_cluster.programs:Faulty"
+
+
+def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    with running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
+        job.command([a, b])
+        before = job.steps(5)
+        frozen = worker_pids(ray_cluster, b)[0]
+        job.signal_worker(b, FREEZE)
+        after = job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        assert "does not answer" in after.failure
+        assert after.step >= before.step
+        job.until(lambda now: len(now.holding) == 2)
+        assert not Path(f"/proc/{frozen}").exists()
+
+
+def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, c, _ = ray_cluster.node_ids
+    counts = [tmp_path / "always", tmp_path / "once"]
+    for folder in counts:
+        folder.mkdir()
+    always = make_spec(
+        tmp_path / "a", name="always", training=FAULTY, options={"folder": str(counts[0])}, retries=1, pace=0.05
+    )
+    once = make_spec(
+        tmp_path / "b", name="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
+    )
+    wrong = make_spec(tmp_path / "c", name="wrong", training="tests.ray_cluster.programs:Missing")
+    with running(ray_cluster, always) as bad, running(ray_cluster, once) as good, running(ray_cluster, wrong) as none:
+        bad.command([a], wait=False)
+        good.command([b], wait=False)
+        none.command([c], wait=False)
+        report = none.until(lambda now: now.state == "failed" and not now.holding)
+        assert report.failure.startswith("training 'tests.ray_cluster.programs:Missing' cannot be imported")
+        assert "\n" not in report.failure
+        report = bad.until(lambda now: now.state == "failed" and not now.holding)
+        assert "ValueError: this batch is cursed" in report.failure
+        assert "programs.py" in report.failure, "the traceback is kept"
+        assert len(list(counts[0].iterdir())) == 2, "one retry, as the job asked for"
+        assert "this batch is cursed" in (tmp_path / "a" / "failures.log").read_text()
+        report = good.until(lambda now: now.step > 20)
+        assert report.recoveries == 1
+
+
+def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    (tmp_path / "count").mkdir()
+    options = {"folder": str(tmp_path / "count"), "kind": "hang", "times": 1}
+    spec = make_spec(tmp_path / "job", training=FAULTY, options=options, heartbeat_timeout=2.0)
+    with running(ray_cluster, spec) as job:
+        job.command([a, b], wait=False)
+        report = job.until(lambda now: now.recoveries == 1 and now.step > 20)
+        assert "hangs: no step within" in report.failure
+
+
+def test_a_killed_runner_goes_on_and_a_damaged_checkpoint_falls_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a = ray_cluster.node_ids[0]
+    spec = make_spec(tmp_path, checkpoint_interval=0.5)
+    with running(ray_cluster, spec) as job:
+        job.command([a])
+        before = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
+        assert before.checkpoint is not None
+        os.kill(before.pid, KILL)
+        after = job.until(lambda now: now.recoveries == 1)
+        assert after.generation == before.generation, "the command outlives the runner"
+        assert after.step >= before.checkpoint.step
+        job.steps(40)
+        last = job.stop()
+    assert last.checkpoint is not None
+    assert last.checkpoint.step == last.step
+    checkpoints = list_checkpoints(tmp_path)
+    assert len(checkpoints) == 2
+    Path(checkpoints[0].path).write_bytes(b"what a failing disk gives back")
+    with running(ray_cluster, spec, resume=True) as job:
+        job.command([a])
+        resumed = job.report()
+        assert "damaged" in resumed.failure
+        assert resumed.recoveries == 1, "what was counted goes on"
+        resumed = job.steps(1)
+        assert checkpoints[1].step < resumed.step
+
+
+def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with running(ray_cluster, make_spec(blocked / "job")) as job:
+        job.command([a])
+        job.steps(20)
+        report = job.command([])
+        assert "cannot write" in report.failure
+        assert report.checkpoint is None
+        # The state is in the runner's memory all the same.
+        resumed = job.command([b])
+        assert job.steps(1).step > report.step
+        assert resumed.state == "running"
+    assert read_newest(blocked / "job") is None

@@ -1,0 +1,94 @@
+"""Estimates of the gradient noise scale, on gradients whose noise is known, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD
+
+from rlpto.ray_cluster.gradient_noise import EVERY, NoiseMeter, SquaredNorms, estimate
+from rlpto.ray_cluster.group import Alone, mean_inverse
+from rlpto.ray_cluster.learning_rate import learning_rate_factor, scaled
+
+DIMENSIONS, NOISE, SIGNAL = 50, 3.0, 2.0
+TRUE_SQUARE, TRUE_TRACE = SIGNAL**2, NOISE**2 * DIMENSIONS
+
+
+def gradient(generator: np.random.Generator, samples: int) -> np.ndarray:
+    """Mean of `samples` noisy gradients around a true one of length SIGNAL."""
+    true = np.full(DIMENSIONS, SIGNAL / math.sqrt(DIMENSIONS))
+    return true + generator.normal(0, NOISE / math.sqrt(samples), DIMENSIONS)
+
+
+@pytest.mark.parametrize("batch", [(32, 32), (8, 8, 8, 8), (22, 21, 21), (1, 2)])
+def test_several_workers_find_signal_and_noise(batch: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(1)
+    total, found = sum(batch), []
+    for _ in range(4000):
+        own = [gradient(generator, samples) for samples in batch]
+        mean = sum(part * samples / total for part, samples in zip(own, batch, strict=True))
+        local = float(np.mean([part @ part for part in own]))
+        inverse = float(np.mean([1 / samples for samples in batch]))
+        found.append(estimate(SquaredNorms(local, float(mean @ mean), inverse, 1 / total)))
+    square, trace = np.mean(found, axis=0)
+    assert trace == pytest.approx(TRUE_TRACE, rel=0.02)
+    assert square == pytest.approx(TRUE_SQUARE, abs=0.02 * TRUE_TRACE / total + 0.1)
+
+
+def test_one_worker_finds_them_from_successive_gradients() -> None:
+    generator = np.random.default_rng(2)
+    model = torch.nn.Linear(DIMENSIONS, 1, bias=False)
+    group, meter = Alone(model, SGD(model.parameters(), lr=0.0)), NoiseMeter()
+    measured = 0
+    for step in range(16_000):
+        samples = 40 if step % 7 else 13  # the last batch of an epoch is short
+        model.weight.grad = torch.from_numpy(gradient(generator, samples)).float().reshape(1, -1)
+        group.begin(step, samples, samples)
+        norms = group.update(1.0)
+        if norms is not None:
+            meter.add(norms)
+            measured += 1
+    assert measured == 16_000 // EVERY
+    assert meter.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQUARE, rel=0.1)
+
+
+def test_shares_of_a_batch_are_those_that_are_dealt_out() -> None:
+    for samples, world in [(64, 3), (8, 8), (101, 4)]:
+        sizes = [len(range(rank, samples, world)) for rank in range(world)]
+        assert mean_inverse(samples, world) == pytest.approx(np.mean([1 / size for size in sizes]))
+
+
+def test_what_says_nothing_is_left_out() -> None:
+    meter = NoiseMeter()
+    assert math.isnan(meter.noise_scale)
+    meter.add(SquaredNorms(math.inf, 1.0, 0.1, 0.05))
+    meter.add(SquaredNorms(math.nan, 1.0, 0.1, 0.05))
+    assert meter.weight == 0.0
+    meter.add(SquaredNorms(10.0, 0.1, 0.1, 0.05))  # less signal than noise explains
+    assert meter.noise_scale == math.inf
+
+
+def test_a_larger_batch_is_worth_between_one_step_and_its_size() -> None:
+    meter = NoiseMeter()
+    assert meter.gain(4.0, 64) == 1.0
+    assert meter.gain(0.5, 64) == 0.5
+    meter.add(SquaredNorms(2.0, 1.5, 2 / 64, 1 / 64))
+    assert meter.gain(1.0, 64) == 1.0
+    noise = meter.noise_scale
+    # (noise + M0) / (noise + M), times M / M0: Pollux's efficiency times the scale.
+    assert meter.gain(4.0, 64) == pytest.approx(4 * (noise + 64) / (noise + 256))
+    assert 1 < meter.gain(4.0, 64) < 4
+
+
+def test_rules_of_the_learning_rate() -> None:
+    assert [learning_rate_factor(rule, 4.0, 2.5) for rule in ("none", "linear", "sqrt", "adascale")] == [1, 4, 2, 2.5]
+    optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    with scaled(optimizer, 4.0):
+        assert optimizer.param_groups[0]["lr"] == 0.4
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    with pytest.raises(RuntimeError, match="in between"), scaled(optimizer, 4.0):
+        raise RuntimeError("in between")
+    assert optimizer.param_groups[0]["lr"] == 0.1

@@ -1,0 +1,208 @@
+"""Training of one worker without Ray, and groups of them in threads of one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from rlpto.errors import CheckpointError, JobError
+from rlpto.ray_cluster.data import DataOrder, Position, shard, step_seed
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.programs import load_program
+from rlpto.ray_cluster.training import Trainer, weights_of
+from tests.ray_cluster.running import make_spec
+
+DIGITS = "rlpto.ray_cluster.jobs.digits"
+SIZES = {"epochs": 2.0, "data_size": 1437, "batch_size": 64, "float64": False, "pace": None}
+
+
+@given(
+    size=st.integers(1, 200),
+    seed=st.integers(0, 2**31),
+    steps=st.lists(st.tuples(st.integers(1, 64), st.integers(1, 9)), min_size=1, max_size=300),
+)
+def test_every_sample_is_used_once_an_epoch_whatever_the_batches_and_workers(
+    size: int, seed: int, steps: list[tuple[int, int]]
+) -> None:
+    order, position = DataOrder(size, seed), Position()
+    used: dict[int, list[int]] = {}
+    for batch_size, workers in steps:
+        batch = order.batch(position, batch_size)
+        dealt = np.concatenate([shard(batch, rank, workers) for rank in range(workers)])
+        used.setdefault(position.epoch, []).extend(dealt.tolist())
+        position = order.after(position, len(batch))
+    assert position.progress == sum(map(len, used.values()))
+    for epoch, samples in used.items():
+        assert len(set(samples)) == len(samples)
+        if epoch < position.epoch:
+            assert sorted(samples) == list(range(size))
+
+
+def test_the_order_of_samples_depends_on_seed_and_epoch_alone() -> None:
+    first, second = DataOrder(50, 1), DataOrder(50, 1)
+    later = first.batch(Position(epoch=3), 50)
+    assert (second.batch(Position(epoch=3), 50) == later).all()
+    assert (first.batch(Position(epoch=4), 50) != later).any()
+    assert (DataOrder(50, 2).batch(Position(epoch=3), 50) != later).any()
+    assert len({step_seed(0, step, rank) for step in range(50) for rank in range(4)}) == 200
+
+
+def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
+    """What a user would write without us."""
+    program = load_program(spec.training, spec.options)
+    torch.manual_seed(spec.seed)
+    model = program.model()
+    optimizer = program.optimizer(model.parameters())
+    step, epoch = 0, 0
+    while step < steps:
+        order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
+        for start in range(0, spec.data_size, spec.batch_size):
+            torch.manual_seed(step_seed(spec.seed, step, 0))
+            loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            step += 1
+            if step == steps:
+                break
+        epoch += 1
+    return model
+
+
+@pytest.mark.parametrize("name", ["DigitsMlp", "DigitsCnn"])
+def test_one_worker_trains_bitwise_as_plain_torch_does(tmp_path: Path, name: str) -> None:
+    spec = make_spec(tmp_path, training=f"{DIGITS}:{name}", **SIZES)
+    trainer = Trainer(spec)
+    trainer.warm_up()
+    trainer.run(10)
+    chunk = trainer.run(30)
+    assert chunk.steps == 20
+    assert torch.equal(weights_of(trainer.network), weights_of(plain_torch(spec, 30)))
+
+
+def test_a_digits_job_learns(tmp_path: Path) -> None:
+    trainer = Trainer(make_spec(tmp_path, training=f"{DIGITS}:DigitsMlp", **SIZES | {"epochs": 8.0}))
+    chunk = trainer.run(10_000)
+    assert chunk.finished
+    assert chunk.position == Position(step=8 * 23, epoch=8, offset=0, progress=8 * 1437)
+    assert chunk.accuracy > 0.9
+    assert chunk.evaluated_at == 8.0
+    assert 1 < chunk.noise_scale < 1e5
+
+
+def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", options={"adam": True}, pace=None)
+    whole, half = Trainer(spec), Trainer(spec)
+    whole.run(40)
+    half.run(17)
+    other = Trainer(spec)
+    other.load(half.state())
+    other.run(40)
+    assert other.position == whole.position
+    assert torch.equal(weights_of(other.network), weights_of(whole.network))
+    assert 0 < other.noise.weight <= whole.noise.weight
+
+
+def test_a_falling_learning_rate_is_part_of_the_state(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", epochs=6.0, pace=None)
+    first = Trainer(spec)
+    first.run(30)
+    second = Trainer(spec)
+    second.load(first.state())
+    assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"] < 0.05
+
+
+def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", pace=None)
+    interrupted, other = Trainer(spec), Trainer(spec)
+
+    def lost(_: float) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    interrupted.run(5)
+    other.run(5)
+    alone = interrupted.group
+    interrupted.group.world = 2
+    interrupted.group.update = lost  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        interrupted.step()
+    interrupted.undo()
+    del alone.world, alone.update  # type: ignore[attr-defined]
+    assert interrupted.position == other.position
+    interrupted.run(9)
+    other.run(9)
+    assert torch.equal(weights_of(interrupted.network), weights_of(other.network))
+    for ours, theirs in zip(interrupted.network.buffers(), other.network.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"training": "no.such:Thing"}, "'no.such:Thing' cannot be imported"),
+        ({"training": "tests.ray_cluster.programs:Nothing"}, "has no Nothing"),
+        ({"training": "pathlib:Path"}, "is no TrainingProgram"),
+        ({"options": {"depth": 3}}, "does not take the options"),
+        ({"data_size": 102}, "data_size is 102, but .* has 101"),
+    ],
+)
+def test_programs_that_cannot_be_made_say_why(tmp_path: Path, more: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        Trainer(make_spec(tmp_path, **more))
+
+
+def test_state_of_another_program_is_refused(tmp_path: Path) -> None:
+    state = Trainer(make_spec(tmp_path)).state()
+    other = Trainer(make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny"))
+    with pytest.raises(CheckpointError, match=r"state is not of tests\.ray_cluster\.programs:Tiny"):
+        other.load(state)
+
+
+def test_steps_are_stretched_to_their_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    trainer = Trainer(make_spec(tmp_path, pace=0.5))
+    trainer._evaluation_due = math.inf
+    trainer.run(4)
+    assert clock[0] == pytest.approx(102.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"name": "a:b"}, "name is 'a:b'"),
+        ({"training": "package.module"}, "expected 'package.module:Class'"),
+        ({"architecture": "ring"}, "expected one of all_reduce, parameter_server"),
+        ({"epochs": math.nan}, "epochs is nan: expected a positive number"),
+        ({"batch_size": 0}, "batch_size is 0: expected at least 1"),
+        ({"pace": 0.0}, "pace is 0.0"),
+        ({"retries": -1}, "retries is -1"),
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(tmp_path: Path, values: dict[str, object], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        make_spec(tmp_path, **values)
+
+
+def test_a_job_survives_its_way_through_json(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, options={"size": 101, "adam": True}, pace=None)
+    assert JobSpec.from_json(spec.to_json()) == spec
+    broken: list[tuple[Callable[[], object], str]] = [
+        (lambda: JobSpec.from_json("[]"), "expected an object, found list"),
+        (lambda: JobSpec.from_json("{"), "not a job"),
+        (lambda: JobSpec.from_json('{"colour": 1}'), "unknown key 'colour'"),
+        (lambda: JobSpec.from_json('{"name": "a"}'), "missing"),
+        (lambda: make_spec(tmp_path, options={"when": object()}).to_json(), "cannot be written as JSON"),
+    ]
+    for call, message in broken:
+        with pytest.raises(JobError, match=message):
+            call()
