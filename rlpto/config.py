@@ -18,9 +18,11 @@ from rlpto.errors import ConfigError
 from rlpto.forecasts.settings import ForecastSettings
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
 from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.settings import RaySettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
@@ -82,9 +84,11 @@ class ClusterSettings(Settings):
 class WorkloadSettings(Settings):
     """Where jobs come from, how they are cut into windows, and what they train."""
 
-    source: Literal["synthetic", "trace", "files"] = "synthetic"
+    source: Literal["synthetic", "trace", "files", "jobs"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
-    gives several (`draws`)."""
+    gives several (`draws`); jobs: those listed below, in one window called jobs."""
+    jobs: tuple[ListedJob, ...] = ()
+    """jobs: each with model and submit time, and whatever else is to be other than usual."""
     calibration: NameOrPath = "philly"
     """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
     days: float = Field(14.0, gt=0)
@@ -114,8 +118,12 @@ class WorkloadSettings(Settings):
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
-        if self.source != "synthetic" and not self.path:
+        if self.source in ("trace", "files") and not self.path:
             raise ValueError(f"source {self.source} needs a path")
+        if (self.source == "jobs") != bool(self.jobs):
+            raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
+        if self.source == "jobs" and self.load is not None:
+            raise ValueError("load: listed jobs are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
         if self.source != "files" and (self.draws or self.train_path or self.validation_path):
@@ -183,6 +191,8 @@ class Config(Settings):
     """How the agent is trained."""
     simulator: SimulatorSettings = SimulatorSettings()
     """How time passes, when decisions are due, and what a rescale costs."""
+    ray: RaySettings = RaySettings()
+    """Real jobs on a Ray cluster."""
     policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
     """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -392,6 +402,8 @@ def _inline(value: object) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value.absolute())
+    if isinstance(value, Settings):
+        return _plain(value.model_dump())
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, tuple | list):

@@ -9,10 +9,10 @@ import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,22 +26,30 @@ from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
+from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.ray_cluster.workload import closer_arrivals, guessed_profiles, job_specs
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+from rlpto.workloads.listed import LISTED_WINDOW, listed_jobs, listed_trace
 from rlpto.workloads.load import offered_load, scale_load
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 from rlpto.workloads.windows import Window, select, split_windows
+
+if TYPE_CHECKING:
+    from rlpto.ray_cluster.backend import Backend
+    from rlpto.ray_cluster.cluster import RayCluster
+    from rlpto.ray_cluster.store import Store
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -68,8 +76,18 @@ class Experiment:
 
     @cached_property
     def profiles(self) -> ProfileSource:
-        """Where models' performance comes from."""
-        return load_profiles(self.config.profiles.folder)
+        """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
+        source, folder = load_profiles(self.config.profiles.folder), self.config.profiles.folder
+        if not self.config.ray.programs or not isinstance(source, FittedProfiles):
+            return source
+        measured = () if folder is None else source.models
+        unknown = {name: program for name, program in self.config.ray.programs.items() if name not in measured}
+        return FittedProfiles({**source.profiles, **guessed_profiles(unknown)})
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that a workload may draw from: where there are programs of real jobs, those."""
+        return tuple(sorted(self.config.ray.programs)) or self.profiles.models
 
     @cached_property
     def files(self) -> dict[str, tuple[Path, ...]]:
@@ -102,6 +120,9 @@ class Experiment:
         """
         if self.config.workload.source == "files":
             found = self._file_windows()
+        elif self.config.workload.source == "jobs":
+            trace = listed_trace(self._listed)
+            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
         else:
             trace, span = self._trace
             settings = self.config.workload.windows.model_copy(update={"limit": None})
@@ -136,13 +157,18 @@ class Experiment:
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
         mapping = self.config.workload.mapping
+        if self.config.workload.source == "jobs":
+            kinds = {JobType(job.model, job.batch_size) for job in self._listed}
+            listed = max(job.max_gpus for job in self._listed)
+            ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
+            return compile_tables(self.profiles, ordered, listed, self.gpus_per_node)
         if self.config.workload.source == "files":  # from which windows are drawn, by work that the tables tell
             traces = [trace for trace in self._file_traces.values() if len(trace)]
         else:
             traces = [cut.trace for cut in self.window_traces.values()]
         if not traces:
             raise TraceError(f"{self._workload}: no jobs")
-        types = {kind for trace in traces for kind in job_types(trace, mapping, self.profiles.models)}
+        types = {kind for trace in traces for kind in job_types(trace, mapping, self.models)}
         requested = max(int(trace.gpus.max()) for trace in traces)
         most = min(self.capacity, max(requested, mapping.max_gpus))
         ordered = sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0))
@@ -150,6 +176,12 @@ class Experiment:
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
+        return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
+
+    def _jobs(self, window: str, seed: int) -> list[Job]:
+        """The jobs of a window at the times at which they were recorded."""
+        if self.config.workload.source == "jobs":
+            return self._listed
         return map_jobs(
             self.window_traces[window].trace,
             self.tables,
@@ -169,6 +201,29 @@ class Experiment:
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         return SimulatedCluster(self.nodes, jobs, self.tables, settings, own_seed, noise)
+
+    def real_cluster(
+        self,
+        window: str,
+        seed: int,
+        backend: Backend,
+        books: Store,
+        session: str,
+        observers: Iterable[Callable[[RayCluster], None]] = (),
+    ) -> RayCluster:
+        """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
+
+        books: of the session; jobs keep their files beside them.
+        """
+        from rlpto.ray_cluster.cluster import RayCluster, Rules
+
+        jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
+        own_seed = self.window_seed(window, seed)
+        specs = job_specs(jobs, settings, session, books.path.parent / "jobs", own_seed)
+        limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
+        rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+        noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
+        return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -235,7 +290,13 @@ class Experiment:
             free["forecast"] = True
         if self.config.queue.converging.gained == 1:  # likewise
             free["queue"] = {"converging"}
-        settings = self.config.model_dump(mode="json", exclude={**free, "workload": {"windows": {"limit", "seed"}}})
+        # Nor of real jobs where there are none.
+        if not self.config.ray.programs and self.config.ray.arrivals == 1.0:
+            free["ray"] = True
+        unseen: dict[str, Any] = {"windows": {"limit", "seed"}}
+        if self.config.workload.source != "jobs":
+            unseen["jobs"] = True
+        settings = self.config.model_dump(mode="json", exclude={**free, "workload": unseen})
         keys = {"path": "test", "train_path": "train", "validation_path": "validation"}
         settings["workload"].update({key: [digest(path) for path in self.files[split]] for key, split in keys.items()})
         if self.config.forecast.mode != "off" and self.config.forecast.model is not None:
@@ -246,6 +307,11 @@ class Experiment:
         if self.config.workload.source == "synthetic" and "/" in self.config.workload.calibration:
             settings["workload"]["calibration"] = digest(Path(self.config.workload.calibration))
         return settings
+
+    @cached_property
+    def _listed(self) -> list[Job]:
+        """Jobs of a workload that lists them."""
+        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.capacity)
 
     @cached_property
     def _file_traces(self) -> dict[Path, Trace]:
@@ -312,7 +378,7 @@ class Experiment:
         # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
         unknown = MONDAY + self.config.workload.skip_days * DAY + window.start
         start = unknown if origin is None else local_seconds(origin)
-        if self.config.workload.source == "files":
+        if self.config.workload.source in ("files", "jobs"):
             nothing = np.zeros((0, len(usual)))
             return Past(nothing, nothing, usual, start)
         trace, _ = self._trace
@@ -353,6 +419,8 @@ class Experiment:
         workload = self.config.workload
         if workload.source == "synthetic":
             return f"synthetic workload {workload.calibration}"
+        if workload.source == "jobs":
+            return "workload.jobs"
         return ", ".join(str(path) for path in workload.path)
 
 

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+class Where(StrEnum):
+    """Where jobs run."""
+
+    sim = "sim"
+    ray = "ray"
+
+
 class Split(StrEnum):
     """Windows to evaluate on; all: every window of a trace that nobody was trained on."""
 
@@ -68,6 +75,14 @@ def evaluate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run everything anew, also what is finished.")] = False,
     report: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side.")] = 1,
+    cluster: Annotated[
+        Where, typer.Option(help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster.")
+    ] = Where.sim,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="ray: after Ctrl-C, let jobs go on training.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run policies on the same windows, seed by seed, and compare them.
@@ -85,9 +100,30 @@ def evaluate(
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
     settled = _with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
-    folder = run_dir or (Path("runs") / settled.name if run is None else run / _folder_name(trace))
-    finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
+    real = cluster is Where.ray
+    folder = run_dir or _default_folder(settled.name, run, trace, "-ray" if real else "")
+    if not real:
+        _refuse_options_of_ray(address, keep)
+        finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
+    else:
+        from rlpto.cli.real import run_real_cells
+
+        if jobs > 1:
+            raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
+        settled, finished = run_real_cells(settled, folder, address=address, fresh=fresh, keep=keep, quiet=quiet)
     write_results(settled, finished, folder, report=report, quiet=quiet)
+
+
+def _default_folder(name: str, run: Path | None, trace: Path | None, ending: str) -> Path:
+    """Where results go if the command does not say."""
+    return Path("runs") / f"{name}{ending}" if run is None else run / f"{_folder_name(trace)}{ending}"
+
+
+def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
+    """Raises ConfigError if an option asks for a cluster that the command does not."""
+    for option, given in (("--address", address is not None), ("--keep", keep)):
+        if given:
+            raise ConfigError(f"{option}: expected --cluster ray as well")
 
 
 def _source(config: Path | None, run: Path | None) -> Path:
@@ -272,4 +308,6 @@ def _workload_text(config: Config) -> str:
     load = "" if workload.load is None else f", arrivals scaled to a load of {workload.load:g}"
     if workload.source == "synthetic":
         return f"synthetic, {workload.days:g} days calibrated on {Path(workload.calibration).stem}{load}"
+    if workload.source == "jobs":
+        return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
     return f"{', '.join(path.name for path in workload.path)}{load}"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlpto import __version__
+from rlpto.cli.cluster import app as cluster
 from rlpto.cli.compare import compare
 from rlpto.cli.configs import app as configs
 from rlpto.cli.evaluate import evaluate
@@ -38,6 +39,7 @@ app.command("evaluate", epilog="Example: rlpto evaluate configs/quickstart.yaml 
 app.command("compare", epilog="Example: rlpto compare runs/quickstart runs/noisy")(compare)
 app.command("export", epilog="Example: rlpto export runs/philly -o philly.zip")(export)
 app.command("sweep", epilog="Example: rlpto sweep configs/quickstart.yaml --space space.yaml --trials 20")(sweep)
+app.add_typer(cluster, name="cluster")
 app.add_typer(forecast, name="forecast")
 app.add_typer(trace, name="trace")
 app.add_typer(profiles, name="profiles")

@@ -58,6 +58,7 @@ class Accounts:
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. peak: most of them. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
+    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
@@ -77,6 +78,7 @@ class Accounts:
         self._gainable = np.maximum(curve.final_accuracy - self._first, 1e-9)
         self._curve = curve
         self._gained = np.zeros(count)
+        self.totals: FloatArray = np.zeros(len(PRIORITY_CLASSES) + 3)
         self._begin()
 
     def _begin(self) -> None:
@@ -199,5 +201,6 @@ class Accounts:
             arrived=self._arrived,
             finished=self._finished,
         )
+        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay)
         self._begin()
         return progress

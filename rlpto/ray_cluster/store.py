@@ -375,6 +375,18 @@ class Store:
         self.close()
 
 
+def sessions_at_work(run: Path) -> list[Path]:
+    """Books below a run folder that a scheduler has open."""
+    found = []
+    for lock in sorted(run.glob("**/*.sqlite.lock")):
+        with lock.open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                found.append(lock.with_name(lock.name.removesuffix(".lock")))
+    return found
+
+
 def request_policy(path: Path, policy: str) -> int:
     """Ask the scheduler of some books for another policy; returns the request's number.
 

@@ -1,0 +1,215 @@
+"""Evaluation on a real Ray cluster: the same policies and tables, jobs that really train."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from rlpto.cli.common import INTERRUPTED, make_console
+from rlpto.errors import CheckpointError, ClusterError, ConfigError
+
+if TYPE_CHECKING:
+    from rlpto.config import Config
+    from rlpto.evaluation.runner import Cell, FinishedCell
+    from rlpto.experiment import Experiment
+    from rlpto.ray_cluster.cluster import RayCluster
+    from rlpto.records import RunRecord
+
+SESSIONS = "ray"
+"""Folder of a run that holds a folder for each cell: books, checkpoints, tables and live curves."""
+BOOKS = "state.sqlite"
+"""The scheduler's books in the folder of a cell."""
+
+
+def run_real_cells(
+    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, quiet: bool
+) -> tuple[Config, list[FinishedCell]]:
+    """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
+
+    address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
+    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. Raises what is wrong with
+    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...
+    """
+    from rlpto.cli.runfolder import begin_run, refuse_foreign
+    from rlpto.evaluation.runner import evaluate as run_all
+    from rlpto.experiment import prepare
+
+    if keep and address is None:
+        raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
+    if address is None:
+        prepare(config).check()  # what is wrong is better said before nodes are started
+    with real_nodes(config, address) as gpus:
+        if address is not None:
+            config = with_nodes(config, gpus)
+        experiment = prepare(config)
+        cells = experiment.cells()
+        experiment.check()
+        check_programs(experiment, cells)
+        if fresh:
+            _remove_sessions(folder)
+        else:
+            refuse_foreign(folder, config)
+        begin_run(folder, config, sys.argv[1:])
+        console = make_console(quiet)
+        if not quiet and config.ray.tensorboard:
+            console.print(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+        try:
+            finished = run_all(
+                cells,
+                RealCells(config, folder, keep),
+                folder,
+                progress=not quiet,
+                config={**experiment.outcome(), "ran_on": "ray"},
+                weights=config.reward,
+                fresh=fresh,
+            )
+        except KeyboardInterrupt:  # the runner has said what is kept and how to go on
+            raise typer.Exit(INTERRUPTED) from None
+    print_failures(folder, cells, quiet)
+    return config, finished
+
+
+@contextmanager
+def real_nodes(config: Config, address: str | None) -> Iterator[list[int]]:
+    """A Ray cluster that this process is connected to; GPUs of each of its nodes."""
+    from rlpto.ray_cluster.backend import RayBackend
+    from rlpto.ray_cluster.connection import Connection
+    from rlpto.ray_cluster.local import LocalCluster
+
+    with ExitStack() as stack:
+        if address is None:
+            nodes = [group.gpus for group in config.cluster.nodes for _ in range(group.count)]
+            stack.enter_context(LocalCluster(nodes))
+        else:
+            stack.enter_context(Connection(address))
+        gpus = [node.gpus for node in RayBackend("").nodes()]
+        if not gpus:
+            raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
+        yield gpus
+
+
+def with_nodes(config: Config, gpus: Sequence[int]) -> Config:
+    """The configuration with the nodes that were found in place of those it names."""
+    from rlpto.config import ClusterSettings, NodeGroup
+
+    groups = tuple(NodeGroup(count=count, gpus=size) for size, count in sorted(Counter(gpus).items(), reverse=True))
+    return config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
+
+
+def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Find out before anything starts that workers can import what the jobs train."""
+    from rlpto.ray_cluster.connection import check_training
+    from rlpto.ray_cluster.workload import job_specs
+
+    runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
+    check_training(
+        [
+            spec
+            for window, seed in runs
+            for spec in job_specs(experiment.jobs(window, seed), experiment.config.ray, "check", Path(), seed)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class RealCells:
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`."""
+
+    config: Config
+    folder: Path
+    keep: bool = False
+
+    def __call__(self, cell: Cell) -> RunRecord:
+        """Run a cell, or go on with it."""
+        from rlpto.experiment import prepare
+        from rlpto.ray_cluster.backend import RayBackend
+        from rlpto.ray_cluster.live import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.store import Store
+        from rlpto.ray_cluster.tables import write_tables
+
+        experiment, own = prepare(self.config), session_folder(self.folder, cell)
+        session = session_name(self.folder, cell)
+        with ExitStack() as stack:
+            books = stack.enter_context(Store(own / BOOKS))
+            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
+            if self.config.ray.tensorboard:
+                curves = LiveCurves(own, self.config.reward)
+                stack.callback(curves.close)
+                observers.append(curves)
+            cluster = experiment.real_cluster(cell.window, cell.seed, RayBackend(session), books, session, observers)
+            keep = False
+            try:
+                record = run_session(experiment, cell, cluster)
+            except KeyboardInterrupt:
+                keep = self.keep
+                raise
+            finally:
+                cluster.close(keep)
+            write_tables(books, own)
+        return record
+
+
+def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunRecord:
+    """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
+    from rlpto.ray_cluster.switching import SwitchablePolicy
+    from rlpto.ray_cluster.tables import decision_records
+    from rlpto.scheduler import run
+
+    config, resumed = experiment.config, bool(cluster.books.decisions())
+    policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
+    forecasts = experiment.forecasts
+    window = experiment.window_traces[cell.window].window
+    foresee = None if forecasts is None else forecasts.lookout(window, cluster.jobs)
+    record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
+    if not resumed:
+        return record
+    return replace(record, decisions=decision_records(cluster.books, config.reward), wall_seconds=cluster.time)
+
+
+def session_name(folder: Path, cell: Cell) -> str:
+    """What the runners of a cell are found by: the same for the same cell of the same folder, and no other."""
+    return hashlib.sha256(f"{folder.absolute()} {cell.key}".encode()).hexdigest()[:12]
+
+
+def session_folder(folder: Path, cell: Cell) -> Path:
+    """Where a cell's books, checkpoints, tables and curves are."""
+    words = re.sub(r"[^\w.-]+", "-", f"{cell.policy}-{cell.window}-{cell.seed}")[:60]
+    return folder / SESSIONS / f"{words}-{cell.key[:8]}"
+
+
+def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
+    """Say which jobs have failed, and why."""
+    from rlpto.ray_cluster.cluster import last_line
+    from rlpto.ray_cluster.store import read_table
+
+    console = make_console(quiet)
+    for cell in cells:
+        books = session_folder(folder, cell) / BOOKS
+        columns, rows = read_table(books, "jobs")
+        jobs = [dict(zip(columns, row, strict=True)) for row in rows]
+        for job in (job for job in jobs if job["state"] == "failed"):
+            console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
+
+
+def _remove_sessions(folder: Path) -> None:
+    """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
+    from rlpto.ray_cluster.store import Store
+
+    for books in sorted((folder / SESSIONS).glob(f"*/{BOOKS}")):
+        Store(books).close()
+    try:
+        shutil.rmtree(folder / SESSIONS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"{folder / SESSIONS}: cannot be removed: {error.strerror or error}") from None

@@ -1,0 +1,254 @@
+"""A Ray cluster of several nodes on this machine that stays up: `rlpto cluster up`, `status` and `down`.
+
+A state file says what was started; `down` ends that and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rlpto.errors import ClusterError
+from rlpto.files import write_text
+from rlpto.ray_cluster.environment import ray_environment
+
+START_SECONDS = 120.0
+"""Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
+END_SECONDS = 4.0
+"""Time for processes to end by themselves before they are killed."""
+
+
+@dataclass(frozen=True)
+class StartedCluster:
+    """What `up` has started.
+
+    address: HOST:PORT of the head. temporary: Ray's folder. gpus: of each node. processes: id and start time (in ticks
+    since the machine's start, so that an id that was given to somebody else is not mistaken for ours).
+    """
+
+    address: str
+    temporary: str
+    gpus: tuple[int, ...]
+    processes: tuple[tuple[int, int], ...]
+
+    @property
+    def alive(self) -> int:
+        """How many of its processes there still are."""
+        return sum(_start_time(pid) == ticks for pid, ticks in self.processes)
+
+
+def state_file() -> Path:
+    """Where this user's cluster is noted: in $RLPTO_STATE, or the place for state by the XDG convention."""
+    named = os.environ.get("RLPTO_STATE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlpto" / "cluster.json"
+
+
+def running_cluster() -> StartedCluster | None:
+    """The cluster that `up` has started, as long as any of it lives. ClusterError if the state file is broken."""
+    path = state_file()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = StartedCluster(
+            address=str(content["address"]),
+            temporary=str(content["temporary"]),
+            gpus=tuple(map(int, content["gpus"])),
+            processes=tuple((int(pid), int(ticks)) for pid, ticks in content["processes"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{path}: not the state of a cluster ({error}); remove the file if none is running"
+        ) from None
+    return found if found.alive else None
+
+
+def start_cluster(gpus: Sequence[int], cpus: int = 4, durable: bool = False) -> StartedCluster:
+    """Start a head without GPUs and one node for each entry of `gpus`.
+
+    cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
+    `restart_head`). Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
+    """
+    present = running_cluster()
+    if present is not None:
+        raise ClusterError(f"a cluster is up already at {present.address}; end it with `rlpto cluster down` first")
+    temporary = tempfile.mkdtemp(prefix="rl")
+    address = f"127.0.0.1:{_free_port()}"
+    started = StartedCluster(address, temporary, tuple(gpus), ())
+    try:
+        _ray_start(_head(address, cpus), temporary, durable)
+        started = _noted(started)
+        for count in gpus:
+            _ray_start(_node(address, cpus, count), temporary)
+        return _noted(started)
+    except BaseException:
+        stop_cluster(_noted(started))
+        raise
+
+
+def restart_head(started: StartedCluster, cpus: int = 4) -> StartedCluster:
+    """Start the head of a durable cluster again after it has died; nodes, runners and jobs go on meanwhile."""
+    # Ray would take the nodes that live on this machine for a head that is still there.
+    Path(started.temporary, "ray", "ray_current_cluster").unlink(missing_ok=True)
+    _ray_start(_head(started.address, cpus), started.temporary, durable=True)
+    return _noted(started)
+
+
+def stop_cluster(started: StartedCluster) -> None:
+    """End every process of a cluster, remove its folder, and forget it."""
+    mine = [pid for pid, ticks in started.processes if _start_time(pid) == ticks]
+    family = {pid: _start_time(pid) for pid in _with_children({*mine, *_of_folder(started.temporary)})}
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        for pid, ticks in family.items():
+            if _start_time(pid) == ticks:
+                _signal(pid, how)
+        by = time.monotonic() + END_SECONDS
+        while any(_start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
+            time.sleep(0.05)
+    shutil.rmtree(started.temporary, ignore_errors=True)
+    state_file().unlink(missing_ok=True)
+
+
+def _head(address: str, cpus: int) -> list[str]:
+    host, _, port = address.rpartition(":")
+    return [
+        *("--head", f"--node-ip-address={host}", f"--port={port}", "--num-gpus=0", f"--num-cpus={cpus}"),
+        *("--include-dashboard=false", f"--ray-client-server-port={_free_port()}", "--disable-usage-stats"),
+    ]
+
+
+def _node(address: str, cpus: int, gpus: int) -> list[str]:
+    return [f"--address={address}", "--node-ip-address=127.0.0.1", f"--num-gpus={gpus}", f"--num-cpus={cpus}"]
+
+
+# Several nodes of one machine must not share a range of ports; 0 lets the system choose.
+_COMMON = (
+    "--object-store-memory=83886080",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+    "--dashboard-agent-listen-port=0",
+    "--log-color=false",
+)
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *_COMMON]
+
+
+def _ray_start(arguments: Sequence[str], temporary: str, durable: bool = False) -> None:
+    """One `ray start`; a second try where the machine was too busy for the first, which Ray gives 30 s."""
+    try:
+        _finish(_begin(arguments, temporary, durable))
+    except ClusterError as error:
+        if "timed out during startup" not in str(error):
+            raise
+        _finish(_begin(arguments, temporary, durable))
+
+
+def _begin(arguments: Sequence[str], temporary: str, durable: bool = False) -> subprocess.Popen[str]:
+    environment = ray_environment(temporary)
+    if durable:
+        # Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
+        environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(Path(temporary, "gcs"))}
+    return subprocess.Popen(
+        _command(arguments),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # Ctrl-C here must not reach a cluster that is to stay
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    try:
+        said, _ = process.communicate(timeout=START_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise ClusterError(f"`ray start` has not come up within {START_SECONDS:.0f} s") from None
+    if process.returncode:
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        raise ClusterError(f"`ray start` has failed: {lines[-1] if lines else 'without a word'}")
+
+
+def _noted(started: StartedCluster) -> StartedCluster:
+    """The cluster with all processes that it has now, in the state file too."""
+    known = {*started.processes}
+    for pid in _with_children(_of_folder(started.temporary)):
+        ticks = _start_time(pid)
+        if ticks is not None:
+            known.add((pid, ticks))
+    noted = StartedCluster(started.address, started.temporary, started.gpus, tuple(sorted(known)))
+    write_text(state_file(), json.dumps(asdict(noted)) + "\n", "the cluster's state", ClusterError)
+    return noted
+
+
+def _of_folder(folder: str) -> set[int]:
+    """Processes that have a folder of ours among their arguments, as all of Ray's have that serve a node."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended since
+            if f"{folder}/".encode() in arguments:
+                found.add(int(entry.name))
+    return found
+
+
+def _with_children(pids: set[int]) -> set[int]:
+    """Processes, and those that they have started, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = set(), list(pids)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name: state, parent, ...; None if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def _signal(pid: int, how: signal.Signals) -> None:
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return  # it was quicker
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

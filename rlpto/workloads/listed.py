@@ -1,0 +1,111 @@
+"""Workloads that are written down job by job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rlpto.errors import JobError
+from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.performance.profiles import ModelFacts
+from rlpto.settings import Settings
+
+if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
+    from rlpto.workloads.trace import Trace
+
+LISTED_WINDOW = "jobs"
+"""Name of the one window of listed jobs."""
+
+
+class ListedJob(Settings):
+    """One or several jobs of a list."""
+
+    name: str = Field("", pattern=r"^[^:]*$")
+    """Name of the job; empty: its model and its place in the list."""
+    model: str = Field(min_length=1)
+    """What it trains: a model with a profile, or of `ray.programs`."""
+    submit: float = Field(0.0, ge=0)
+    """Seconds since the start of the workload."""
+    count: int = Field(1, ge=1)
+    """So many jobs alike; from the second on their names end in -1, -2, ..."""
+    every: float = Field(0.0, ge=0)
+    """Seconds from one of them to the next."""
+    epochs: float | None = Field(None, gt=0)
+    """Work in epochs; null: a whole training of the model."""
+    data_size: float | None = Field(None, ge=1)
+    """Samples in one epoch; null: as many as the model usually has."""
+    gpus: int = Field(1, ge=1)
+    """GPUs it asks for."""
+    min_gpus: int = Field(1, ge=1)
+    """Fewest it can run on."""
+    max_gpus: int | None = Field(None, ge=1)
+    """Most it can use; null: what it asks for."""
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Priority class."""
+    batch_size: int | None = Field(None, ge=1)
+    """Total batch size in samples; null: the model's own."""
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Self:
+        most = self.gpus if self.max_gpus is None else self.max_gpus
+        if not self.min_gpus <= self.gpus <= most:
+            raise ValueError(f"expected min_gpus <= gpus <= max_gpus, got {self.min_gpus}, {self.gpus}, {most}")
+        return self
+
+
+def listed_jobs(entries: Sequence[ListedJob], facts: Callable[[str], ModelFacts], capacity: int) -> list[Job]:
+    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs of the cluster.
+
+    Raises JobError for a name that is taken or a job that the cluster cannot run, ProfileError for an unknown model.
+    """
+    jobs = [job for number, entry in enumerate(entries) for job in _several(entry, number, facts(entry.model))]
+    names = [job.name for job in jobs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise JobError(f"workload.jobs: two jobs are called {twice}, expected a name of its own for each")
+    for job in jobs:
+        if job.requested_gpus > capacity:
+            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+    return sorted(jobs, key=lambda job: job.submit_time)
+
+
+def _several(entry: ListedJob, number: int, facts: ModelFacts) -> list[Job]:
+    stem = entry.name or f"{entry.model}-{number}"
+    return [
+        Job(
+            name=stem if i == 0 else f"{stem}-{i}",
+            submit_time=entry.submit + i * entry.every,
+            model=entry.model,
+            epochs=float(facts.epochs) if entry.epochs is None else entry.epochs,
+            data_size=facts.samples if entry.data_size is None else entry.data_size,
+            requested_gpus=entry.gpus,
+            min_gpus=entry.min_gpus,
+            max_gpus=entry.gpus if entry.max_gpus is None else entry.max_gpus,
+            priority=PRIORITY_CLASSES.index(entry.priority),
+            batch_size=entry.batch_size,
+        )
+        for i in range(entry.count)
+    ]
+
+
+def listed_trace(jobs: Sequence[Job]) -> Trace:
+    """The same jobs as a trace, for whatever looks at windows; durations are not known."""
+    import pandas as pd
+
+    from rlpto.workloads.trace import Trace
+
+    columns = {
+        "name": [job.name for job in jobs],
+        "submit_time": [job.submit_time for job in jobs],
+        "duration": np.full(len(jobs), np.nan),
+        "gpus": [job.requested_gpus for job in jobs],
+        "user": "",
+        "group": "",
+        "priority": [job.priority for job in jobs],
+        "model": [job.model for job in jobs],
+        "batch_size": [job.batch_size or 0 for job in jobs],
+    }
+    return Trace(pd.DataFrame(columns), None, "listed jobs")
