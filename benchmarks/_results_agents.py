@@ -34,7 +34,7 @@ def ablations(plan: Plan) -> Section:
         config = plan.config(plan.home, load)
         for name, mine in {FULL: whole, **specs}.items():
             seeing = plan.config(plan.home, load, *changes[name]) if name in changes else config
-            cells = evaluated(plan, seeing, mine, f"{plan.home}-{load:g}", plan.draws)
+            cells = evaluated(plan, seeing, mine, f"{plan.home}-{load:g}")
             tables.append(cells[cells["policy"] == AGENT].assign(policy=name, workload=plan.home, load=load))
     cells = pd.concat(tables)
     rows, worse = [], 0
