@@ -107,7 +107,8 @@ def make_spec(folder: Path, **more: Any) -> JobSpec:
 
 def head_node() -> str:
     """Node id of the node without GPUs."""
-    return next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and not node["Resources"].get("GPU"))
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return next(str(node["NodeID"]) for node in nodes if node["Alive"] and not node["Resources"].get("GPU"))
 
 
 def worker_pids(cluster: LocalCluster, node: str) -> list[int]:

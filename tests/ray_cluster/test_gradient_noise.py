@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from rlpto.arrays import FloatArray
 from rlpto.ray_cluster.gradient_noise import EVERY, NoiseMeter, SquaredNorms, estimate
 from rlpto.ray_cluster.group import Alone, mean_inverse
 from rlpto.ray_cluster.learning_rate import learning_rate_factor, scaled
@@ -17,7 +18,7 @@ DIMENSIONS, NOISE, SIGNAL = 50, 3.0, 2.0
 TRUE_SQUARE, TRUE_TRACE = SIGNAL**2, NOISE**2 * DIMENSIONS
 
 
-def gradient(generator: np.random.Generator, samples: int) -> np.ndarray:
+def gradient(generator: np.random.Generator, samples: int) -> FloatArray:
     """Mean of `samples` noisy gradients around a true one of length SIGNAL."""
     true = np.full(DIMENSIONS, SIGNAL / math.sqrt(DIMENSIONS))
     return true + generator.normal(0, NOISE / math.sqrt(samples), DIMENSIONS)
@@ -29,7 +30,7 @@ def test_several_workers_find_signal_and_noise(batch: tuple[int, ...]) -> None:
     total, found = sum(batch), []
     for _ in range(4000):
         own = [gradient(generator, samples) for samples in batch]
-        mean = sum(part * samples / total for part, samples in zip(own, batch, strict=True))
+        mean = np.sum([part * samples / total for part, samples in zip(own, batch, strict=True)], axis=0)
         local = float(np.mean([part @ part for part in own]))
         inverse = float(np.mean([1 / samples for samples in batch]))
         found.append(estimate(SquaredNorms(local, float(mean @ mean), inverse, 1 / total)))

@@ -135,7 +135,7 @@ def test_an_interrupted_step_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
         interrupted.step()
     interrupted.undo()
-    del alone.world, alone.update  # type: ignore[attr-defined]
+    del alone.world, alone.update
     assert interrupted.position == other.position
     interrupted.run(9)
     other.run(9)

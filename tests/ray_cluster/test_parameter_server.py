@@ -1,0 +1,113 @@
+"""Parameter servers: synchronous ones give what averaging gives, asynchronous ones say how stale gradients are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
+from tests.ray_cluster.programs import Plain
+from tests.ray_cluster.running import make_spec, running
+from tests.ray_cluster.test_runner import distance_to_one_process
+
+
+def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    spec = make_spec(tmp_path, architecture="parameter_server", servers=2, options={"adam": True}, pace=0.02)
+    with running(ray_cluster, spec) as job:
+        job.command([a, b])
+        report = job.steps(40)
+        assert report.noise_scale > 0
+        job.command([b])
+        job.steps(10)
+        job.command([])
+        last = job.stop()
+    step, distance = distance_to_one_process(spec)
+    assert step == last.step
+    assert distance <= 1e-12
+
+
+def test_asynchronous_servers_learn_with_stale_gradients(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    spec = make_spec(tmp_path, architecture="parameter_server", asynchronous=True, epochs=20.0, pace=0.01)
+    with running(ray_cluster, spec) as job:
+        job.command([a, b], wait=False)
+        report = job.until(lambda now: now.state == "finished" and not now.holding)
+    assert report.progress == 20.0
+    assert report.accuracy > 0.7
+    assert 0 < report.staleness <= 2 * MAX_AHEAD
+
+
+def push(rank: int, step: int, gradient: list[float]) -> Push:
+    return Push(rank, step, np.array(gradient), {"lr": 1.0})
+
+
+async def server_with(weights: list[float], asynchronous: bool, world: int) -> ParameterServer:
+    server = ParameterServer(asynchronous)
+    await server.load(1, SGD([nn.Parameter(torch.tensor(weights, dtype=torch.float64))], lr=1.0))
+    await server.enter(1, world, reset=True)
+    return server
+
+
+def test_a_synchronous_server_waits_for_all_and_takes_the_mean() -> None:
+    async def both() -> list[Pull]:
+        server = await server_with([1.0, 1.0], asynchronous=False, world=2)
+        first = asyncio.ensure_future(server.exchange(1, push(1, 0, [0.0, 2.0])))
+        await asyncio.sleep(0.01)
+        assert not first.done()
+        second = await server.exchange(1, push(0, 0, [1.0, 0.0]))
+        return [await first, second]
+
+    for pull in asyncio.run(both()):
+        assert pull.weights.tolist() == [0.5, 0.0]
+
+
+def test_a_worker_of_an_asynchronous_server_gets_only_so_far_ahead() -> None:
+    async def run() -> None:
+        server = await server_with([0.0], asynchronous=True, world=2)
+        await server.exchange(1, push(1, 0, [2.0]))
+        for step in range(MAX_AHEAD + 1):
+            ahead = await server.exchange(1, push(0, step, [2.0]))
+        assert ahead.weights.tolist() == [-(MAX_AHEAD + 2.0)]
+        held_up = asyncio.ensure_future(server.exchange(1, push(0, MAX_AHEAD + 1, [2.0])))
+        await asyncio.sleep(0.01)
+        assert not held_up.done()
+        behind = await server.exchange(1, push(1, 1, [2.0]))
+        assert behind.stale == MAX_AHEAD + 1
+        assert (await held_up).stale in (0, 1)
+
+    asyncio.run(run())
+
+
+def test_workers_that_wait_learn_that_their_group_is_over() -> None:
+    async def run(asynchronous: bool) -> None:
+        server = await server_with([0.0], asynchronous, world=2)
+        await server.exchange(1, push(1, 0, [0.0])) if asynchronous else None
+        waits = asyncio.ensure_future(server.exchange(1, push(0, MAX_AHEAD + 1, [1.0])))
+        await asyncio.sleep(0.01)
+        await server.end()
+        with pytest.raises(RuntimeError, match="group 1 of workers is over"):
+            await waits
+        assert (await server.enter(2, 1, reset=False)).tolist() == [0.0], "half a step must not count"
+
+    for asynchronous in (True, False):
+        asyncio.run(run(asynchronous))
+
+
+def test_an_optimizer_with_several_groups_is_refused() -> None:
+    program = Plain()
+    model = program.model()
+    first, *others = model.parameters()
+    groups: list[dict[str, Any]] = [{"params": [first], "lr": 0.1}, {"params": others}]
+    optimizer = Adam(groups)
+    with pytest.raises(JobError, match="one group of parameters, found 2"):
+        ServerGroup(program, model, optimizer, [], 0, 1)
