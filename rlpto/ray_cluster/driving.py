@@ -38,8 +38,11 @@ GATHERING = 5.0
 UNPLACED = 2.0
 """s between attempts to start a worker on a node that is gone."""
 
-STILL_STEPS = 10.0
-"""Steps' (and evaluations') worth of time, beyond the heartbeat's, after which a step is taken to hang."""
+STILL_BEATS, STILL_STEPS = 3.0, 10.0
+"""A worker that answers may be slow: it is given up after so many heartbeat timeouts and usual steps without a step."""
+
+PATIENCE = 60.0
+"""s for what workers do between steps: meeting in a group, waiting for servers to start, handing over their state."""
 
 
 class Driver:
@@ -206,6 +209,8 @@ class Driver:
         if self._gave_up or time.monotonic() < self._hire_from:
             return
         held = [worker.node for worker in [*self._training, *self._coming, *self._leaving]]
+        if self._nodes:
+            self._ensure_servers()  # they are up by the time the workers are
         for node in crew.missing(self._nodes, held):
             self._coming.append(crew.start_worker(self._spec, node))
 
@@ -276,7 +281,7 @@ class Driver:
         if rollback:
             await self._load()
         self._group += 1
-        await self._ensure_servers()
+        self._ensure_servers()
         fresh = set() if rollback else self._fresh | set(arrived)
         ranks = tuple(rank for rank, worker in enumerate(self._training) if worker in fresh)
         workers = len(self._training)
@@ -285,7 +290,7 @@ class Driver:
             self._tally.step_seconds = max(guess, self._spec.pace or 0.0) / workers
         nodes = len({worker.node for worker in self._training})
         self._tally.grouped(Size(workers, nodes), self._tally.ended is not None, self._fault_since)
-        timeout = max(60.0, 4 * self._limit())
+        timeout = max(PATIENCE, self._limit())
         seats = [
             Seat(self._group, rank, workers, ranks, self._host, self._store.port, timeout, self._servers, self._reset)
             for rank in range(workers)
@@ -306,7 +311,7 @@ class Driver:
         shared = ray.put(content)
         await self._all([worker.handle.load.remote(shared) for worker in self._training])
 
-    async def _ensure_servers(self) -> None:
+    def _ensure_servers(self) -> None:
         if self._spec.architecture == "parameter_server" and not self._servers:
             actor: Any = ray.remote(ParameterServer)
             here = NodeAffinitySchedulingStrategy(self._node, soft=False)
@@ -331,12 +336,12 @@ class Driver:
                 flight.append([worker.handle.run.remote(self._sent) for worker in self._training])
             if not flight:
                 return
-            chunks: list[Chunk] = await self._all(flight.popleft())
+            chunks = await self._chunks(flight.popleft())
             self._tally.add(chunks)
             self._forgive()
             if chunks[0].finished:
                 for rest in flight:
-                    await self._all(rest)
+                    await self._chunks(rest)
                 await self._finish()
                 return
             self._hire()
@@ -350,6 +355,10 @@ class Driver:
 
     async def _all(self, calls: list[Any]) -> list[Any]:
         """Results of one call to every worker of the group. Raises FaultError if one is lost, hangs or raised."""
+        return await collect(self._training, calls, self._spec.heartbeat_timeout, max(self._limit(), PATIENCE))
+
+    async def _chunks(self, calls: list[Any]) -> list[Chunk]:
+        """The same of calls that train, which have to get somewhere sooner."""
         return await collect(self._training, calls, self._spec.heartbeat_timeout, self._limit())
 
     def _limit(self) -> float:
@@ -357,7 +366,7 @@ class Driver:
         warm = [worker.ready for worker in self._training if worker.ready is not None]
         slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
         slowest = max(slowest, self._spec.pace or 0.0, self._tally.step_seconds)
-        return self._spec.heartbeat_timeout + STILL_STEPS * slowest
+        return STILL_BEATS * self._spec.heartbeat_timeout + STILL_STEPS * slowest
 
     # State and its safety.
 
@@ -365,7 +374,7 @@ class Driver:
         """Step and state of the group, written as a checkpoint too."""
         first = self._training[:1]
         calls = [worker.handle.state.remote() for worker in first]
-        said = await collect(first, calls, self._spec.heartbeat_timeout, self._limit())
+        said = await collect(first, calls, self._spec.heartbeat_timeout, max(self._limit(), PATIENCE))
         step, state = said[0]
         await self._write(step, state)
         return step, state

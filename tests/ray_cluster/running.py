@@ -56,6 +56,7 @@ class Running:
             report = self.report()
             if holds(report):
                 return report
+            assert report.state != "failed", f"the job failed: {report.failure}"
             time.sleep(0.03)
         raise AssertionError(f"waited {patience:g} s in vain; the job says {report}")
 
