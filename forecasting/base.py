@@ -146,7 +146,11 @@ class Forecaster(ABC):
         series, covariates = self._observed()
         origins = np.array([len(series)])
         point = self._forecasts(series, origins, horizon, covariates)[0]
-        mean = self._mean_forecasts(series, origins, horizon, covariates)[0]
+        # Members of a combination are asked at every step: what is not wanted, or the same, is not computed.
+        same = type(self)._mean_forecasts is Forecaster._mean_forecasts
+        mean = point if same else self._mean_forecasts(series, origins, horizon, covariates)[0]
+        if not len(levels):
+            return point, mean, np.empty((horizon, 0))
         return point, mean, self._quantile_forecasts(series, origins, horizon, levels, covariates)[0]
 
     def _calibration_origins(self, series: TimeSeries) -> IntArray:
@@ -424,6 +428,8 @@ def _checked_horizon(horizon: int) -> int:
 
 
 def _checked_levels(levels: Sequence[float]) -> FloatArray:
+    if not len(levels):
+        return np.empty(0)
     checked = np.unique(np.asarray(levels, dtype=np.float64))
     if not ((checked > 0) & (checked < 1)).all():
         raise ForecastError(f"quantiles {', '.join(f'{q:g}' for q in checked)}: expected levels between 0 and 1")
