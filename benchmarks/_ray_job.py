@@ -1,0 +1,116 @@
+"""A cluster and a job for the parts of the Ray benchmark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.runner import start_runner, stop_runner
+
+PATIENCE = 180.0
+DIGITS = "rlpto.ray_cluster.jobs.digits"
+
+
+@contextmanager
+def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
+    """A local cluster; what the machine did beside it is said by its load."""
+    # Ray has its workers give way to all other processes of the machine: here they are compared with such.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with LocalCluster([gpus] * nodes) as started:
+        yield started
+
+
+class Job:
+    """A job whose runner is on the head."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.runner: Any = start_runner(spec, head_node(), resume=False)
+        self.generation = 0
+
+    def command(self, nodes: Sequence[str]) -> JobReport:
+        """Command workers on `nodes` and wait until all of them train."""
+        self.generation += 1
+        ray.get(self.runner.command.remote(self.generation, tuple(nodes)))
+        return self.until(lambda now: now.applied == self.generation)
+
+    def report(self) -> JobReport:
+        said: JobReport = ray.get(self.runner.report.remote())
+        return said
+
+    def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
+        """The first report of which something holds."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            report = self.report()
+            if report.state == "failed":
+                raise RuntimeError(f"the job failed: {report.failure}")
+            if holds(report):
+                return report
+            time.sleep(0.02)
+        raise TimeoutError(f"waited {PATIENCE:g} s in vain; the job says {report}")
+
+    def steps(self, more: int) -> JobReport:
+        """The report after so many more steps."""
+        start = self.report().step
+        return self.until(lambda now: now.step >= start + more)
+
+
+@contextmanager
+def job(**values: Any) -> Iterator[Job]:
+    """A job in a folder of its own, stopped at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        given: dict[str, Any] = {
+            "name": "job",
+            "session": f"benchmark-{os.getpid()}",
+            "training": f"{DIGITS}:DigitsCnn",
+            "folder": folder,
+            "batch_size": 64,
+            "epochs": 1e6,
+            "data_size": 1437,
+        }
+        running = Job(JobSpec(**given | values))
+        try:
+            yield running
+        finally:
+            stop_runner(running.runner)
+
+
+def head_node() -> str:
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return next(str(node["NodeID"]) for node in nodes if node["Alive"] and not node["Resources"].get("GPU"))
+
+
+def worker_pids(started: LocalCluster, node: str) -> list[int]:
+    """Processes of workers on a node."""
+    raylet = started.raylet_pid(node)
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == raylet and b"TrainWorker" in line:
+            found.append(int(folder.name))
+    return found
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def load() -> str:
+    """What else runs on this machine, as far as its load tells."""
+    return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
