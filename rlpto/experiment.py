@@ -293,6 +293,8 @@ class Experiment:
         # Nor of real jobs where there are none.
         if not self.config.ray.programs and self.config.ray.arrivals == 1.0:
             free["ray"] = True
+        if self.config.simulator.growth == "pause":
+            free["simulator"] = {"growth"}
         unseen: dict[str, Any] = {"windows": {"limit", "seed"}}
         if self.config.workload.source != "jobs":
             unseen["jobs"] = True
@@ -302,7 +304,8 @@ class Experiment:
         if self.config.forecast.mode != "off" and self.config.forecast.model is not None:
             settings["forecast"]["model"] = digest(self.config.forecast.model)
         if self.config.profiles.folder is not None:
-            files = sorted(path for path in self.config.profiles.folder.rglob("*") if path.is_file())
+            folder = self.config.profiles.folder
+            files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
             settings["profiles"]["folder"] = [digest(path) for path in files]
         if self.config.workload.source == "synthetic" and "/" in self.config.workload.calibration:
             settings["workload"]["calibration"] = digest(Path(self.config.workload.calibration))

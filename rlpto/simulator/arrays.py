@@ -108,6 +108,7 @@ RULES = np.dtype(
         ("checkpoint_interval", "f8"),
         ("on_events", "i8"),
         ("most_free", "i8"),
+        ("overlap", "i8"),
     ],
     align=True,
 )
@@ -203,4 +204,5 @@ def compile_rules(settings: SimulatorSettings) -> AnyArray:
     rules["checkpoint_interval"] = settings.failures.checkpoint_interval
     rules["on_events"] = settings.decide_on == "events"
     rules["most_free"] = settings.placement == "most_free"
+    rules["overlap"] = settings.growth == "overlap"
     return rules

@@ -78,11 +78,33 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
 
 
 @kernel()
-def start_running(w: World, b: int, j: int) -> None:
+def pause_of_change(w: World, b: int, j: int, row: int, shrinks: int) -> float:
+    """Seconds without progress when job j goes from the row of the speed tables it has to another.
+
+    Where growth overlaps training: the seconds at the new speed that old workers do not make up for while new ones
+    start, so that once those have, the job is as far as it would be. What is left of an earlier start is waited for.
+    """
+    job = w.jobs[b, j]
+    delay = float(w.types[job.type_index].delay)
+    if w.rules[0].overlap == 0 or job.row == NO_GPUS:
+        return delay
+    left = min(float(job.rescale_left), delay)
+    if shrinks:
+        return left
+    epoch = min(int(job.progress), w.rates.shape[1] - 1)
+    # A job that is about to finish does so on the workers it has.
+    overlap = min(delay - left, max(0.0, job.finish_at - w.clusters[b].time - left))
+    return float(left + overlap * max(0.0, 1.0 - w.rates[job.row, epoch] / w.rates[row, epoch]))
+
+
+@kernel()
+def start_running(w: World, b: int, j: int, shrinks: int) -> None:
     """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
     job, cluster = w.jobs[b, j], w.clusters[b]
-    delay = w.types[job.type_index].delay
-    job.row = speed_row(w, b, j)
+    row = speed_row(w, b, j)
+    overlaps = w.rules[0].overlap == 1 and job.row != NO_GPUS
+    delay = pause_of_change(w, b, j, row, shrinks)
+    job.row = row
     job.rescale_left = delay
     job.base_progress = job.progress
     job.trained = 0.0
@@ -93,7 +115,8 @@ def start_running(w: World, b: int, j: int) -> None:
     else:
         job.rescales += 1
         cluster.rescales += 1
-        cluster.rescale_seconds += delay
+        if not overlaps:
+            cluster.rescale_seconds += delay
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
     epoch = min(int(job.progress), w.rates.shape[1] - 1)
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
@@ -157,7 +180,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
             shrink_in_place(w.nodes[b, j], job.gpus, gpus[i], free)
             w.clusters[b].held -= job.gpus - gpus[i]
             job.gpus = gpus[i]
-            start_running(w, b, j)
+            start_running(w, b, j, 1)
             log_change(w, b, j, now)
         else:
             release(w.nodes[b, j], job.gpus, free)
@@ -175,7 +198,7 @@ def apply_allocation(w: World, b: int, index: IntArray, gpus: IntArray, order: I
             take_packed(nodes, gpus[i], free, main_node(nodes, job.gpus))
         w.clusters[b].held += gpus[i] - job.gpus
         job.gpus = gpus[i]
-        start_running(w, b, j)
+        start_running(w, b, j, 0)
         log_change(w, b, j, now)
 
 

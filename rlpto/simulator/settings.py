@@ -33,6 +33,9 @@ class SimulatorSettings(Settings):
     and a job whose size changes is placed anew (as in the Pollux simulator)."""
     rescale_delay: float | None = Field(None, ge=0)
     """Seconds without progress after every change of a job's GPUs, its start included; null: each model's own."""
+    growth: Literal["pause", "overlap"] = "pause"
+    """pause: every change of its GPUs costs a job the rescale delay; overlap, as jobs do on Ray: only a start does, a
+    growing job trains on with the workers it has until new ones have started, and giving up GPUs costs nothing."""
     epoch_resolution: float = Field(0.0, ge=0)
     """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
     does with 1 s; only with `decide_on: interval`; 0: exact."""
@@ -42,11 +45,13 @@ class SimulatorSettings(Settings):
     """Node failures."""
 
     @model_validator(mode="after")
-    def _rounded_only_at_intervals(self) -> Self:
+    def _settings_go_together(self) -> Self:
         # With rounded epochs a finish is known only once it has happened, so nobody could decide on it.
         if self.epoch_resolution > 0 and self.decide_on == "events":
             raise ValueError(
                 f"epoch_resolution {self.epoch_resolution:g} needs decide_on: interval "
                 "(or set epoch_resolution to 0 to decide on events)"
             )
+        if self.growth == "overlap" and self.placement == "most_free":
+            raise ValueError("growth overlap needs placement: pack, which leaves workers where they are")
         return self

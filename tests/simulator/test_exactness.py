@@ -12,6 +12,8 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import Scripted, advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
 
@@ -207,6 +209,65 @@ class TestDelay:
     def test_settings_override_the_models_own(self):
         cluster = make_cluster([job()], linear_tables(delay=30.0), rescale_delay=5.0)
         assert cluster.rescale_delay.tolist() == [5.0]
+
+
+def run_out(cluster: SimulatedCluster) -> None:
+    """Pass decision points without deciding anything until all jobs have finished."""
+    while not cluster.done:
+        cluster.advance()
+
+
+class TestGrowthThatOverlapsTraining:
+    """Epochs of 60 s on one GPU, 30 s until new workers train."""
+
+    def cluster_of(self, epochs: float = 10.0) -> SimulatedCluster:
+        cluster = make_cluster(
+            [job(epochs=epochs)], linear_tables(rate=1 / 60, delay=30.0), interval=50, growth="overlap"
+        )
+        give(cluster, [1])
+        return cluster
+
+    def test_a_start_costs_the_delay(self) -> None:
+        cluster = self.cluster_of(epochs=1.0)
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == 90.0
+
+    def test_old_workers_train_on_until_new_ones_have_started(self) -> None:
+        cluster = self.cluster_of()
+        advance_to(cluster, 150.0)  # 2 epochs
+        give(cluster, [2])
+        advance_to(cluster, 200.0)  # 30 s on one GPU, 20 s on two
+        assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30)
+        assert cluster.store.rescales[0] == 1
+
+    def test_giving_gpus_up_costs_nothing(self) -> None:
+        cluster = self.cluster_of()
+        advance_to(cluster, 150.0)
+        give(cluster, [2])
+        advance_to(cluster, 200.0)
+        give(cluster, [1])
+        assert cluster.advance().rescale_seconds == 0.0
+        assert cluster.store.progress[0] == pytest.approx(2.0 + 30 / 60 + 20 / 30 + 50 / 60)
+
+    def test_a_start_that_is_under_way_is_waited_for(self) -> None:
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(rate=1 / 60, delay=30.0), interval=10, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 10.0)
+        give(cluster, [2])  # from 30 s on one GPU, from 40 s on both
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(40.0 + (60.0 - 10.0) / 2)
+
+    def test_a_job_about_to_finish_does_so_on_the_workers_it_has(self) -> None:
+        cluster = make_cluster([job(epochs=1.0)], linear_tables(rate=1 / 60, delay=30.0), interval=40, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 80.0)
+        give(cluster, [4])
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(90.0)
+
+    def test_it_needs_workers_that_stay_where_they_are(self) -> None:
+        with pytest.raises(ValueError, match="growth overlap needs placement: pack"):
+            SimulatorSettings(growth="overlap", placement="most_free")
 
 
 class TestEpochResolution:
