@@ -10,7 +10,7 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ProfileError
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_folder
+from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_file, load_folder
 from rlpto.performance.tables import (
     MAX_EXACT_GROUPS,
     NO_GPUS,
@@ -24,13 +24,15 @@ from rlpto.performance.tables import (
 def load_profiles(folder: str | Path | None) -> ProfileSource:
     """Where to take profiles from.
 
-    None: the built-in ones. A folder with `*.yaml`: the fitted profiles there. A folder whose
+    None: the built-in ones. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
     sub-folders hold a `placements.csv`: those measurements, interpolated. Raises ProfileError for
     anything else, or if a profile is broken.
     """
     if folder is None:
         return FittedProfiles(builtin_profiles())
     path = Path(folder)
+    if path.is_file():
+        return FittedProfiles(load_file(path))
     if not path.is_dir():
         raise ProfileError(f"{path}: no such folder; expected one of profiles (*.yaml) or of measurements")
     if any(path.glob("*.yaml")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -142,24 +143,46 @@ def builtin_rescale_delay(model: str) -> float:
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
-    """All `*.yaml` of a folder, by name. Raises ProfileError if one is broken or two share a name."""
+    """All of every `*.yaml` of a folder, by name. Raises ProfileError if one is broken or two share a name."""
     profiles: dict[str, Profile] = {}
     for path in sorted(folder.glob("*.yaml")):
-        profile = load_profile(path)
-        if profile.name in profiles:
-            raise ProfileError(f"{path}: name {profile.name!r} is taken by another file of {folder}")
-        profiles[profile.name] = profile
+        for name, profile in load_file(path).items():
+            if name in profiles:
+                raise ProfileError(f"{path}: name {name!r} is taken by another file of {folder}")
+            profiles[name] = profile
     return profiles
 
 
+def load_file(path: Path) -> dict[str, Profile]:
+    """All profiles of a file, by name: one, or several YAML documents. Raises ProfileError as `load_profile` does."""
+    contents = _documents(path)
+    profiles = [_profile(content, path) for content in contents]
+    names = [profile.name for profile in profiles]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ProfileError(f"{path}: two profiles are called {twice!r}, expected a name of its own for each")
+    return dict(zip(names, profiles, strict=True))
+
+
 def load_profile(path: Path) -> Profile:
-    """Read one profile. Raises ProfileError naming the file, the key and what is wrong with it."""
+    """Read a file of one profile. Raises ProfileError naming the file, the key and what is wrong with it."""
+    profiles = load_file(path)
+    if len(profiles) != 1:
+        raise ProfileError(f"{path}: holds {len(profiles)} profiles, expected one")
+    return next(iter(profiles.values()))
+
+
+def _documents(path: Path) -> list[object]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        contents: list[object] = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read ({error})") from None
     except yaml.YAMLError as error:
         raise ProfileError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
+    return contents or [None]
+
+
+def _profile(content: object, path: Path) -> Profile:
     if not isinstance(content, dict):
         raise ProfileError(f"{path}: expected the keys of a profile")
     try:
@@ -172,6 +195,11 @@ def load_profile(path: Path) -> Profile:
 def profile_yaml(profile: Profile) -> str:
     """A profile as YAML, as `load_profile` reads it."""
     return yaml.dump(_plain(asdict(profile)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def profiles_yaml(profiles: Iterable[Profile]) -> str:
+    """Profiles as one document each of a YAML file, as `load_file` reads it."""
+    return "---\n".join(profile_yaml(profile) for profile in profiles)
 
 
 _ADAPTER = TypeAdapter(Profile)

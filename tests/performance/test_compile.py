@@ -110,6 +110,7 @@ def test_profiles_load_from_what_a_folder_holds(measured_folder: Path, tmp_path:
     profile = replace(builtin_profiles()["bert"], name="mine")
     (own / "x.yaml").write_text(profile_yaml(profile))
     assert load_profiles(str(own)).models == ("mine",)
+    assert load_profiles(next(own.glob("*.yaml"))).models == ("mine",)
 
 
 def test_folders_that_hold_neither_are_refused(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from rlpto.performance.profiles import (
     Profile,
     builtin_profiles,
     builtin_rescale_delay,
+    load_file,
     load_folder,
     load_profile,
     profile_yaml,
+    profiles_yaml,
 )
 
 MODELS = ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"]
@@ -47,6 +49,18 @@ def test_yaml_says_all_of_a_profile(builtin: dict[str, Profile], model: str, tmp
     path = tmp_path / "again.yaml"
     path.write_text(profile_yaml(builtin[model]))
     assert load_profile(path) == builtin[model]
+
+
+def test_one_file_may_hold_several_profiles(builtin: dict[str, Profile], tmp_path: Path) -> None:
+    path = tmp_path / "several.yaml"
+    path.write_text(profiles_yaml([builtin["ncf"], builtin["bert"]]))
+    assert load_file(path) == {"ncf": builtin["ncf"], "bert": builtin["bert"]}
+    assert load_folder(tmp_path).keys() == {"ncf", "bert"}
+    with pytest.raises(ProfileError, match=r"several.yaml: holds 2 profiles, expected one"):
+        load_profile(path)
+    path.write_text(profiles_yaml([builtin["ncf"], builtin["ncf"]]))
+    with pytest.raises(ProfileError, match=r"several.yaml: two profiles are called 'ncf'"):
+        load_file(path)
 
 
 def broken(builtin: dict[str, Profile], tmp_path: Path, key: str, value: object) -> Path:
