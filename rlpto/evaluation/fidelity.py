@@ -1,0 +1,228 @@
+"""How close the simulator is to real clusters: the same workload under the same policies on both."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from rlpto.errors import ConfigError
+from rlpto.evaluation.formatting import NOTHING, scale_for
+from rlpto.evaluation.metrics import METRIC, completion_times
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.files import write_text
+
+COMPARED = ("jct_mean", "makespan", "utilisation", "reward")
+"""Metrics that are compared, as means over cells."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A figure of the simulator and the same of the real cluster."""
+
+    simulated: float
+    real: float
+
+    @property
+    def difference(self) -> float:
+        """Simulated minus real."""
+        return self.simulated - self.real
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of what is real; NaN of nothing."""
+        return self.difference / abs(self.real) if self.real else math.nan
+
+
+@dataclass(frozen=True)
+class PolicyFidelity:
+    """One policy on both. metrics: those of COMPARED. jobs: JCT [s] of every job that finished on both, mean over
+    seeds, by window and name. unfinished: jobs that one of them finished and the other did not."""
+
+    policy: str
+    metrics: dict[str, Pair]
+    jobs: dict[str, Pair]
+    unfinished: int
+
+    @property
+    def job_errors(self) -> list[float]:
+        """Absolute relative differences of the jobs' JCTs, ascending."""
+        return sorted(abs(pair.relative) for pair in self.jobs.values())
+
+    @property
+    def worst_job(self) -> str:
+        """Job whose JCT differs most; empty if none can be compared."""
+        return max(self.jobs, key=lambda name: abs(self.jobs[name].relative), default="")
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """All policies, best by real mean JCT first."""
+
+    policies: tuple[PolicyFidelity, ...]
+
+    def ranking(self, metric: str, real: bool) -> tuple[str, ...]:
+        """Policies from best to worst by a metric of COMPARED."""
+        sign = -1.0 if METRIC[metric].better == "higher" else 1.0
+
+        def key(found: PolicyFidelity) -> float:
+            pair = found.metrics[metric]
+            return sign * (pair.real if real else pair.simulated)
+
+        return tuple(found.policy for found in sorted(self.policies, key=key))
+
+    def same_ranking(self, metric: str) -> bool:
+        """True if the simulator ranks the policies as the real cluster does."""
+        return self.ranking(metric, real=True) == self.ranking(metric, real=False)
+
+    def agreeing_pairs(self, metric: str) -> tuple[int, int]:
+        """Pairs of policies that both put in the same order, and all pairs."""
+        place = {policy: at for at, policy in enumerate(self.ranking(metric, real=False))}
+        pairs = list(combinations(self.ranking(metric, real=True), 2))
+        return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
+
+
+def compare(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
+    """Compare cells of the same policies, windows and seeds.
+
+    Raises ConfigError if the two are not of the same cells.
+    """
+    by_cell = {done.cell: done for done in simulated}
+    if by_cell.keys() != {done.cell for done in real}:
+        raise ConfigError("simulated and real cells differ: expected the same policies, windows and seeds")
+    pairs = [(by_cell[done.cell], done) for done in real]
+    names = dict.fromkeys(done.cell.policy for done in real)
+    found = [_policy(name, [pair for pair in pairs if pair[1].cell.policy == name]) for name in names]
+    return Fidelity(tuple(sorted(found, key=lambda policy: policy.metrics["jct_mean"].real)))
+
+
+def _policy(name: str, pairs: Sequence[tuple[FinishedCell, FinishedCell]]) -> PolicyFidelity:
+    metrics = {
+        metric: Pair(
+            _mean(simulated.metrics[metric] for simulated, _ in pairs), _mean(real.metrics[metric] for _, real in pairs)
+        )
+        for metric in COMPARED
+    }
+    times: dict[str, list[tuple[float, float]]] = {}
+    unfinished = 0
+    for simulated, real in pairs:
+        ours, theirs = _times(simulated), _times(real)
+        for job in ours.keys() & theirs.keys():
+            times.setdefault(job, []).append((ours[job], theirs[job]))
+        unfinished += len(ours.keys() ^ theirs.keys())
+    jobs = {
+        job: Pair(_mean(ours for ours, _ in found), _mean(theirs for _, theirs in found))
+        for job, found in sorted(times.items())
+    }
+    return PolicyFidelity(name, metrics, jobs, unfinished)
+
+
+def _times(done: FinishedCell) -> dict[str, float]:
+    """JCT [s] of every job that finished, by window and name."""
+    jobs = done.record().jobs
+    times = dict(zip(jobs.names, completion_times(jobs).tolist(), strict=True))
+    return {f"{done.cell.window}/{name}": time for name, time in times.items() if math.isfinite(time)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan
+
+
+def fidelity_table(fidelity: Fidelity) -> Table:
+    """Simulated and real figures of every policy for the terminal."""
+    table = Table(
+        title="Simulated against real, best real JCT first",
+        caption="means over cells; differences are simulated minus real; jobs: |difference| of each job's JCT",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("policy", overflow="fold", min_width=8)
+    scales = {
+        name: scale_for(
+            METRIC[name],
+            [v for found in fidelity.policies for v in (found.metrics[name].real, found.metrics[name].simulated)],
+        )
+        for name in COMPARED
+    }
+    for name in COMPARED:
+        unit = f" \\[{scales[name].unit}]" if scales[name].unit else ""
+        table.add_column(f"{METRIC[name].label}\nsim, real{unit}", justify="right")
+        table.add_column("\ndiff", justify="right")
+    table.add_column("jobs\nmedian, worst", justify="right")
+    for found in fidelity.policies:
+        cells = [escape(found.policy)]
+        for name in COMPARED:
+            pair, scale = found.metrics[name], scales[name]
+            cells.append(f"{scale.number(pair.simulated)}, {scale.number(pair.real)}")
+            relative = METRIC[name].unit == "s"
+            cells.append(_percent(pair.relative) if relative else scale.signed(pair.difference))
+        errors = found.job_errors
+        cells.append(f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING)
+        table.add_row(*cells)
+    return table
+
+
+def verdicts(fidelity: Fidelity) -> list[str]:
+    """Plain sentences on whether both rank the policies the same, and on jobs that only one of them finished."""
+    said = []
+    if len(fidelity.policies) > 1:
+        for metric in ("jct_mean", "reward"):
+            agree, pairs = fidelity.agreeing_pairs(metric)
+            label = METRIC[metric].label
+            if fidelity.same_ranking(metric):
+                said.append(f"both rank the policies the same by {label}: {', '.join(fidelity.ranking(metric, True))}")
+            else:
+                said.append(
+                    f"rankings by {label} differ ({agree} of {pairs} pairs agree): "
+                    f"real {', '.join(fidelity.ranking(metric, True))}; "
+                    f"simulated {', '.join(fidelity.ranking(metric, False))}"
+                )
+    said += [
+        f"{found.policy}: {found.unfinished} jobs finished on one of the two only, and are not compared"
+        for found in fidelity.policies
+        if found.unfinished
+    ]
+    return said
+
+
+def write_fidelity(fidelity: Fidelity, path: Path) -> None:
+    """Write everything as JSON; undefined figures are null. Raises CheckpointError if that is not possible."""
+    content = {
+        "policies": [
+            {
+                "policy": found.policy,
+                "metrics": {name: _row(pair) for name, pair in found.metrics.items()},
+                "jobs": {name: _row(pair) for name, pair in found.jobs.items()},
+                "unfinished": found.unfinished,
+            }
+            for found in fidelity.policies
+        ],
+        "same_ranking": {metric: fidelity.same_ranking(metric) for metric in ("jct_mean", "reward")},
+        "rankings": {
+            metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
+            for metric in ("jct_mean", "reward")
+        },
+    }
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "the comparison")
+
+
+def _row(pair: Pair) -> dict[str, float | None]:
+    values = {**asdict(pair), "difference": pair.difference, "relative": pair.relative}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _percent(share: float) -> str:
+    return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"

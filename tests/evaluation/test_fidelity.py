@@ -1,0 +1,106 @@
+"""Simulated against real: what is compared, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rlpto.errors import ConfigError
+from rlpto.evaluation.fidelity import Fidelity, Pair, compare, fidelity_table, verdicts, write_fidelity
+from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.runner import Cell, FinishedCell
+from rlpto.evaluation.storage import save_record
+
+from .helpers import tiny_record
+
+
+def cell(folder: Path, policy: str, seed: int, *finish: float) -> FinishedCell:
+    """A finished cell whose three jobs, submitted at 0, 0 and 50 s, finish then."""
+    record = tiny_record(finish, policy=policy, seed=seed)
+    path = folder / f"{policy}-{seed}.npz"
+    save_record(record, path)
+    return FinishedCell(Cell(policy, "w0", seed), measure(record), {}, path)
+
+
+@pytest.fixture
+def fidelity(tmp_path: Path) -> Fidelity:
+    real, simulated = tmp_path / "real", tmp_path / "simulated"
+    return compare(
+        [
+            cell(simulated, "fifo", 0, 110.0, 200.0, 350.0),
+            cell(simulated, "fifo", 1, 110.0, 200.0, 350.0),
+            cell(simulated, "las", 0, 90.0, 200.0, 390.0),
+            cell(simulated, "las", 1, 90.0, 200.0, 390.0),
+        ],
+        [
+            cell(real, "fifo", 0, 90.0, 200.0, 350.0),
+            cell(real, "fifo", 1, 110.0, 200.0, 350.0),
+            cell(real, "las", 0, 90.0, 200.0, 350.0),
+            cell(real, "las", 1, 90.0, 200.0, 350.0),
+        ],
+    )
+
+
+def test_jobs_are_compared_by_their_means_over_repetitions(fidelity: Fidelity) -> None:
+    las, fifo = fidelity.policies
+    assert (las.policy, fifo.policy) == ("las", "fifo")
+    assert fifo.jobs["w0/a"] == Pair(110.0, 100.0)
+    assert fifo.jobs["w0/a"].relative == pytest.approx(0.1)
+    assert fifo.worst_job == "w0/a"
+    assert fifo.job_errors == pytest.approx([0.0, 0.0, 0.1])
+    assert las.jobs["w0/c"] == Pair(340.0, 300.0)
+    mean = fifo.metrics["jct_mean"]
+    assert (mean.simulated, mean.real) == pytest.approx((610 / 3, 600 / 3))
+    assert las.metrics["makespan"].relative == pytest.approx(40 / 350)
+
+
+def test_rankings_are_compared(fidelity: Fidelity) -> None:
+    assert fidelity.ranking("jct_mean", real=True) == ("las", "fifo")
+    assert fidelity.ranking("jct_mean", real=False) == ("fifo", "las")
+    assert not fidelity.same_ranking("jct_mean")
+    assert fidelity.agreeing_pairs("jct_mean") == (0, 1)
+    said = verdicts(fidelity)
+    assert said[0].startswith("rankings by JCT mean differ (0 of 1 pairs agree): real las, fifo; simulated fifo, las")
+    assert said[1].startswith("both rank the policies the same by reward")
+
+
+def test_jobs_that_only_one_of_them_finished_are_said(tmp_path: Path) -> None:
+    found = compare(
+        [cell(tmp_path / "s", "fifo", 0, 100.0, 200.0, 350.0)],
+        [cell(tmp_path / "r", "fifo", 0, 100.0, np.nan, 350.0)],
+    )
+    assert found.policies[0].unfinished == 1
+    assert found.policies[0].jobs.keys() == {"w0/a", "w0/c"}
+    assert verdicts(found) == ["fifo: 1 jobs finished on one of the two only, and are not compared"]
+
+
+def test_other_cells_cannot_be_compared(tmp_path: Path) -> None:
+    one = [cell(tmp_path, "fifo", 0, 100.0, 200.0, 350.0)]
+    with pytest.raises(ConfigError, match="expected the same policies, windows and seeds"):
+        compare(one, [cell(tmp_path, "fifo", 1, 100.0, 200.0, 350.0)])
+
+
+def test_the_table_shows_both_and_the_difference(fidelity: Fidelity) -> None:
+    written = io.StringIO()
+    Console(file=written, width=140).print(fidelity_table(fidelity))
+    text = written.getvalue()
+    assert "+1.7 %" in text
+    assert "203.3, 200.0" in text
+    assert "0.0%, 10.0%" in text
+
+
+def test_the_file_holds_every_job(fidelity: Fidelity, tmp_path: Path) -> None:
+    write_fidelity(fidelity, tmp_path / "fidelity.json")
+    content = json.loads((tmp_path / "fidelity.json").read_text())
+    assert content["same_ranking"] == {"jct_mean": False, "reward": True}
+    assert content["policies"][1]["jobs"]["w0/a"] == {
+        "simulated": 110.0,
+        "real": 100.0,
+        "difference": 10.0,
+        "relative": 0.1,
+    }
