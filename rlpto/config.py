@@ -135,7 +135,7 @@ class ProfileSettings(Settings):
     """How fast models train."""
 
     folder: ConfigPath | None = None
-    """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or one file of fitted ones, as
+    """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
     `rlpto profile` writes it; null: built in."""
 
 

@@ -38,6 +38,7 @@ class Where(StrEnum):
 
     sim = "sim"
     ray = "ray"
+    both = "both"
 
 
 class Split(StrEnum):
@@ -76,8 +77,16 @@ def evaluate(
     report: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side.")] = 1,
     cluster: Annotated[
-        Where, typer.Option(help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster.")
+        Where,
+        typer.Option(
+            help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster; both: one after the other, "
+            "and how they differ."
+        ),
     ] = Where.sim,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|FOLDER", help="How fast models train, such as from rlpto profile."),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
@@ -95,22 +104,29 @@ def evaluate(
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
+        *([] if profiles is None else [f"profiles.folder={json.dumps(str(profiles))}"]),
         *_window_keys(windows, trace),
     ]
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
     settled = _with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
-    real = cluster is Where.ray
-    folder = run_dir or _default_folder(settled.name, run, trace, "-ray" if real else "")
-    if not real:
+    endings = {Where.sim: "", Where.ray: "-ray", Where.both: "-both"}
+    folder = run_dir or _default_folder(settled.name, run, trace, endings[cluster])
+    if cluster is Where.sim:
         _refuse_options_of_ray(address, keep)
         finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
-    else:
-        from rlpto.cli.real import run_real_cells
+        write_results(settled, finished, folder, report=report, quiet=quiet)
+        return
+    from rlpto.cli.real import run_real_cells
 
-        if jobs > 1:
-            raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
-        settled, finished = run_real_cells(settled, folder, address=address, fresh=fresh, keep=keep, quiet=quiet)
+    if jobs > 1:
+        raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
+    if cluster is Where.both:
+        from rlpto.cli.both import evaluate_both
+
+        evaluate_both(settled, folder, address=address, fresh=fresh, keep=keep, report=report, quiet=quiet)
+        return
+    settled, finished = run_real_cells(settled, folder, address=address, fresh=fresh, keep=keep, quiet=quiet)
     write_results(settled, finished, folder, report=report, quiet=quiet)
 
 
@@ -123,7 +139,7 @@ def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
     """Raises ConfigError if an option asks for a cluster that the command does not."""
     for option, given in (("--address", address is not None), ("--keep", keep)):
         if given:
-            raise ConfigError(f"{option}: expected --cluster ray as well")
+            raise ConfigError(f"{option}: expected --cluster ray or both as well")
 
 
 def _source(config: Path | None, run: Path | None) -> Path:

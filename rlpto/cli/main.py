@@ -15,6 +15,7 @@ from rlpto.cli.evaluate import evaluate
 from rlpto.cli.export import export
 from rlpto.cli.forecast import app as forecast
 from rlpto.cli.policies import policies
+from rlpto.cli.profile import profile
 from rlpto.cli.profiles import app as profiles
 from rlpto.cli.sweep import sweep
 from rlpto.cli.trace import app as trace
@@ -42,6 +43,7 @@ app.command("sweep", epilog="Example: rlpto sweep configs/quickstart.yaml --spac
 app.add_typer(cluster, name="cluster")
 app.add_typer(forecast, name="forecast")
 app.add_typer(trace, name="trace")
+app.command("profile", epilog="Example: rlpto profile configs/ray.yaml -o profiles/here.yaml")(profile)
 app.add_typer(profiles, name="profiles")
 app.add_typer(tune, name="tune")
 app.command("policies", epilog="Example: rlpto policies --options")(policies)

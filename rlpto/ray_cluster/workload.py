@@ -32,20 +32,32 @@ def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: 
 
 
 def _spec(job: Job, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int) -> JobSpec:
+    return replace(
+        program_spec(job.name, program, settings, session, folder, seed),
+        batch_size=job.batch_size or program.batch_size,
+        epochs=job.epochs,
+        data_size=max(round(job.data_size), 1),
+    )
+
+
+def program_spec(
+    name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
+) -> JobSpec:
+    """A whole training of a program, as a job of that name."""
     return JobSpec(
-        name=job.name,
+        name=name,
         session=session,
         training=program.training,
         options=dict(program.options),
-        folder=str((folder / job.name.replace("/", "_")).absolute()),
+        folder=str((folder / name.replace("/", "_")).absolute()),
         architecture=program.architecture,
         servers=program.servers,
         asynchronous=program.asynchronous,
-        batch_size=job.batch_size or program.batch_size,
+        batch_size=program.batch_size,
         batch_rule=program.batch_rule,
         lr_rule=program.lr_rule,
-        epochs=job.epochs,
-        data_size=max(round(job.data_size), 1),
+        epochs=program.epochs,
+        data_size=program.samples,
         seed=seed,
         checkpoint_interval=settings.checkpoint_interval,
         heartbeat_timeout=settings.heartbeat_timeout,

@@ -1,0 +1,156 @@
+"""Measuring programs: where, what for, and what a profile makes of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.errors import JobError, ProfileError
+from rlpto.performance.fitted import rates_by_size
+from rlpto.performance.profiles import load_file, profiles_yaml
+from rlpto.performance.throughput import throughput
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.measured_profile import by_epoch, fit_program, start_delay
+from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.profiling import (
+    Change,
+    Effort,
+    ProgramMeasurements,
+    measure_program,
+    placements,
+    sizes_up_to,
+    stages,
+    visits,
+)
+from rlpto.ray_cluster.runner import find_runners
+from rlpto.ray_cluster.settings import ProgramSettings
+from tests.ray_cluster.running import make_spec
+
+PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=4, batch_size=120)
+
+
+def test_sizes_are_powers_of_two_and_what_lies_between() -> None:
+    assert sizes_up_to(8) == [1, 2, 3, 4, 6, 8]
+    assert sizes_up_to(7) == [1, 2, 3, 4, 6, 7]
+    assert sizes_up_to(1) == [1]
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(1, 40))
+def test_no_placement_takes_more_of_a_node_than_it_has(gpus: list[int], most: int) -> None:
+    nodes = {f"n{i}": count for i, count in enumerate(gpus)}
+    found = placements(nodes, most)
+    assert len(found[0]) == 1
+    assert len(set(found)) == len(found)
+    assert max(map(len, found)) == min(most, sum(gpus))
+    for place in found:
+        assert all(place.count(node) <= nodes[node] for node in place)
+    assert [len(place) for place in found] == sorted(map(len, found))
+
+
+def test_what_fits_on_one_node_is_measured_on_two_as_well() -> None:
+    assert placements({"a": 2, "b": 2}, 4) == [("a",), ("a", "a"), ("a", "b"), ("a", "a", "b"), ("a", "a", "b", "b")]
+
+
+def test_the_way_goes_up_down_and_through_none() -> None:
+    way = visits({"a": 2, "b": 2}, 4)
+    assert way[-3:] == [("a",), (), ("a", "b")]
+    assert stages({"a": 2, "b": 2}, 4) == 1 + len(way)
+
+
+def measurements(pace: float = 0.4, sync: float = 0.01, epochs: float = 4.0) -> ProgramMeasurements:
+    """A program whose step takes `pace` divided by its workers, and `sync` if there are several."""
+    sizes = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2), (6, 3), (8, 4)]
+    seconds = [pace / workers + (sync if workers > 1 else 0.0) for workers, _ in sizes]
+    return ProgramMeasurements(
+        sizes=tuple(Measured(*size, 120 / step, 100) for size, step in zip(sizes, seconds, strict=True)),
+        changes=(
+            Change("start", 1, 1, 4.0),
+            Change("grow", 2, 1, 3.0, 0.05),
+            Change("move", 2, 1, 90.0, 0.05),
+            Change("shrink", 1, 0, 0.1, 0.02),
+            Change("restart", 2, 2, 5.0),
+        ),
+        untrained=0.1,
+        accuracy=((1.0, 0.6), (2.5, 0.8), (epochs, 0.9)),
+        noise_scale=((0.5, 100.0), (epochs, 400.0)),
+        complete=epochs == 4.0,
+    )
+
+
+def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
+    profile = fit_program("mine", PROGRAM, measurements(), "here")
+    assert profile.rescale_delay == 4.0
+    assert profile.errors.throughput_p90 < 0.03
+    assert profile.accuracy.untrained == 0.1
+    assert profile.accuracy(4.0) == pytest.approx(0.9, abs=0.05)
+    assert profile.noise(0) < profile.noise(3)
+    rates = rates_by_size(profile, None, 8)
+    for workers, nodes in ((1, 1), (2, 1), (2, 2), (4, 2), (8, 4)):
+        seconds = 0.4 / workers + (0.01 if workers > 1 else 0.0)
+        assert rates[min(nodes, 2) - 1, workers - 1] == pytest.approx(120 / seconds / 1000, rel=0.04)
+    path = tmp_path / "here.yaml"
+    path.write_text(profiles_yaml([profile]))
+    assert load_file(path) == {"mine": profile}
+
+
+def test_a_batch_for_each_worker_grows_with_them() -> None:
+    program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
+    sizes = tuple(Measured(k, 1, 120 * k / (0.2 + (0.02 if k > 1 else 0.0)), 50) for k in (1, 2, 4))
+    measured = ProgramMeasurements(sizes, (Change("start", 1, 1, 2.0),), 0.1, ((1.0, 0.5), (2.0, 0.7)), (), False)
+    profile = fit_program("mine", program, measured, "here")
+    assert profile.batch.largest == 480
+    assert throughput(profile.throughput, 1, 4, 120) == pytest.approx(480 / 0.22, rel=0.05)
+    assert float(profile.noise(0)) == pytest.approx(program.guess.noise_scale)
+    assert profile.source.endswith("trained for 2.0 of its epochs only")
+
+
+def test_accuracy_is_read_at_the_end_of_every_whole_epoch() -> None:
+    assert by_epoch("mine", ((1.0, 0.5), (3.0, 0.7), (3.6, 0.9))).tolist() == pytest.approx([0.5, 0.6, 0.7])
+    with pytest.raises(ProfileError, match=r"mine: trained for 0\.40 epochs in the time given, expected at least one"):
+        by_epoch("mine", ((0.4, 0.5),))
+    with pytest.raises(ProfileError, match=r"trained for 0\.00 epochs"):
+        by_epoch("mine", ())
+
+
+def test_what_was_not_measured_is_an_error() -> None:
+    with pytest.raises(ProfileError, match="no start of a worker was measured"):
+        start_delay((Change("shrink", 1, 0, 0.1),))
+    lacking = ProgramMeasurements((Measured(2, 1, 100.0, 9),), (), 0.1, ((1.0, 0.5),), (), True)
+    with pytest.raises(ProfileError, match="the speed of one worker was not measured"):
+        fit_program("mine", PROGRAM, lacking, "here")
+
+
+def test_a_real_program_is_measured_and_leaves_no_runner(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
+    told: list[str] = []
+    measured = measure_program(spec, {a: 1, b: 1}, 2, Effort(1.0, 60.0), told.append)
+    assert len(told) == stages({a: 1, b: 1}, 2)
+    assert [(size.workers, size.nodes) for size in measured.sizes] == [(1, 1), (2, 2)]
+    for size in measured.sizes:  # never faster than the pace; how much slower, this machine decides
+        assert size.samples_per_second <= 1.02 * 16 * size.workers / 0.05
+    kinds = [change.kind for change in measured.changes]
+    assert kinds == ["start", "start", "grow", "shrink", "restart"]
+    assert all(change.seconds > 0 for change in measured.changes)
+    assert [math.isnan(change.pause) for change in measured.changes] == [True, True, False, False, True]
+    assert measured.complete
+    assert measured.accuracy[-1][0] == 3.0
+    assert 0 <= measured.untrained <= 1
+    profile = fit_program("tiny", PROGRAM.model_copy(update={"batch_size": 16}), measured, "here")
+    assert np.all(rates_by_size(profile, None, 2) > 0)
+    assert find_runners("measured") == {}
+
+
+def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    options = {"folder": str(tmp_path), "at": 5}
+    spec = make_spec(
+        tmp_path, session="broken", training="tests.ray_cluster.programs:Faulty", options=options, retries=0
+    )
+    with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
+        measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, Effort(1.0, 30.0), lambda _: None)
+    assert find_runners("broken") == {}
