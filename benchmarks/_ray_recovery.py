@@ -40,6 +40,8 @@ def one(started: LocalCluster, name: str) -> tuple[float, int]:
         running.command([a] if name == "only worker killed" else [a, b])
         running.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 0)
         seconds, steps = measure(running, faults(started, running)[name])
+    if name == "node frozen":
+        started.kill_node(b)
     if name in ("raylet killed", "node frozen"):
         started.add_node(2)
     return seconds, steps

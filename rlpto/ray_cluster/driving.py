@@ -232,6 +232,9 @@ class Driver:
             self._let_go(worker)
             if lost.unplaced:
                 self._hire_from = time.monotonic() + UNPLACED
+                gone = f"no worker can start on node {worker.node[:8]}: it is gone"
+                if self._memory.failure != gone:
+                    self._memory.note(gone)
             else:
                 self._strike(str(lost), lasting=False)
             return

@@ -4,8 +4,13 @@ A group is made for a number of workers and thrown away when that number changes
 """
 
 # Annotations are evaluated here: torch checks those of the communication hook.
+import os
+import socket
+import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -35,8 +40,11 @@ class Group(Protocol):
     def gather(self) -> None:
         """Bring what others hold of the model and its optimizer to this worker."""
 
+    def abort(self) -> None:
+        """Wake the thread that waits for another worker; called from another thread, it does not wait itself."""
+
     def close(self) -> None:
-        """Leave. May be called from another thread to wake one that waits for a worker which is gone."""
+        """Leave."""
 
 
 class Alone:
@@ -85,6 +93,9 @@ class Alone:
     def gather(self) -> None:
         """All is here."""
 
+    def abort(self) -> None:
+        """There is nobody to wait for."""
+
     def close(self) -> None:
         """Nothing to leave."""
 
@@ -103,7 +114,9 @@ class AllReduce:
         self._bare, self._optimizer = model, optimizer
         device = next(model.parameters()).device
         backend = "nccl" if device.type == "cuda" else "gloo"
+        before = open_sockets()
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
+        self._sockets = open_sockets() - before
         self._open = True
         self._device = device
         self._measuring = False
@@ -167,6 +180,18 @@ class AllReduce:
     def gather(self) -> None:
         """Every worker holds all."""
 
+    def abort(self) -> None:
+        """Cut the connections to the other workers.
+
+        Nothing that gloo offers wakes a thread that waits for a frozen process: aborting has no effect there, and
+        leaving the group waits itself. An end of the connection does.
+        """
+        for descriptor, _ in self._sockets & open_sockets():
+            with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
+                # Gloo ends the process if the socket on which it listens is touched.
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close all connections: whoever waits for this worker learns of it at once."""
         if not self._open:
@@ -191,6 +216,18 @@ def _all_reduce(
 
 def _only(done: torch.futures.Future[list[Tensor]]) -> Tensor:
     return done.value()[0]
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Descriptor and inode of every socket of this process (Linux; elsewhere none)."""
+    found = set()
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder) if folder.exists() else ():
+        with suppress(OSError):  # closed since it was listed
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found.add((int(name), about.st_ino))
+    return found
 
 
 def mean_inverse(samples: int, world: int) -> float:

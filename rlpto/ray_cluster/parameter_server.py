@@ -259,6 +259,9 @@ class ServerGroup:
                 for parameter in self._parameters:
                     self._optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
 
+    def abort(self) -> None:
+        """The runner ends the servers' group, which wakes whoever waits there."""
+
     def close(self) -> None:
         """Nothing to leave: the servers end a group when the next one begins."""
 

@@ -132,7 +132,7 @@ class TrainWorker:
     def abort(self) -> None:
         """Wake the training thread if it waits for a worker that is gone."""
         if self._trainer is not None:
-            self._trainer.group.close()
+            self._trainer.group.abort()
 
     @property
     def trainer(self) -> Trainer:
