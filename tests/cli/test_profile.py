@@ -1,0 +1,96 @@
+"""`rlpto profile` and `evaluate --cluster both`, as far as they need no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlpto.cli.profile import chosen_programs, measured_before, summary
+from rlpto.config import load_config
+from rlpto.errors import ConfigError, ProfileError
+from rlpto.performance.profiles import profiles_yaml
+from rlpto.ray_cluster.measured_profile import fit_program
+from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.profiling import Change, ProgramMeasurements
+
+EXPERIMENT = """
+workload:
+  source: jobs
+  jobs: [{model: one}, {model: two}]
+cluster: {nodes: [{count: 2, gpus: 2}]}
+ray:
+  programs:
+    one: {training: "some.module:One", samples: 100, epochs: 3, batch_size: 10}
+    two: {training: "some.module:Two", samples: 100, epochs: 3, batch_size: 10, pace: 0.1}
+"""
+
+MEASURED = ProgramMeasurements(
+    sizes=(Measured(1, 1, 100.0, 50), Measured(2, 1, 190.0, 50)),
+    changes=(Change("start", 1, 1, 4.0),),
+    untrained=0.1,
+    accuracy=((1.0, 0.5), (2.0, 0.6), (3.0, 0.65)),
+    noise_scale=((1.0, 50.0),),
+    complete=True,
+)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def write_profiles(experiment: Path, out: Path, *names: str) -> None:
+    programs = load_config(experiment).ray.programs
+    out.write_text(profiles_yaml(fit_program(name, programs[name], MEASURED, "a test") for name in names))
+
+
+def test_what_is_measured_already_needs_no_cluster(rlpto, experiment: Path, tmp_path: Path) -> None:
+    out = tmp_path / "here.yaml"
+    write_profiles(experiment, out, "one", "two")
+    result = rlpto("profile", str(experiment), "-o", str(out))
+    assert result.code == 0
+    assert "2 profiles in" in result.out
+    assert "one, two" in result.out
+
+
+def test_programs_with_other_settings_are_measured_anew(experiment: Path, tmp_path: Path) -> None:
+    out = tmp_path / "here.yaml"
+    write_profiles(experiment, out, "one", "two")
+    faster = load_config(experiment, ["ray.programs.two.pace=0.05"]).ray.programs
+    assert measured_before(out, faster).keys() == {"one"}
+    longer = load_config(experiment, ["ray.programs.one.epochs=4"]).ray.programs
+    assert measured_before(out, longer).keys() == {"two"}
+    assert measured_before(tmp_path / "none.yaml", faster) == {}
+    out.write_text("- no profile\n")
+    with pytest.raises(ProfileError, match=r"here\.yaml: expected the keys of a profile"):
+        measured_before(out, faster)
+
+
+def test_the_summary_says_what_was_found(experiment: Path) -> None:
+    profile = fit_program("one", load_config(experiment).ray.programs["one"], MEASURED, "a test")
+    assert summary(profile).startswith("one: accuracy 0.100 to 0.6")
+    assert "training 4.0 s after a start" in summary(profile)
+
+
+def test_programs_are_chosen_by_name(experiment: Path) -> None:
+    config = load_config(experiment)
+    assert list(chosen_programs(config, None)) == ["one", "two"]
+    assert list(chosen_programs(config, " two ")) == ["two"]
+    with pytest.raises(ConfigError, match=r"--programs: 'three' is none of ray.programs: one, two"):
+        chosen_programs(config, "one,three")
+
+
+def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("name: empty\n")
+    for arguments, message in (
+        (("profile", experiment, "-o", tmp_path / "folder"), "expected a file that ends in .yaml"),
+        (("profile", empty, "-o", tmp_path / "a.yaml"), "ray.programs: there are none"),
+        (("evaluate", experiment, "--cluster", "both"), "no profile of one, two; measure them with"),
+        (("evaluate", experiment, "--cluster", "both", "--jobs", "2"), "expected 1"),
+    ):
+        rlpto(*arguments).assert_refused(message)
+    assert sorted(tmp_path.iterdir()) == [empty, experiment]
