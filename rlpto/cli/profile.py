@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from rlpto.errors import ConfigError, ProfileError
 if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.performance.profiles import Profile
-    from rlpto.ray_cluster.profiling import Effort
+    from rlpto.ray_cluster.profiling import Change, Effort
     from rlpto.ray_cluster.settings import ProgramSettings
 
 
@@ -145,7 +146,7 @@ def _measure(
                 write_text(out, text, "profiles", ProfileError)
                 console.print(summary(known[name]))
                 for change in measured.changes:
-                    console.print(f"  {change}", style="dim")
+                    console.print(f"  {told(change)}", style="dim")
 
 
 def _source(gpus: Mapping[str, int]) -> str:
@@ -168,3 +169,9 @@ def summary(found: Profile) -> str:
         f"step error median {errors.throughput_median:.1%}, p90 {errors.throughput_p90:.1%}, "
         f"training {found.rescale_delay:.1f} s after a start"
     )
+
+
+def told(change: Change) -> str:
+    """A change of workers in one line."""
+    pause = "" if math.isnan(change.pause) else f", of them {1000 * change.pause:.0f} ms without training"
+    return f"{change.kind} to {change.workers} workers, {change.new} of them new: {change.seconds:.1f} s{pause}"
