@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +19,10 @@ from pathlib import Path
 from rlpto.errors import ClusterError
 from rlpto.files import write_text
 from rlpto.ray_cluster.environment import ray_environment
+from rlpto.ray_cluster.processes import end_processes, family_of, start_time
 
 START_SECONDS = 120.0
 """Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
-END_SECONDS = 4.0
-"""Time for processes to end by themselves before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class StartedCluster:
     @property
     def alive(self) -> int:
         """How many of its processes there still are."""
-        return sum(_start_time(pid) == ticks for pid, ticks in self.processes)
+        return sum(start_time(pid) == ticks for pid, ticks in self.processes)
 
 
 def state_file() -> Path:
@@ -108,15 +105,8 @@ def restart_head(started: StartedCluster, cpus: int = 4) -> StartedCluster:
 
 def stop_cluster(started: StartedCluster) -> None:
     """End every process of a cluster, remove its folder, and forget it."""
-    mine = [pid for pid, ticks in started.processes if _start_time(pid) == ticks]
-    family = {pid: _start_time(pid) for pid in _with_children({*mine, *_of_folder(started.temporary)})}
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        for pid, ticks in family.items():
-            if _start_time(pid) == ticks:
-                _signal(pid, how)
-        by = time.monotonic() + END_SECONDS
-        while any(_start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
-            time.sleep(0.05)
+    mine = [pid for pid, ticks in started.processes if start_time(pid) == ticks]
+    end_processes(family_of(started.temporary, mine))
     shutil.rmtree(started.temporary, ignore_errors=True)
     state_file().unlink(missing_ok=True)
 
@@ -187,64 +177,10 @@ def _finish(process: subprocess.Popen[str]) -> None:
 
 def _noted(started: StartedCluster) -> StartedCluster:
     """The cluster with all processes that it has now, in the state file too."""
-    known = {*started.processes}
-    for pid in _with_children(_of_folder(started.temporary)):
-        ticks = _start_time(pid)
-        if ticks is not None:
-            known.add((pid, ticks))
+    known = {*started.processes, *family_of(started.temporary).items()}
     noted = StartedCluster(started.address, started.temporary, started.gpus, tuple(sorted(known)))
     write_text(state_file(), json.dumps(asdict(noted)) + "\n", "the cluster's state", ClusterError)
     return noted
-
-
-def _of_folder(folder: str) -> set[int]:
-    """Processes that have a folder of ours among their arguments, as all of Ray's have that serve a node."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                arguments = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended since
-            if f"{folder}/".encode() in arguments:
-                found.add(int(entry.name))
-    return found
-
-
-def _with_children(pids: set[int]) -> set[int]:
-    """Processes, and those that they have started, and so on."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = set(), list(pids)
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, [])
-    return found
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the name: state, parent, ...; None if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
-def _start_time(pid: int) -> int | None:
-    """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
-    fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def _signal(pid: int, how: signal.Signals) -> None:
-    try:
-        os.kill(pid, how)
-    except ProcessLookupError:
-        return  # it was quicker
 
 
 def _free_port() -> int:

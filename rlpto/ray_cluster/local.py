@@ -7,19 +7,21 @@ import os
 import shutil
 import signal
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
+from rlpto.ray_cluster.processes import end_processes, family_of
 
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
 CPUS = 4
 """CPU slots of a node; workers take none, so that slots decide nothing but how many tasks start at once."""
+STARTS = 4
+"""Attempts to start a node."""
 START_SECONDS = 120.0
 """A node that has not come up by then will not come."""
 
@@ -38,7 +40,6 @@ class LocalCluster:
         self._cpus = cpus
         self._cluster: Any = None
         self._nodes: dict[str, Any] = {}
-        self._pids: set[int] = set()
         self._connected = False
         try:
             self._start(gpus)
@@ -53,14 +54,14 @@ class LocalCluster:
         if ray.is_initialized():
             raise ClusterError("this process is connected to a Ray cluster already, expected none")
         try:
-            self._cluster = Cluster(initialize_head=True, head_node_args=self._arguments(0))
-            self._note_processes(self._cluster.head_node)
+            self._cluster = Cluster()
+            _patiently(lambda: self._cluster.add_node(**self._arguments(0)))
             for count in gpus:
                 self._add(count, wait=False)
             self._cluster.wait_for_nodes(timeout=START_SECONDS)
             ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
             self._connected = True
-        except (RuntimeError, TimeoutError, OSError, ConnectionError) as error:
+        except Exception as error:  # Ray raises nothing more special where a node does not come up
             raise ClusterError(f"the local Ray cluster does not start: {_line(error)}") from error
 
     def _arguments(self, gpus: int) -> dict[str, Any]:
@@ -72,15 +73,10 @@ class LocalCluster:
         }
 
     def _add(self, gpus: int, wait: bool) -> str:
-        node = self._cluster.add_node(wait=wait, **self._arguments(gpus))
-        self._note_processes(node)
+        node = _patiently(lambda: self._cluster.add_node(wait=wait, **self._arguments(gpus)))
         node_id = str(node.node_id)
         self._nodes[node_id] = node
         return node_id
-
-    def _note_processes(self, node: Any) -> None:
-        for infos in node.all_processes.values():
-            self._pids.update(info.process.pid for info in infos)
 
     @property
     def address(self) -> str:
@@ -132,8 +128,8 @@ class LocalCluster:
         if self._cluster is not None:
             self._cluster.shutdown()
             self._cluster = None
-        _end(self._pids)
-        self._pids = set()
+        # Processes of a node whose raylet was killed, or that did not come up, are not known to Ray's own shutdown.
+        end_processes(family_of(str(self._folder)))
         shutil.rmtree(self._folder, ignore_errors=True)
         restore_environment(self._before)
 
@@ -146,22 +142,15 @@ class LocalCluster:
         self.close()
 
 
-def _end(pids: set[int]) -> None:
-    """Make sure that processes of ours are gone: those of a node whose raylet was killed outlive it."""
-    left = {pid for pid in pids if _alive(pid)}
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5.0
-    while any(_alive(pid) for pid in left) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
-    """True if our child still runs; one that has ended is reaped on the way."""
-    try:
-        return os.waitpid(pid, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        return False
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Start a node; more than once where the machine is too busy for the 30 s that Ray gives it."""
+    for _ in range(STARTS - 1):
+        try:
+            return start()
+        except Exception as error:  # Ray raises nothing more special
+            if "timed out during startup" not in str(error):
+                raise
+    return start()
 
 
 def _line(error: BaseException) -> str:

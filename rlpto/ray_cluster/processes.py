@@ -1,0 +1,79 @@
+"""Processes of this machine that belong to a cluster of ours: found by its folder, ended by their ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+END_SECONDS = 4.0
+"""Time for processes to end by themselves before they are killed."""
+
+
+def end_processes(family: Mapping[int, int]) -> None:
+    """End processes, given by id and start time: asked first, then killed; waits until they are gone."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        for pid, ticks in family.items():
+            if start_time(pid) == ticks:
+                _signal(pid, how)
+        by = time.monotonic() + END_SECONDS
+        while any(start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
+            time.sleep(0.05)
+
+
+def family_of(folder: str, pids: Collection[int] = ()) -> dict[int, int]:
+    """Id and start time of the processes of a cluster with this folder, of `pids`, and of all they have started."""
+    found = {pid: start_time(pid) for pid in with_children({*pids, *of_folder(folder)})}
+    return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}
+
+
+def of_folder(folder: str) -> set[int]:
+    """Processes that have a folder of ours among their arguments, as all of Ray's have that serve a node."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended since
+            if f"{folder}/".encode() in arguments:
+                found.add(int(entry.name))
+    return found
+
+
+def with_children(pids: set[int]) -> set[int]:
+    """Processes, and those that they have started, and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = set(), list(pids)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name: state, parent, ...; None if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def start_time(pid: int) -> int | None:
+    """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def _signal(pid: int, how: signal.Signals) -> None:
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return  # it was quicker
