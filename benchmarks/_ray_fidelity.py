@@ -30,7 +30,7 @@ def compare(
         profiles, results = Path(folder, "here.yaml"), Path(folder, "run")
         config = str(CONFIGS / "ray.yaml")
         rlpto("profile", config, "-o", str(profiles), "--quiet", *profiling)
-        given = [part for change in ("simulator.growth=overlap", *changes) for part in ("--set", change)]
+        given = [part for change in changes for part in ("--set", change)]
         where = ["--cluster", "both", "--profiles", str(profiles), "--run-dir", str(results)]
         how = ["--policies", policies, "--seeds", str(repeats), "--no-report", "--quiet"]
         rlpto("evaluate", config, *where, *how, *given)
