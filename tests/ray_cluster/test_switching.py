@@ -23,7 +23,7 @@ from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
 
-def ignore(policy: str, latency: float) -> None:  # noqa: ARG001
+def ignore(policy: str, latency: float) -> None:
     """Nobody wants to know."""
 
 
