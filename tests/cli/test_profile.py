@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from rlpto.cli.evaluate import run_cells
 from rlpto.cli.profile import chosen_programs, measured_before, summary, told
 from rlpto.config import load_config
 from rlpto.errors import ConfigError, ProfileError
@@ -97,3 +99,27 @@ def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
     ):
         rlpto(*arguments).assert_refused(message)
     assert sorted(tmp_path.iterdir()) == [empty, experiment]
+
+
+def test_both_compares_what_the_two_evaluations_say(
+    rlpto, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_ray(config, folder, *, address, fresh, keep, quiet):
+        """The simulator in place of the real cluster, with steps that take longer."""
+        assert (address, keep) == (None, False)
+        slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
+        return config, run_cells(slower, folder, fresh=fresh, jobs=1, quiet=quiet)
+
+    monkeypatch.setattr("rlpto.cli.both.run_real_cells", without_ray)
+    out, run = tmp_path / "here.yaml", tmp_path / "run"
+    write_profiles(experiment, out, "one", "two")
+    where = ("--cluster", "both", "--profiles", out, "--run-dir", run, "--policies", "fifo,las", "--no-report")
+    answer = rlpto("evaluate", experiment, *where)
+    assert answer.code == 0, answer
+    assert "Simulated against real" in answer.out
+    found = json.loads((run / "fidelity.json").read_text())
+    assert {policy["policy"] for policy in found["policies"]} == {"fifo", "las"}
+    for policy in found["policies"]:  # they start 4 s after they are told to, there 9 s
+        assert [job["difference"] for job in policy["jobs"].values()] == pytest.approx([-5.0, -5.0])
+    assert (run / "real" / "cells.csv").is_file()
+    assert (run / "simulated" / "cells.csv").is_file()
