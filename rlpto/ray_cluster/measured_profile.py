@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 
@@ -42,7 +42,9 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
         batch=batch_limits(program, max(size.workers for size in measured.sizes)),
         throughput=params,
         noise=noise,
-        accuracy=curve,
+        accuracy=replace(
+            curve, final=round(curve.final, 4), scale=_digits(curve.scale, 4), shape=_digits(curve.shape, 4)
+        ),
         rescale_delay=round(start_delay(measured.changes), 3),
         errors=FitErrors(
             throughput_median=_digits(float(np.median(errors)), 3),
