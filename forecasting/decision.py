@@ -2,8 +2,9 @@
 
 The pool combines in log1p, which is where shares of parts are learnt well, but its mix is not the count with the least
 absolute error: that is the median, for whole counts a whole number (a mix of 0.3 jobs means that none is most likely).
-So candidates are told apart by their own absolute errors in counts: the pool moved by a few factors and rounded at a
-few thresholds, and every part. They get exponential weights with a long memory, per step ahead and partly over all,
+So candidates are told apart by their own absolute errors in counts: three mixes of the parts (the pool, a regression
+on all parts, and the middle of the pool and the regressions), each moved by a few factors and rounded at a few
+thresholds, and every part. They get exponential weights with a long memory, per step ahead and partly over all,
 with a share that always stays with the prior (Herbster, Warmuth 1998), and the decision is their weighted median,
 which is a candidate: if one part is steadily best, it is that part. As in `forecasting.pool`, a forecast is judged
 once its target is known, and the code is the same value by value and for a whole series.
@@ -19,7 +20,7 @@ from numba import njit
 from forecasting.series import FloatArray, IntArray
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
-"""Candidates are the pool moved by these [log1p]; more of them below it: most counts are skewed."""
+"""Candidates are the mixes moved by these [log1p]; more of them below it: most counts are skewed."""
 
 THRESHOLDS = np.array([0.3, 0.4, 0.5])
 """Whole counts are candidates rounded down after adding these."""
@@ -32,14 +33,17 @@ class Criteria(NamedTuple):
     """Constants of the decision, chosen on synthetic series and on the first 80 % of real ones.
 
     half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
-    prior's; pooled: share of the losses taken from all horizons together; parts: what all parts together weigh at the
-    start, relative to the candidates made of the pool.
+    prior's; pooled: share of the losses taken from all horizons together; regression, middle, parts: what the
+    candidates made of the regression, those of the middle, and all parts together weigh at the start, relative to
+    those made of the pool.
     """
 
     half_life: float = 2000.0
     rate: float = 0.2
     floor: float = 0.01
     pooled: float = 0.5
+    regression: float = 0.5
+    middle: float = 0.5
     parts: float = 0.5
 
 
@@ -62,7 +66,8 @@ class DecisionState(NamedTuple):
 def new_decision(horizon: int, parts: int, whole: bool, criteria: Criteria) -> DecisionState:
     """A decision that has seen nothing. whole: whether counts are whole numbers."""
     own = len(SHIFTS) * (len(THRESHOLDS) if whole else 1)
-    prior = np.concatenate([np.full(own, 1 / own), np.full(parts, criteria.parts / parts)])
+    groups = [(own, 1.0), (own, criteria.regression), (own, criteria.middle), (parts, criteria.parts)]
+    prior = np.concatenate([np.full(size, share / size) for size, share in groups])
     prior /= prior.sum()
     return DecisionState(
         whole=np.array([int(whole)]),
@@ -77,13 +82,19 @@ def new_decision(horizon: int, parts: int, whole: bool, criteria: Criteria) -> D
 
 @njit(cache=True)
 def decide(
-    state: DecisionState, criteria: Criteria, newest: FloatArray, pool: FloatArray, parts: FloatArray, learning: bool
+    state: DecisionState,
+    criteria: Criteria,
+    newest: FloatArray,
+    pool: FloatArray,
+    mixes: FloatArray,
+    parts: FloatArray,
+    learning: bool,
 ) -> FloatArray:
     """Run through N consecutive origins, changing `state`, and say [N, H] counts.
 
-    newest: [N] the count that each origin is the first to know. pool: [N, H] in log1p. parts: [N, K, H] in log1p.
-    learning: False says what is known and remembers nothing. H may exceed the horizons of the state, at least those
-    must be given: later steps are treated like its last.
+    newest: [N] the count that each origin is the first to know. pool: [N, H], mixes: [N, R, H] the regressions,
+    parts: [N, K, H], all in log1p. learning: False says what is known and remembers nothing. H may exceed the horizons
+    of the state, at least those must be given: later steps are treated like its last.
     """
     origins, horizon = pool.shape
     learnt = state.weight.shape[0]
@@ -91,7 +102,7 @@ def decide(
     for i in range(origins):
         if learning:
             _settle(state, criteria, newest[i])
-        seen = _candidates(state, pool[i], parts[i])
+        seen = _candidates(state, _mixed(pool[i], mixes[i]), parts[i])
         for h in range(horizon):
             said[i, h] = _weighted_median(seen[:, h], state.weights[min(h, learnt - 1)])
         if learning:
@@ -124,20 +135,30 @@ def _settle(state: DecisionState, criteria: Criteria, count: float) -> None:
 
 
 @njit(cache=True)
-def _candidates(state: DecisionState, pool: FloatArray, parts: FloatArray) -> FloatArray:
-    """[G, H] counts, from the pool [H] and the parts [K, H] in log1p."""
+def _mixed(pool: FloatArray, mixes: FloatArray) -> FloatArray:
+    """[3, H] what candidates are made of: the pool [H], the first regression of [R, H], the middle of all."""
+    found = np.empty((3, len(pool)))
+    found[0], found[1] = pool, mixes[0]
+    found[2] = (pool + mixes.sum(axis=0)) / (1 + len(mixes))
+    return found
+
+
+@njit(cache=True)
+def _candidates(state: DecisionState, mixed: FloatArray, parts: FloatArray) -> FloatArray:
+    """[G, H] counts, from the mixes [3, H] and the parts [K, H] in log1p."""
     whole = state.whole[0] == 1
-    seen = np.empty((state.prior.shape[0], len(pool)))
+    seen = np.empty((state.prior.shape[0], mixed.shape[1]))
     at = 0
-    for shift in SHIFTS:
-        moved = np.expm1(np.maximum(pool + shift, 0.0))
-        if whole:
-            for threshold in THRESHOLDS:
-                seen[at] = np.floor(moved + threshold)
+    for mix in mixed:
+        for shift in SHIFTS:
+            moved = np.expm1(np.maximum(mix + shift, 0.0))
+            if whole:
+                for threshold in THRESHOLDS:
+                    seen[at] = np.floor(moved + threshold)
+                    at += 1
+            else:
+                seen[at] = moved
                 at += 1
-        else:
-            seen[at] = moved
-            at += 1
     for k in range(len(parts)):
         count = np.expm1(parts[k])
         seen[at + k] = np.floor(count + PART_THRESHOLD) if whole else count

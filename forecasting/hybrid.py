@@ -104,7 +104,7 @@ class Learnt(NamedTuple):
         """
         spread = pooled_spread(quantiles)
         found = advance(self.pool, RULES, np.log1p(values), log_parts, spread, features, on)
-        point = decide(self.decision, CRITERIA, values, found.point, log_parts, on)
+        point = decide(self.decision, CRITERIA, values, found.point, found.mixes, log_parts, on)
         return Said(point, found.mean, with_median(found.bounds, np.log1p(point)), found.weights)
 
 
@@ -121,10 +121,10 @@ class HybridForecaster(Forecaster):
     Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
     combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
     stays with the prior (Herbster, Warmuth 1998), so that every part is always included. The point forecast is the
-    count that has had the least absolute error: the pool moved and rounded, or one of the parts. Both learn on the last
-    15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed. The
-    intervals are the networks' pooled quantiles under adaptive conformal calibration; `Forecast.mean` is a regression
-    for squared error on the pool and some of its parts. See `pool.py` and `decision.py` for the arithmetic.
+    count that has had the least absolute error: a mix of the parts moved and rounded, or a part. Both learn on the
+    last 15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed.
+    The intervals are the networks' pooled quantiles under adaptive conformal calibration; `Forecast.mean` is a
+    regression for squared error on the pool and some of its parts. See `pool.py` and `decision.py` for the arithmetic.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.

@@ -7,6 +7,7 @@ forecasts h steps old, so nothing is used before it is known.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from forecasting.series import FloatArray, IntArray
 FEATURES = 5
 """Columns that the mean is regressed on."""
 
+MIXES = 2
+"""Regressions on all parts."""
 
 MIX_SWEEPS = 4
 """Of coordinate descent for every value."""
@@ -27,9 +30,10 @@ class Rules(NamedTuple):
 
     half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
     prior's; pooled: share of the losses taken from all horizons together. bias_half_life: of corrections [steps];
-    bias_prior: steps' worth of no bias that they start with. mix_half_life [steps], mix_prior: of the regression on
-    all parts. window: scores that intervals look back on; window_least: scores before they are trusted; pace: of the
-    adaptive level. mean_half_life [steps], mean_prior: of the regression for the mean.
+    bias_prior: steps' worth of no bias that they start with. mix_half_life [steps], mix_prior: of the two
+    regressions on all parts, the second of which forgets nothing and is hardly drawn to the prior. window: scores that
+    intervals look back on; window_least: scores before they are trusted; pace: of the adaptive level.
+    mean_half_life [steps], mean_prior: of the regression for the mean.
     """
 
     half_life: float = 36.0
@@ -38,8 +42,8 @@ class Rules(NamedTuple):
     pooled: float = 0.3
     bias_half_life: float = 200.0
     bias_prior: float = 24.0
-    mix_half_life: float = 1500.0
-    mix_prior: float = 3.0
+    mix_half_life: tuple[float, float] = (1500.0, math.inf)
+    mix_prior: tuple[float, float] = (3.0, 0.1)
     window: int = 100
     window_least: int = 20
     pace: float = 0.02
@@ -56,8 +60,9 @@ class PoolState(NamedTuple):
 
     prior [E], corrected [C] places of parts, sides [Q] -1, 0, 1, tails [Q], variance [1] of counts: fixed.
     losses [H, E], weight [H]: discounted absolute errors in log1p and their number; weights [H, E].
-    bias [H, K]: discounted signed errors. mix_gram [H, K, K], mix_moment [H, K], mix_noise [H], mix_weight [H] and
-    mix [H, K]: the regression on all parts. adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
+    bias [H, K]: discounted signed errors. mix_gram [R, H, K, K], mix_moment [R, H, K], mix_noise [R, H], mix_weight
+    [R, H] and mix [R, H, K]: the R = 2 regressions on all parts, of which the first is an expert.
+    adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
     gram [H, F, F], moment [H, F]: regression for the mean. origins [1]: seen so far. top [1]: largest log1p count.
     Of the last H origins: old_experts [H, E, H], old_point [H, H], old_spread and old_bounds [H, H, Q],
     old_features [H, H, F].
@@ -92,9 +97,11 @@ class PoolState(NamedTuple):
 
 
 class Combined(NamedTuple):
-    """At N origins: log1p point [N, H], bounds [N, H, Q] in log1p, mean [N, H] in counts, weights [N, H, E]."""
+    """At N origins: point [N, H], regressions on all parts [N, R, H] and bounds [N, H, Q], all in log1p, mean [N, H]
+    in counts, weights [N, H, E]."""
 
     point: FloatArray
+    mixes: FloatArray
     bounds: FloatArray
     mean: FloatArray
     weights: FloatArray
@@ -116,11 +123,11 @@ def new_state(
         weight=np.zeros(horizon),
         weights=np.tile(prior / prior.sum(), (horizon, 1)),
         bias=np.zeros((horizon, parts)),
-        mix_gram=np.zeros((horizon, parts, parts)),
-        mix_moment=np.zeros((horizon, parts)),
-        mix_noise=np.zeros(horizon),
-        mix_weight=np.zeros(horizon),
-        mix=np.tile(prior[:parts] / prior[:parts].sum(), (horizon, 1)),
+        mix_gram=np.zeros((MIXES, horizon, parts, parts)),
+        mix_moment=np.zeros((MIXES, horizon, parts)),
+        mix_noise=np.zeros((MIXES, horizon)),
+        mix_weight=np.zeros((MIXES, horizon)),
+        mix=np.tile(prior[:parts] / prior[:parts].sum(), (MIXES, horizon, 1)),
         adapted=np.tile(np.minimum(levels, 1 - levels), (horizon, 1)),
         scores=np.zeros((horizon, quantiles, rules.window)),
         scored=np.zeros(horizon, dtype=np.int64),
@@ -157,6 +164,7 @@ def advance(
     experts, levels = state.prior.shape[0], state.sides.shape[0]
     learnt = state.weight.shape[0]
     point = np.empty((origins, horizon))
+    mixes = np.empty((origins, MIXES, horizon))
     bounds = np.empty((origins, horizon, levels))
     mean = np.empty((origins, horizon))
     weights = np.empty((origins, horizon, experts))
@@ -171,6 +179,8 @@ def advance(
             own = min(h, learnt - 1)
             weights[i, h] = state.weights[own]
             point[i, h] = (state.weights[own] * full[:, h]).sum()
+            for r in range(MIXES):
+                mixes[i, r, h] = max((state.mix[r, own] * parts[i, :, h]).sum(), 0.0)
             for q in range(levels):
                 bounds[i, h, q] = _bound(state, rules, own, q, point[i, h], spread[i, h, q])
             bounds[i, h] = np.sort(bounds[i, h])
@@ -185,7 +195,7 @@ def advance(
             state.old_bounds[place] = bounds[i, :learnt]
             state.old_features[place] = features[i, :learnt]
             state.origins[0] += 1
-    return Combined(point, bounds, mean, weights)
+    return Combined(point, mixes, bounds, mean, weights)
 
 
 @njit(cache=True)
@@ -198,7 +208,8 @@ def _settle(state: PoolState, rules: Rules, x: float, h: int) -> None:
     slow = 0.5 ** (1 / rules.bias_half_life)
     parts = state.bias.shape[1]
     state.bias[h] = slow * state.bias[h] + (x - state.old_experts[old, :parts, h])
-    _regress(state, rules, state.old_experts[old, :parts, h], x, h)
+    for r in range(MIXES):
+        _regress(state, rules, state.old_experts[old, :parts, h], x, h, r)
     at = state.scored[h] % rules.window
     for q in range(state.sides.shape[0]):
         side = state.sides[q]
@@ -219,28 +230,28 @@ def _settle(state: PoolState, rules: Rules, x: float, h: int) -> None:
 
 
 @njit(cache=True)
-def _regress(state: PoolState, rules: Rules, seen: FloatArray, x: float, h: int) -> None:
-    """Take one more value into the non-negative ridge regression on all parts, which is drawn to the prior's mix.
+def _regress(state: PoolState, rules: Rules, seen: FloatArray, x: float, h: int, r: int) -> None:
+    """Take one more value into a non-negative ridge regression on all parts, which is drawn to the prior's mix.
 
     A few sweeps of coordinate descent from the last solution (Franc et al. 2005): one value
     more moves it little.
     """
     parts = len(seen)
     start = state.prior[:parts] / state.prior[:parts].sum()
-    keep = 0.5 ** (1 / rules.mix_half_life)
+    keep = 0.5 ** (1 / rules.mix_half_life[r])
     error = x - (seen * start).sum()
-    state.mix_weight[h] = keep * state.mix_weight[h] + 1
-    state.mix_noise[h] = keep * state.mix_noise[h] + error * error
-    state.mix_moment[h] = keep * state.mix_moment[h] + seen * error
+    state.mix_weight[r, h] = keep * state.mix_weight[r, h] + 1
+    state.mix_noise[r, h] = keep * state.mix_noise[r, h] + error * error
+    gram, moment, mix = state.mix_gram[r, h], state.mix_moment[r, h], state.mix[r, h]
+    moment[:] = keep * moment + seen * error
     for a in range(parts):
-        state.mix_gram[h, a] = keep * state.mix_gram[h, a] + seen[a] * seen
-    ridge = rules.mix_prior * parts * (state.mix_noise[h] / state.mix_weight[h] + 1e-9)
+        gram[a] = keep * gram[a] + seen[a] * seen
+    ridge = rules.mix_prior[r] * parts * (state.mix_noise[r, h] / state.mix_weight[r, h] + 1e-9)
     for _ in range(MIX_SWEEPS):
         for a in range(parts):
-            away = state.mix[h] - start
-            own = state.mix_gram[h, a, a]
-            pull = state.mix_moment[h, a] - (state.mix_gram[h, a] * away).sum() + own * away[a]
-            state.mix[h, a] = max(start[a] + pull / (own + ridge), 0.0)
+            away = mix - start
+            pull = moment[a] - (gram[a] * away).sum() + gram[a, a] * away[a]
+            mix[a] = max(start[a] + pull / (gram[a, a] + ridge), 0.0)
 
 
 @njit(cache=True)
@@ -281,7 +292,7 @@ def _with_corrections(state: PoolState, rules: Rules, parts: FloatArray) -> Floa
         for place, part in enumerate(state.corrected):
             shift = state.bias[own, part] / (settled + rules.bias_prior)
             full[count + place, h] = max(parts[part, h] + shift, 0.0)
-        full[-1, h] = max((state.mix[own] * parts[:, h]).sum(), 0.0)
+        full[-1, h] = max((state.mix[0, own] * parts[:, h]).sum(), 0.0)
     return full
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forecasting.errors import ForecastError
 
 FORMAT = "forecasting"
-VERSION = 2
+VERSION = 3
 _HEADER = "header"
 
 

@@ -100,7 +100,7 @@ def test_regression_finds_a_mix_that_is_better_than_every_part() -> None:
     parts[:, [0, 3]] += 2.0
     state = pool()
     found = run(state, newest, parts)
-    mixed = np.einsum("hk,nkh->nh", state.mix, parts[300:-1])
+    mixed = np.einsum("hk,nkh->nh", state.mix[0], parts[300:-1])
     error = [np.abs(mixed[: 290 - h, h] - newest[301 + h : 591]).mean() for h in range(H)]
     assert max(error) < 0.2
     assert (found.weights[-1, :, K + 1] > 0.3).all()
