@@ -69,7 +69,7 @@ class Accounts:
         self.active: BoolArray = np.zeros(count, dtype=np.bool_)
         self.failed: BoolArray = np.zeros(count, dtype=np.bool_)
         self.held: IntArray = np.zeros(count, dtype=np.int64)
-        self.peak: IntArray = np.zeros(count, dtype=np.int64)
+        self.peak: IntArray = self.store.peak_gpus  # one column: the queue looks at it too
         self.accuracy: FloatArray = np.full(count, np.nan)
         self.rescale_seconds: FloatArray = np.zeros(count)
         self._first = tables.accuracy[self.store.type_index, 0]

@@ -15,6 +15,8 @@ VARIABLES: Mapping[str, str] = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Workers share the machine's cores; each thread of its own would only make them wait for each other.
     "OMP_NUM_THREADS": "1",
+    # Ray would run workers at niceness 15, behind anything else on the machine.
+    "RAY_worker_niceness": "0",
     # A dead node is noticed within about a second, a hung one within about four.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
