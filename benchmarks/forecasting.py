@@ -210,6 +210,9 @@ def milliseconds(model: HybridForecaster, new: FloatArray) -> float:
 
 def show(case: Case, runs: list[Run]) -> None:
     print(f"\n{case.name}: {len(case.series):,} intervals of {case.series.step:g} s, {len(case.origins):,} tested")
+    counts, times = np.unique(case.series.values[case.test :], return_counts=True)
+    # Few counts that come again and again are what coverage cannot be fine-tuned on.
+    print(f"  the most common count, {counts[times.argmax()]:g}, is {times.max() / times.sum():.3f} of those tested")
     print(f"  {'MASE h1 / h12':34}" + "".join(f"{f'seed {run.seed}':>18}" for run in runs))
     ranked = sorted(runs[0].scores, key=lambda name: runs[0].scores[name][1])
     for name in ranked:
