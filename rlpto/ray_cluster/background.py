@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from rlpto.errors import ClusterError
 from rlpto.files import write_text
 from rlpto.ray_cluster.environment import ray_environment
-from rlpto.ray_cluster.processes import end_processes, family_of, start_time
+from rlpto.ray_cluster.processes import agent_ports, end_processes, family_of, free_ports, start_time
 
 START_SECONDS = 120.0
 """Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
@@ -82,7 +81,7 @@ def start_cluster(gpus: Sequence[int], cpus: int = 4, durable: bool = False) -> 
     if present is not None:
         raise ClusterError(f"a cluster is up already at {present.address}; end it with `rlpto cluster down` first")
     temporary = tempfile.mkdtemp(prefix="rl")
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     started = StartedCluster(address, temporary, tuple(gpus), ())
     try:
         _ray_start(_head(address, cpus), temporary, durable)
@@ -115,7 +114,7 @@ def _head(address: str, cpus: int) -> list[str]:
     host, _, port = address.rpartition(":")
     return [
         *("--head", f"--node-ip-address={host}", f"--port={port}", "--num-gpus=0", f"--num-cpus={cpus}"),
-        *("--include-dashboard=false", f"--ray-client-server-port={_free_port()}", "--disable-usage-stats"),
+        *("--include-dashboard=false", f"--ray-client-server-port={free_ports(1)[0]}", "--disable-usage-stats"),
     ]
 
 
@@ -128,13 +127,16 @@ _COMMON = (
     "--object-store-memory=83886080",
     "--min-worker-port=0",
     "--max-worker-port=0",
-    "--dashboard-agent-listen-port=0",
     "--log-color=false",
 )
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *_COMMON]
+    ports = agent_ports()
+    # The command line calls one of them by another name.
+    ports["dashboard_agent_grpc_port"] = ports.pop("metrics_agent_port")
+    named = [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
+    return [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *_COMMON, *named]
 
 
 def _ray_start(arguments: Sequence[str], temporary: str, durable: bool = False) -> None:
@@ -181,10 +183,3 @@ def _noted(started: StartedCluster) -> StartedCluster:
     noted = StartedCluster(started.address, started.temporary, started.gpus, tuple(sorted(known)))
     write_text(state_file(), json.dumps(asdict(noted)) + "\n", "the cluster's state", ClusterError)
     return noted
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
-from rlpto.ray_cluster.processes import end_processes, family_of
+from rlpto.ray_cluster.processes import agent_ports, end_processes, family_of
 
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
@@ -70,6 +70,7 @@ class LocalCluster:
             "num_gpus": gpus,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,
+            **agent_ports(),
         }
 
     def _add(self, gpus: int, wait: bool) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 END_SECONDS = 4.0
@@ -27,6 +29,25 @@ def family_of(folder: str, pids: Collection[int] = ()) -> dict[int, int]:
     """Id and start time of the processes of a cluster with this folder, of `pids`, and of all they have started."""
     found = {pid: start_time(pid) for pid in with_children({*pids, *of_folder(folder)})}
     return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that nobody listens on now, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Ports of a node's agents, by the names of Ray's parameters. They are given, because a raylet that has to learn them
+from its agents waits 15 s for these to start and then aborts, which on a busy machine is too short."""
+
+
+def agent_ports() -> dict[str, int]:
+    """Free ports for the agents of one node."""
+    return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
 
 
 def of_folder(folder: str) -> set[int]:
