@@ -21,8 +21,9 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: $(VENV)/.dev  ## run the tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## run the tests: those without a Ray cluster on all cores, then those that share one
+	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/ray_cluster
+	$(BIN)/python -m pytest tests/ray_cluster
 
 lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 	$(BIN)/ruff format --check .

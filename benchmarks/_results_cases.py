@@ -134,8 +134,13 @@ def converge(plan: Plan) -> Section:
     config = plan.config(plan.home, plan.busy)
     ruled = plan.config(plan.home, plan.busy, f"queue.converging.gained={GAINED:g}")
     experiment = prepare(config)
-    models = [kind.model for kind in experiment.tables.types if _scales(experiment.tables, kind)]
-    cases = {model: Case(CASE_NODES, _two_jobs(experiment, model)) for model in models}
+    models = [kind.model for kind in experiment.tables.types]
+    scaling = [kind.model for kind in experiment.tables.types if _scales(experiment.tables, kind)]
+    cases = {
+        f"{model}-{other}": Case(CASE_NODES, (_converging_job(experiment, model), _other_job(experiment, other)))
+        for model in models
+        for other in scaling
+    }
     free = [*agents(plan, plan.home), *_tuned(config)]
     kept = run_cases(plan, config, cases, [KEEPING + spec for spec in free], "converge-keeping")
     ways = {
@@ -167,8 +172,8 @@ def converge(plan: Plan) -> Section:
     ]
     text = (
         f"A job that may hold {CONVERGING_GPUS} of 16 GPUs has had a third of its time when another one comes, which "
-        f"can use all 16; both train one model, of those that use 16 GPUs well ({', '.join(models)}). Changes of JCT "
-        "and makespan relative to the same policy where no job gives up GPUs before it finishes (then the second has "
+        f"can use all 16: {len(cases)} cases, each model as the converging one beside each that uses 16 GPUs well "
+        f"({', '.join(scaling)}). Changes of JCT and makespan relative to the same policy where no job gives up GPUs before it finishes (then the second has "
         "the rest until the first is done), and the largest change of a final accuracy in points. *With the rule*: "
         f"`queue.converging.gained={GAINED:g}`, by which jobs that have gained so much of their accuracy hold three "
         "quarters, later half, of their most GPUs while others could use them, whatever the policy. Jobs train all "
@@ -192,8 +197,23 @@ def _scales(tables: SpeedTables, kind: JobType) -> bool:
     return bool(one / every >= gpus[1] / 2)
 
 
-def _two_jobs(experiment: Experiment, model: str) -> tuple[Job, ...]:
-    """The converging job, and the one that comes later."""
+def _converging_job(experiment: Experiment, model: str) -> Job:
+    """The job that comes first, and converges."""
+    tables, node = experiment.tables, CASE_NODES[0].gpus
+    kind = tables.type_index(JobType(model))
+    return Job(
+        name="converging",
+        submit_time=0.0,
+        model=model,
+        epochs=float(tables.epochs[kind]),
+        data_size=_size_for(tables, kind, CONVERGING_GPUS, SLOWER * FIRST, node),
+        requested_gpus=CONVERGING_GPUS,
+        max_gpus=CONVERGING_GPUS,
+    )
+
+
+def _other_job(experiment: Experiment, model: str) -> Job:
+    """The job that comes later, and can use all GPUs."""
     tables, node = experiment.tables, CASE_NODES[0].gpus
     kind = tables.type_index(JobType(model))
     epochs, capacity = float(tables.epochs[kind]), sum(machine.gpus for machine in CASE_NODES)
@@ -201,27 +221,16 @@ def _two_jobs(experiment: Experiment, model: str) -> tuple[Job, ...]:
     def alone(gpus: int) -> float:
         return float(seconds_to_finish(tables, kind, 1.0, epochs, gpus, node))
 
-    # Done in FIRST beside it and SECOND_ALONE after: the shares of its work add up to one.
+    # Done in FIRST beside the converging job and SECOND_ALONE after it: the shares of its work add up to one.
     share = SECOND_BESIDE / alone(capacity - CONVERGING_GPUS) + SECOND_ALONE / alone(capacity)
-    return (
-        Job(
-            name="converging",
-            submit_time=0.0,
-            model=model,
-            epochs=epochs,
-            data_size=_size_for(tables, kind, CONVERGING_GPUS, SLOWER * FIRST, node),
-            requested_gpus=CONVERGING_GPUS,
-            max_gpus=CONVERGING_GPUS,
-        ),
-        Job(
-            name="other",
-            submit_time=SLOWER * SECOND_AT,
-            model=model,
-            epochs=epochs,
-            data_size=float(tables.samples[kind]) * SLOWER * share,
-            requested_gpus=capacity - CONVERGING_GPUS,
-            max_gpus=capacity,
-        ),
+    return Job(
+        name="other",
+        submit_time=SLOWER * SECOND_AT,
+        model=model,
+        epochs=epochs,
+        data_size=float(tables.samples[kind]) * SLOWER * share,
+        requested_gpus=capacity - CONVERGING_GPUS,
+        max_gpus=capacity,
     )
 
 

@@ -70,7 +70,7 @@ def reward_cells(plan: Plan, workload: str, load: float) -> pd.DataFrame:
 
 
 def first_draw(cells: pd.DataFrame) -> pd.DataFrame:
-    """Cells of the first draw of every window, which all policies have."""
+    """Cells of the first draw of every window of a workload, which all policies have."""
     return cells[cells["seed"] == cells["seed"].min()]
 
 
@@ -165,8 +165,8 @@ def verdict_table(verdicts: pd.DataFrame) -> str:
 
 def reward_table(cells: pd.DataFrame, workload: str) -> str:
     """Mean reward of every policy of a workload by load, best first at the highest."""
-    mine = first_draw(cells)
-    mine = mine[(mine["workload"] == workload) & ~mine["policy"].str.fullmatch(MEMBER.pattern)]
+    mine = first_draw(cells[cells["workload"] == workload])
+    mine = mine[~mine["policy"].str.fullmatch(MEMBER.pattern)]
     means = mine.pivot_table(index="policy", columns="load", values="reward", aggfunc="mean")
     means = means.sort_values(means.columns[-1], ascending=False)
     order = [name for name in means.index if name != LOWER_BOUND] + [LOWER_BOUND]
