@@ -173,11 +173,11 @@ def converge(plan: Plan) -> Section:
     text = (
         f"A job that may hold {CONVERGING_GPUS} of 16 GPUs has had a third of its time when another one comes, which "
         f"can use all 16: {len(cases)} cases, each model as the converging one beside each that uses 16 GPUs well "
-        f"({', '.join(scaling)}). Changes of JCT and makespan relative to the same policy where no job gives up GPUs before it finishes (then the second has "
-        "the rest until the first is done), and the largest change of a final accuracy in points. *With the rule*: "
-        f"`queue.converging.gained={GAINED:g}`, by which jobs that have gained so much of their accuracy hold three "
-        "quarters, later half, of their most GPUs while others could use them, whatever the policy. Jobs train all "
-        "their epochs in every case.\n\n"
+        f"({', '.join(scaling)}). Changes of JCT and makespan relative to the same policy where no job gives up GPUs "
+        "before it finishes (then the second has the rest until the first is done), and the largest change of a final "
+        f"accuracy in points. *With the rule*: `queue.converging.gained={GAINED:g}`, by which jobs that have gained so "
+        "much of their accuracy hold three quarters, later half, of their most GPUs while others could use them, "
+        "whatever the policy. Jobs train all their epochs in every case.\n\n"
     ) + table(["policy", "shrinks", "JCT of the other", "JCT of the converging one", "makespan", "accuracy"], rows)
     section = Section("converge", "A converging job gives GPUs to another", text, claims)
     save_section(plan.folder, section, {"converge": found})

@@ -79,8 +79,8 @@ def evaluate(
     cluster: Annotated[
         Where,
         typer.Option(
-            help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster; both: one after the other, "
-            "and how they differ."
+            help="sim: simulated, in virtual time; ray: jobs really train, on a Ray cluster; both: one after "
+            "the other, and how they differ."
         ),
     ] = Where.sim,
     profiles: Annotated[

@@ -156,7 +156,8 @@ def test_without_shrinking_the_two_jobs_take_the_published_times(plan) -> None:
     """551 s and 782 s in the original, here six times as much, and rescales."""
     config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
     experiment = Experiment(config)
-    case = cases.Case(cases.CASE_NODES, cases._two_jobs(experiment, "imagenet"))
+    pair = (cases._converging_job(experiment, "imagenet"), cases._other_job(experiment, "imagenet"))
+    case = cases.Case(cases.CASE_NODES, pair)
     done = cases.run_cases(plan, config, {"imagenet": case}, [f"{runs.KEEPING}index"], "two")
     jobs = done[0].record().jobs
     jct = jobs.finish_time - jobs.submit_time
