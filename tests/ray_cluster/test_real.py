@@ -1,0 +1,228 @@
+"""The scheduler over real runners that really train, on the local cluster that all tests share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.cluster_env import ClusterEnv, LiveSetup
+from envs.settings import EnvSettings
+from rlpto.cli.real import BOOKS, RealCells, check_programs, session_folder, session_name
+from rlpto.config import Config
+from rlpto.errors import ClusterError, ConfigError, JobError
+from rlpto.evaluation.runner import Cell
+from rlpto.experiment import prepare
+from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.backend import RayBackend
+from rlpto.ray_cluster.cluster import RayCluster
+from rlpto.ray_cluster.connection import Connection, check_training
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.store import Store, read_table
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from tests.ray_cluster.conftest import GPUS
+
+CELL = Cell("equal_share", "jobs", 0)
+STEPS = 6
+"""Steps of an epoch of the training program: 101 samples in batches of 20."""
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def config(jobs: list[dict[str, object]], pace: float = 0.05) -> Config:
+    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": 10, "batch_size": 20}
+    return Config.model_validate(
+        {
+            "cluster": {"nodes": [{"count": 4, "gpus": GPUS}]},
+            "workload": {"source": "jobs", "jobs": [{"model": "tiny", **job} for job in jobs]},
+            "simulator": {"interval": 5},
+            "ray": {"programs": {"tiny": {**program, "pace": pace}}, "checkpoint_interval": 2},
+            "policies": ["equal_share"],
+            "evaluation": {"reference": "equal_share"},
+        }
+    )
+
+
+@pytest.fixture
+def no_runner_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
+    """Ends what a failed test has left, so that it does not disturb those after it."""
+    yield ray_cluster
+    left = RayBackend(session_name(tmp_path, CELL))
+    if left.find():
+        left.end_all()
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
+    by = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < by, "waited in vain"
+        time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("no_runner_is_left")
+def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
+    settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
+    record = RealCells(settings, tmp_path)(CELL)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert (record.jobs.final_accuracy > 0.7).all()  # points that a line separates, after ten epochs
+    assert set(record.changes.gpus.tolist()) <= {0, 1, 2}
+    own = session_folder(tmp_path, CELL)
+    assert list(own.glob("events.out.tfevents.*"))
+    for table in ("allocation_by_node", "rescale_pauses", "recovery_times", "jobs", "events"):
+        assert (own / f"{table}.csv").read_text().count("\n") >= 1
+    columns, rows = read_table(own / BOOKS, "jobs")
+    steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
+    assert steps == [10 * STEPS] * 2
+    assert read_table(own / BOOKS, "checkpoints")[1]
+    assert not RayBackend(session_name(tmp_path, CELL)).find()
+
+
+def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
+    no_runner_is_left: LocalCluster, tmp_path: Path
+) -> None:
+    settings = config([{"name": "a", "max_gpus": 2, "epochs": 40}, {"name": "b", "epochs": 40}], 0.2)
+    (tmp_path / "config.json").write_text(settings.model_dump_json())
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from rlpto.cli.real import RealCells; from rlpto.config import Config\n"
+        "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.connection import Connection\n"
+        "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
+        "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), no_runner_is_left.address]
+    scheduler = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    books = session_folder(tmp_path, CELL) / BOOKS
+
+    def steps() -> list[int]:
+        if not books.exists() or not books.stat().st_size:
+            return [0]
+        columns, rows = read_table(books, "jobs")
+        return [dict(zip(columns, row, strict=True))["step"] for row in rows] or [0]
+
+    wait_until(lambda: min(steps()) > 3)
+    scheduler.kill()
+    scheduler.wait()
+    before = steps()
+    session = session_name(tmp_path, CELL)
+    experiment = prepare(settings)
+    with Store(books) as again:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), again, session)
+        assert set(cluster.reports) == {"a", "b"}
+        now = [cluster.reports[job].step for job in ("a", "b")]
+        assert all(step >= known for step, known in zip(now, before, strict=True))
+        assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in ("a", "b")) > 0
+        run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+        assert all(row.step == 40 * STEPS and row.recoveries == 0 for row in again.jobs())
+        (returned,) = [event[4] for event in again.events() if event[1] == "scheduler_returned"]
+        print(f"re-attached within {returned:.2f} s")
+        cluster.close()
+
+
+def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(no_runner_is_left: LocalCluster, tmp_path: Path) -> None:
+    settings = config([{"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 120}], pace=0.3)
+    session, experiment = session_name(tmp_path, CELL), prepare(settings)
+    killed: list[str] = []
+
+    def interfere(cluster: RayCluster) -> None:
+        """Once all train: kill a node of the job; once all train again: bring a new one."""
+        report = cluster.reports.get("a")
+        if report is None or len(report.training_on) < 3 or set(killed) & set(report.training_on):
+            return
+        if not killed:
+            killed.append(cluster.nodes_of("a")[-1])
+            no_runner_is_left.kill_node(killed[0])
+        elif len(no_runner_is_left.node_ids) == 3:
+            no_runner_is_left.add_node(GPUS)
+
+    try:
+        with Store(tmp_path / "state.sqlite") as books:
+            cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session, [interfere])
+            run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+            kinds = [event[1] for event in books.events()]
+            assert kinds.count("node_down") == 1
+            assert kinds.count("node_up") == 5
+            assert cluster.accounts.finished.all()
+            assert cluster.up_gpus == 4 * GPUS
+            (row,) = books.jobs()
+            assert row.step == 120 * STEPS
+            cluster.close()
+    finally:
+        while len(no_runner_is_left.node_ids) < 4:
+            no_runner_is_left.add_node(GPUS)
+
+
+def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
+    no_runner_is_left: LocalCluster, tmp_path: Path
+) -> None:
+    settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
+    session, experiment = session_name(tmp_path, CELL), prepare(settings)
+    assert no_runner_is_left.node_ids
+    with Store(tmp_path / "state.sqlite") as books:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session)
+        start = np.zeros(len(STEERING_FEATURES))
+        setup = LiveSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
+        env = ClusterEnv(setup)
+        observation, _ = env.reset(seed=0)
+        ended, terms = False, 0.0
+        while not ended:
+            assert env.observation_space.contains(observation)
+            action = np.zeros(len(STEERING_FEATURES), dtype=np.float32)
+            observation, _, ended, _, info = env.step(action)
+            terms += info["terms"]["accuracy"]
+        assert cluster.accounts.finished.all()
+        assert terms == pytest.approx(2 * settings.reward.classes[1] * settings.reward.accuracy)
+        cluster.close()
+
+
+class TestErrors:
+    def test_a_program_that_workers_cannot_import_is_named_before_anything_starts(
+        self, ray_cluster: LocalCluster
+    ) -> None:
+        settings = config([{"name": "a"}])
+        program = settings.ray.programs["tiny"].model_copy(update={"training": "no.such.module:Job"})
+        wrong = settings.model_copy(update={"ray": settings.ray.model_copy(update={"programs": {"tiny": program}})})
+        expected = "job a: training program no.such.module:Job cannot be used there: ModuleNotFoundError"
+        with pytest.raises(JobError, match=expected):
+            check_programs(prepare(wrong), [CELL])
+        assert ray_cluster.node_ids
+
+    @pytest.mark.usefixtures("ray_cluster")
+    def test_programs_that_can_be_imported_pass(self) -> None:
+        check_programs(prepare(config([{"name": "a"}])), [CELL])
+        check_training([])
+
+    def test_text_that_is_no_address(self) -> None:
+        with pytest.raises(ConfigError, match="--address here: expected auto or HOST:PORT"):
+            self.connect("here")
+
+    def test_no_cluster_at_the_address(self) -> None:
+        with pytest.raises(ClusterError, match=r"no Ray cluster at 127\.0\.0\.1:1: connection refused"):
+            self.connect("127.0.0.1:1")
+
+    def test_a_cluster_of_another_version(self, ray_cluster: LocalCluster) -> None:
+        program = (
+            "import sys, ray; ray.__version__ = '0.0.1'\n"
+            "from rlpto.errors import ClusterError; from rlpto.ray_cluster.connection import Connection\n"
+            "try: Connection(sys.argv[1])\n"
+            "except ClusterError as error: print(error)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, ray_cluster.address], capture_output=True, text=True, check=False
+        )
+        assert done.stdout.startswith(f"the Ray cluster at {ray_cluster.address} is of another version: ")
+        assert done.stdout.count("\n") == 1
+
+    @staticmethod
+    def connect(address: str) -> None:
+        """Find out in this process, which may be connected already, whether anybody listens there."""
+        from rlpto.ray_cluster.connection import _reach
+
+        _reach(address)
+        Connection(address).close()
