@@ -290,7 +290,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", header=np.array(text))
     with pytest.raises(ForecastError, match="written in version 99, expected version 3"):
         load(tmp_path / "new.npz")
-    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "2")))
+    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "3")))
     with pytest.raises(ForecastError, match="expected a saved naive"):
         load(tmp_path / "half.npz")
 
