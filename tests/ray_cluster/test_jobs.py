@@ -85,7 +85,7 @@ def test_files_of_torchvision_are_read_and_never_downloaded(tmp_path: Path, monk
         Cifar10(str(tmp_path))
     with pytest.raises(JobError, match="no such folder"):
         Cifar10(str(tmp_path / "none"))
-    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     with pytest.raises(JobError, match="needs torchvision"):
         Mnist(str(tmp_path))
 
