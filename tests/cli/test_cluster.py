@@ -51,7 +51,8 @@ class TestEvaluate:
         assert isinstance(error, JobError)
         assert "wants 2 GPUs, but the cluster has 1 in all" in str(error)
 
-    def test_the_same_jobs_simulated(self, tmp_path: Path) -> None:
+    def test_the_same_jobs_simulated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "140")
         done = CliRunner().invoke(app, ["evaluate", str(SMOKE), "--no-report", "--run-dir", str(tmp_path / "run")])
         assert done.exit_code == 0, done.output
         assert "equal_share" in done.output
