@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help quickstart install dev test lint bench results clean
+.PHONY: help quickstart install dev test test-cluster lint bench results clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -21,9 +21,11 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: $(VENV)/.dev  ## run the tests: those without a Ray cluster on all cores, then those that share one
-	$(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/ray_cluster
-	$(BIN)/python -m pytest tests/ray_cluster
+test: $(VENV)/.dev  ## run the tests, on all cores; those that train jobs on a Ray cluster are test-cluster's
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
+
+test-cluster: $(VENV)/.dev  ## run the tests that train real jobs on a Ray cluster of several nodes
+	$(BIN)/python -m pytest -m cluster tests/ray_cluster
 
 lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 	$(BIN)/ruff format --check .

@@ -12,6 +12,13 @@ from rlpto.ray_cluster.local import LocalCluster
 NODES, GPUS = 4, 2
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that need the cluster, so that they can be run by themselves (`make test-cluster`)."""
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("cluster")
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[LocalCluster]:
     """The running cluster, to which this process is connected; gone at the end, with every process it started.
