@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlpto.arrays import FloatArray, IntArray
 
 
@@ -58,6 +60,13 @@ class DecisionRecords:
     active: IntArray
     waiting: IntArray
     reward: FloatArray
+
+    @classmethod
+    def from_rows(cls, rows: FloatArray, reward: FloatArray) -> DecisionRecords:
+        """Records of D decisions from rows [D, 6]: time, latency, capacity, held, active, waiting."""
+        time, latency = rows[:, 0], rows[:, 1]
+        capacity, held, active, waiting = rows[:, 2:].astype(np.int64).T
+        return cls(time, latency, capacity, held, active, waiting, reward)
 
 
 REWARD_PARTS = ("accuracy", "time", "resources", "rescale")

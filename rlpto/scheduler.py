@@ -143,15 +143,7 @@ class DecisionLog:
             sums = np.array(self.sums, dtype=np.float64)
             parts = reward_parts(sums[:, :-3], sums[:, -3], sums[:, -2], sums[:, -1], weights)
             np.add.at(reward, np.array(self.owner), parts)
-        return DecisionRecords(
-            time=rows[:, 0],
-            latency=rows[:, 1],
-            capacity=rows[:, 2].astype(np.int64),
-            held=rows[:, 3].astype(np.int64),
-            active=rows[:, 4].astype(np.int64),
-            waiting=rows[:, 5].astype(np.int64),
-            reward=reward,
-        )
+        return DecisionRecords.from_rows(rows, reward)
 
 
 def job_records(cluster: Cluster) -> JobRecords:

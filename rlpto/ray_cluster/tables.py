@@ -70,14 +70,8 @@ def failures(books: Store) -> list[tuple[str, str]]:
 def decision_records(books: Store, weights: RewardWeights) -> DecisionRecords:
     """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
     rows = np.array(books.decisions(), dtype=np.float64).reshape(-1, 12)
-    return DecisionRecords(
-        time=rows[:, 0],
-        latency=rows[:, 1],
-        capacity=rows[:, 2].astype(np.int64),
-        held=rows[:, 3].astype(np.int64),
-        active=rows[:, 4].astype(np.int64),
-        waiting=rows[:, 5].astype(np.int64),
-        reward=reward_parts(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], weights),
+    return DecisionRecords.from_rows(
+        rows[:, :6], reward_parts(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], weights)
     )
 
 
