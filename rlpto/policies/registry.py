@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from rlpto.errors import ConfigError, RlptoError
 from rlpto.policies.base import Policy, PolicyClass
+from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.equal_share import EqualShare
 from rlpto.policies.fifo import Fifo
 from rlpto.policies.hesrpt import Hesrpt
@@ -37,6 +38,7 @@ _UNNAMED = ""
 
 BUILT_IN: dict[str, PolicyClass] = {
     "fifo": Fifo,
+    "elastic_fifo": ElasticFifo,
     "sjf": Sjf,
     "srtf": Srtf,
     "las": Las,

@@ -14,7 +14,14 @@ from rlpto.policies.registry import BUILT_IN, make_policy
 
 from .builders import J, make_state, power, states
 
-SPECS = (*BUILT_IN, "fifo:backfill=true", "sjf:backfill=true", "srtf:gpus=max", "reward_greedy:horizon=60")
+SPECS = (
+    *BUILT_IN,
+    "fifo:backfill=true",
+    "elastic_fifo:backfill=true",
+    "sjf:backfill=true",
+    "srtf:gpus=max",
+    "reward_greedy:horizon=60",
+)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
 
 from rlpto.policies.hesrpt import fit_exponent, optimal_shares
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import expected_reward
 from rlpto.rewards import RewardWeights
 
-from .builders import J, make_state, power
+from .builders import J, make_state, power, states
 
 
 def gpus(spec: str, jobs: list[J], capacity: int) -> list[int]:
     return list(make_policy(spec)(make_state(jobs, capacity)).gpus)
+
+
+class TestElasticFifo:
+    def test_requests_come_first_and_what_is_left_goes_to_the_oldest(self) -> None:
+        assert gpus("elastic_fifo", [J(requested=2, highest=8), J(requested=2, highest=8)], 8) == [6, 2]
+
+    def test_a_newcomer_takes_back_what_was_lent(self) -> None:
+        jobs = [J(requested=2, highest=8, held=6), J(requested=2, highest=8, held=2), J(requested=3, highest=8)]
+        assert gpus("elastic_fifo", jobs, 8) == [3, 2, 3]
+
+    def test_no_loan_is_taken_back_for_another(self) -> None:
+        jobs = [J(requested=2, highest=8, held=2), J(requested=2, highest=8, held=6)]
+        assert gpus("elastic_fifo", jobs, 8) == [2, 6]
+
+    def test_a_finish_lets_the_oldest_grow(self) -> None:
+        jobs = [J(requested=2, highest=6, held=2, work=1e4), J(requested=2, highest=6, held=2, work=1e4)]
+        assert gpus("elastic_fifo", jobs, 8) == [6, 2]
+
+    def test_head_starts_with_what_there_is_and_is_owed_the_rest(self) -> None:
+        first, head = J(requested=6, highest=6, held=6), J(requested=4, lowest=1, highest=8)
+        assert gpus("elastic_fifo", [first, head], 8) == [6, 2]
+        assert gpus("elastic_fifo", [replace(head, held=2), J(requested=6, highest=8)], 8) == [4, 4]
+
+    def test_head_that_cannot_start_blocks_unless_backfilling(self) -> None:
+        jobs = [J(requested=6, held=6), J(requested=4, lowest=4), J(requested=1)]
+        assert gpus("elastic_fifo", jobs, 8) == [6, 0, 0]
+        assert gpus("elastic_fifo:backfill=true", jobs, 8) == [6, 0, 1]
+
+    def test_grows_only_to_sizes_that_are_faster(self) -> None:
+        assert gpus("elastic_fifo", [J(speed=(1.0, 1.8, 1.7, 1.8))], 4) == [2]
+
+    def test_a_running_job_grows_only_if_that_pays(self) -> None:
+        grows = J(work=1e4, speed=power(0.8, 4), held=2)
+        assert gpus("elastic_fifo", [replace(grows, delay=30)], 4) == [4]
+        assert gpus("elastic_fifo", [replace(grows, delay=5000)], 4) == [2]
+        about_to_end = J(work=100, speed=power(0.8, 4), held=2, delay=20)
+        assert gpus("elastic_fifo", [about_to_end], 4) == [2]
+
+    def test_lost_nodes_cost_loans_before_jobs(self) -> None:
+        jobs = [J(requested=2, highest=8, held=6), J(requested=2, highest=8, held=2)]
+        assert gpus("elastic_fifo", jobs, 4) == [2, 2]
+        assert gpus("elastic_fifo", jobs, 3) == [2, 1]
+
+    @given(case=states())
+    def test_nobody_is_preempted_and_no_gpu_idles_that_could_be_used_at_once(self, case: tuple[list[J], int]) -> None:
+        jobs, capacity = case
+        given = np.array(gpus("elastic_fifo", jobs, capacity))
+        for job, now in zip(jobs, given, strict=True):
+            assert now >= min(job.held, job.requested)
+        waiting = [job for job, now in zip(jobs, given, strict=True) if now == 0]
+        if waiting:
+            spare = capacity - sum(min(now, job.requested) for job, now in zip(jobs, given, strict=True))
+            assert spare < waiting[0].lowest, "the head starts from free and lent GPUs as soon as they are enough"
 
 
 class TestEqualShare:

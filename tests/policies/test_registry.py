@@ -53,8 +53,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_lists_every_policy_with_its_source_and_options() -> None:
     listed = {info.name: info for info in available()}
-    assert list(listed)[:12] == [
-        "fifo", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput", "optimus", "hesrpt",
+    assert list(listed)[:13] == [
+        "fifo", "elastic_fifo", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput", "optimus", "hesrpt",
         "reward_greedy", "index", "random",
     ]  # fmt: skip
     assert all(info.summary and info.source for info in listed.values())
@@ -119,7 +119,7 @@ def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
 def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> None:
     plugins["fifo"] = f"{__name__}:GreedyPlugin"
     assert not isinstance(make_policy("fifo"), GreedyPlugin)
-    assert len(available()) == 12
+    assert len(available()) == 13
 
 
 @pytest.mark.parametrize("target", ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY"])
