@@ -33,7 +33,7 @@ lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed  ## run every program in benchmarks/, fail if one falls short
+bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls short
 	@status=0; for case in $(CASES); do echo "== $$case"; $(BIN)/python $$case || status=1; done; exit $$status
 
 results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
