@@ -27,8 +27,8 @@ from rlpto.errors import ConfigError
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.tables import frame
-from rlpto.experiment import Experiment, digest, prepare
-from rlpto.files import write_text
+from rlpto.experiment import Experiment, prepare
+from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import policy_label
 from rlpto.records import RunRecord

@@ -5,8 +5,6 @@ The only place, with the command line, that knows all rooms.
 
 from __future__ import annotations
 
-import hashlib
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +22,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.forecasts.past import Past, past_of
 from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job
+from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
@@ -38,12 +37,12 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
-from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.listed import LISTED_WINDOW, listed_jobs, listed_trace
 from rlpto.workloads.load import offered_load, scale_load
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work
 from rlpto.workloads.synthetic import generate
-from rlpto.workloads.trace import Trace, is_trace_file, read_trace
+from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
 
 if TYPE_CHECKING:
@@ -91,26 +90,9 @@ class Experiment:
 
     @cached_property
     def files(self) -> dict[str, tuple[Path, ...]]:
-        """Trace files by split, wildcards expanded; those of a trace that is cut into windows count as `test`.
-
-        Raises TraceError where there are none, ConfigError if two share a name, or one serves testing
-        and something else.
-        """
+        """Trace files by split, see `files_by_split`; those of a trace that is cut into windows count as `test`."""
         workload = self.config.workload
-        keys = {"train": "train_path", "validation": "validation_path", "test": "path"}
-        files = {
-            split: tuple(path for pattern in getattr(workload, key) for path in _expand(pattern))
-            for split, key in keys.items()
-        }
-        # Draws of one file have numbers of their own in every split, whole files do not.
-        together = (("train",), ("validation",), ("test",)) if workload.draws else (tuple(keys),)
-        for splits in together:
-            _refuse_namesakes([(keys[split], path) for split in splits for path in files[split]])
-        for split in ("train", "validation"):
-            seen = next((path for path in files[split] if _stem(path) in map(_stem, files["test"])), None)
-            if seen is not None:
-                raise ConfigError(f"workload.{keys[split]}: {seen} is also a test file, expected one or the other")
-        return files
+        return files_by_split({split: getattr(workload, key) for split, key in KEYS.items()}, workload.draws > 0)
 
     @cached_property
     def window_traces(self) -> dict[str, WindowTrace]:
@@ -277,39 +259,8 @@ class Experiment:
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
 
     def outcome(self) -> dict[str, Any]:
-        """What decides how a cell comes out, as plain data: settings, and digests of the files they name."""
-        free: dict[str, Any] = {
-            "name": True,
-            "description": True,
-            "policies": True,
-            "evaluation": True,
-            "env": True,
-            "agent": True,
-        }
-        if self.config.forecast.mode == "off":  # not a word of it, so that such cells are those of before there was any
-            free["forecast"] = True
-        if self.config.queue.converging.gained == 1:  # likewise
-            free["queue"] = {"converging"}
-        # Nor of real jobs where there are none.
-        if not self.config.ray.programs and self.config.ray.arrivals == 1.0:
-            free["ray"] = True
-        if self.config.simulator.growth == "pause":
-            free["simulator"] = {"growth"}
-        unseen: dict[str, Any] = {"windows": {"limit", "seed"}}
-        if self.config.workload.source != "jobs":
-            unseen["jobs"] = True
-        settings = self.config.model_dump(mode="json", exclude={**free, "workload": unseen})
-        keys = {"path": "test", "train_path": "train", "validation_path": "validation"}
-        settings["workload"].update({key: [digest(path) for path in self.files[split]] for key, split in keys.items()})
-        if self.config.forecast.mode != "off" and self.config.forecast.model is not None:
-            settings["forecast"]["model"] = digest(self.config.forecast.model)
-        if self.config.profiles.folder is not None:
-            folder = self.config.profiles.folder
-            files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
-            settings["profiles"]["folder"] = [digest(path) for path in files]
-        if self.config.workload.source == "synthetic" and "/" in self.config.workload.calibration:
-            settings["workload"]["calibration"] = digest(Path(self.config.workload.calibration))
-        return settings
+        """What decides how a cell comes out, as plain data; see `outcome_of`."""
+        return outcome_of(self.config, self.files)
 
     @cached_property
     def _listed(self) -> list[Job]:
@@ -330,16 +281,16 @@ class Experiment:
         found = []
         for split, files in self.files.items():
             for path in files:
-                numbers = range(drawn[_stem(path)], drawn[_stem(path)] + self.config.workload.draws)
+                numbers = range(drawn[stem(path)], drawn[stem(path)] + self.config.workload.draws)
                 found += [self._drawn(path, split, number) for number in numbers]
-                drawn[_stem(path)] = numbers.stop
+                drawn[stem(path)] = numbers.stop
         return found
 
     def _whole_file(self, path: Path, split: str) -> WindowTrace:
         """A file that is one window."""
         trace = self._file_traces[path]
         end = float(trace.submit_time[-1]) if len(trace) else 0.0
-        return WindowTrace(Window(_stem(path), split, 0.0, end), trace)
+        return WindowTrace(Window(stem(path), split, 0.0, end), trace)
 
     def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
         """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
@@ -347,7 +298,7 @@ class Experiment:
         trace, span = self._file_traces[path], workload.windows.hours * HOUR
         work = requested_work(trace, self.tables, workload.mapping, self.gpus_per_node)
         target = None if workload.load is None else workload.load * self.capacity * span
-        name = f"{_stem(path)}-{number:02d}"
+        name = f"{stem(path)}-{number:02d}"
         seed = (self.config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
 
@@ -442,19 +393,6 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
     return prepare(config).run_cell(cell)
 
 
-def read_any(path: Path, format: str | None = None) -> Trace:
-    """A trace in RLPTO's own form, or in any format that can be imported (None: told from the file).
-
-    Raises TraceError if there is none, or it is broken.
-    """
-    if not path.is_file():
-        name = path.stem if path.stem in FORMATS else "FORMAT"
-        raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
-    if is_trace_file(path):
-        return read_trace(path)
-    return import_trace(format or detect_format(path), path).trace
-
-
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
     """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth."""
     if knowledge.mode == "exact":
@@ -465,45 +403,3 @@ def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> Estima
         speed=np.exp(rng.normal(0.0, knowledge.speed_sigma, jobs)),
         scaling=rng.normal(0.0, knowledge.scaling_sigma, jobs),
     )
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file. Raises ConfigError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None
-
-
-def _expand(pattern: Path) -> Iterable[Path]:
-    """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
-    parts = pattern.parts
-    first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
-    if first is None or pattern.exists():
-        return [pattern]
-    found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
-    if not found:
-        raise TraceError(f"{pattern}: no such files, expected at least one trace")
-    return found
-
-
-def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
-    """Raise ConfigError, naming its key, for a file that is called like an earlier one: windows go by that name."""
-    names: set[str] = set()
-    for key, path in files:
-        if _stem(path) in names:
-            raise ConfigError(
-                f"workload.{key}: {path}: a second file called {_stem(path)}, expected one for each window"
-            )
-        names.add(_stem(path))
-
-
-def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sorts numbers in a name by their value."""
-    parts = re.split(r"(\d+)", str(path))
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
-
-
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0]

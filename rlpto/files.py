@@ -1,13 +1,14 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all, and telling them apart."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlpto.errors import CheckpointError, RlptoError
+from rlpto.errors import CheckpointError, ConfigError, RlptoError
 
 
 @contextmanager
@@ -34,3 +35,12 @@ def write_text(path: Path, text: str, what: str, error: type[RlptoError] = Check
     """Write `text` as UTF-8 by `whole_file`."""
     with whole_file(path, what, error) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file. Raises ConfigError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None

@@ -106,7 +106,7 @@ def _of_trace(path: Path, step: float, counted: Counted, end: datetime | float |
 
     from forecasting.series import TimeSeries
     from rlpto.errors import TraceError
-    from rlpto.experiment import read_any
+    from rlpto.workloads.files import read_any
 
     trace, until = read_any(path), 0.0
     if end is not None:

@@ -13,8 +13,7 @@ from pathlib import Path
 from rlpto import __version__
 from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.experiment import digest
-from rlpto.files import write_text
+from rlpto.files import digest, write_text
 from rlpto.settings import Settings
 
 CONFIG_FILE = "config.resolved.yaml"

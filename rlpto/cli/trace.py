@@ -69,9 +69,9 @@ def describe(
     draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw arrivals, GPUs and durations.")] = True,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
-    from rlpto.experiment import read_any
     from rlpto.workloads.describe import describe as measure
     from rlpto.workloads.describe import plot_arrivals, tables
+    from rlpto.workloads.files import read_any
 
     trace = read_any(path)
     console = make_console()

@@ -1,0 +1,79 @@
+"""Trace files: those that an experiment's paths mean, and reading them whatever their format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rlpto.errors import ConfigError, TraceError
+from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
+from rlpto.workloads.trace import Trace, is_trace_file, read_trace
+
+KEYS = {"train": "train_path", "validation": "validation_path", "test": "path"}
+"""Key of `workload` that names the files of a split."""
+
+
+def read_any(path: Path, format: str | None = None) -> Trace:
+    """A trace in RLPTO's own form, or in any format that can be imported (None: told from the file).
+
+    Raises TraceError if there is none, or it is broken.
+    """
+    if not path.is_file():
+        name = path.stem if path.stem in FORMATS else "FORMAT"
+        raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
+    if is_trace_file(path):
+        return read_trace(path)
+    return import_trace(format or detect_format(path), path).trace
+
+
+def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str, tuple[Path, ...]]:
+    """Files of every split of `KEYS`, wildcards in its paths expanded.
+
+    drawn: windows are drawn from files, rather than being them. Raises TraceError where there are none, ConfigError
+    if two share a name, or one serves testing and something else.
+    """
+    files = {split: tuple(path for pattern in paths[split] for path in _expand(pattern)) for split in KEYS}
+    # Draws of one file have numbers of their own in every split, whole files do not.
+    together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
+    for splits in together:
+        _refuse_namesakes([(KEYS[split], path) for split in splits for path in files[split]])
+    for split in ("train", "validation"):
+        seen = next((path for path in files[split] if stem(path) in map(stem, files["test"])), None)
+        if seen is not None:
+            raise ConfigError(f"workload.{KEYS[split]}: {seen} is also a test file, expected one or the other")
+    return files
+
+
+def stem(path: Path) -> str:
+    """Name of a file without any of its endings: windows go by it."""
+    return path.name.partition(".")[0]
+
+
+def _expand(pattern: Path) -> Iterable[Path]:
+    """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
+    parts = pattern.parts
+    first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
+    if first is None or pattern.exists():
+        return [pattern]
+    found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
+    if not found:
+        raise TraceError(f"{pattern}: no such files, expected at least one trace")
+    return found
+
+
+def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
+    """Raise ConfigError, naming its key, for a file that is called like an earlier one: windows go by that name."""
+    names: set[str] = set()
+    for key, path in files:
+        if stem(path) in names:
+            raise ConfigError(
+                f"workload.{key}: {path}: a second file called {stem(path)}, expected one for each window"
+            )
+        names.add(stem(path))
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts numbers in a name by their value."""
+    parts = re.split(r"(\d+)", str(path))
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
