@@ -123,10 +123,6 @@ class Cluster(Protocol):
         """True once every job has finished, or the time limit is reached."""
 
     @property
-    def peak_gpus(self) -> IntArray:
-        """[M] most GPUs each job of the workload has held at once."""
-
-    @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs costs."""
 

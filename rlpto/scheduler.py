@@ -160,7 +160,7 @@ def job_records(cluster: Cluster) -> JobRecords:
         requested_gpus=store.requested_gpus.copy(),
         max_gpus=store.max_gpus.copy(),
         rescales=store.rescales.copy(),
-        peak_gpus=cluster.peak_gpus,
+        peak_gpus=store.peak_gpus.copy(),
         data_size=store.data_size.copy(),
         epochs=store.epochs.copy(),
         submit_time=store.submit_time.copy(),

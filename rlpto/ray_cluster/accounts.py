@@ -57,7 +57,7 @@ class Accounts:
     """Columns and sums of M jobs. All arrays are [M].
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
-    as reported. peak: most of them. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
+    as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
     """
 
@@ -69,7 +69,6 @@ class Accounts:
         self.active: BoolArray = np.zeros(count, dtype=np.bool_)
         self.failed: BoolArray = np.zeros(count, dtype=np.bool_)
         self.held: IntArray = np.zeros(count, dtype=np.int64)
-        self.peak: IntArray = self.store.peak_gpus  # one column: the queue looks at it too
         self.accuracy: FloatArray = np.full(count, np.nan)
         self.rescale_seconds: FloatArray = np.zeros(count)
         self._first = tables.accuracy[self.store.type_index, 0]
@@ -99,7 +98,7 @@ class Accounts:
         store.start_time[job] = np.nan if row.start_time is None else row.start_time
         store.finish_time[job] = np.nan if row.finish_time is None else row.finish_time
         store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
-        self.peak[job], self.held[job] = row.peak_gpus, held
+        self.store.peak_gpus[job], self.held[job] = row.peak_gpus, held
         self.accuracy[job] = np.nan if row.accuracy is None else row.accuracy
         self._note_gain(job)
         self._gain[:] = 0.0
@@ -153,7 +152,7 @@ class Accounts:
         if gpus == self.held[job]:
             return False
         self.held[job] = gpus
-        self.peak[job] = max(self.peak[job], gpus)
+        self.store.peak_gpus[job] = max(self.store.peak_gpus[job], gpus)
         if gpus and np.isnan(self.store.start_time[job]):
             self.store.start_time[job] = time
         return True

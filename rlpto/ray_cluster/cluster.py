@@ -125,11 +125,6 @@ class RayCluster:
         return (math.floor(self.time / self._rules.interval + 1e-9) + 1) * self._rules.interval
 
     @property
-    def peak_gpus(self) -> IntArray:
-        """[M] most GPUs each job of the workload has held at once."""
-        return self.accounts.peak.copy()
-
-    @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs is expected to cost."""
         delay: FloatArray = self.tables.rescale_delay[self.store.type_index]
@@ -400,7 +395,7 @@ class RayCluster:
 
     def _write(self, number: int, report: JobReport) -> None:
         served = float(self.store.attained_service[number])
-        self.books.note_report(report, served, int(self.accounts.peak[number]))
+        self.books.note_report(report, served, int(self.store.peak_gpus[number]))
 
     def _tell(self) -> None:
         for observer in self._observers:

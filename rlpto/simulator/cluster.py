@@ -67,11 +67,6 @@ class SimulatedCluster:
         return bool(cluster["arrived"] == cluster["jobs"] or self.time >= self._limit)
 
     @property
-    def peak_gpus(self) -> IntArray:
-        """[M] most GPUs each job of the workload has held at once."""
-        return self.store.peak_gpus.copy()
-
-    @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs costs."""
         delay: FloatArray = self._world.types["delay"][self.store.type_index]

@@ -147,7 +147,7 @@ class TestFaults:
             backend.gpus["n"] = 2
 
         play(Interrupted(cluster, 12.0, add), "equal_share")
-        assert cluster.peak_gpus[0] == 3
+        assert cluster.store.peak_gpus[0] == 3
         assert cluster.capacity == 3
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, books: Store) -> None:

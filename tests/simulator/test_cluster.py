@@ -56,7 +56,7 @@ def test_nothing_is_forgotten_however_often_allocations_are_applied():
     changes = cluster.changes()
     assert changes.gpus.tolist() == [1, 0] * 500
     assert np.unique(changes.time).tolist() == [0.0]
-    assert cluster.peak_gpus.tolist() == [1]
+    assert cluster.store.peak_gpus.tolist() == [1]
 
 
 def test_policies_are_told_the_rescale_delay_that_the_settings_impose() -> None:
