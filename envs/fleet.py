@@ -292,22 +292,12 @@ def view_of(f: Fleet, b: int) -> JobView:
     for i in range(n):
         size[i] = jobs[index[i]].data_size
     if f.converging[0] < 1:
-        shrink_converging(f, real, whole)
+        limit_converging(
+            real[9], real[8], real[10], whole[2], whole[4], whole[0], whole[1], f.converging[0], f.converging[1]
+        )
+        whole[3] = np.minimum(whole[3], whole[1])
     columns = JobColumns(speed, real[0], whole[0], whole[1], whole[2], effective, real[1], real[2], real[3])
     return JobView(index, columns, whole[3], real[4], real[5], real[6], real[7], real[8], real[9], real[10], size)
-
-
-@njit()
-def shrink_converging(f: Fleet, real: FloatArray, whole: IntArray) -> None:
-    """Lower the limits of converging jobs among the columns of a view, as `rlpto.queues.Queue.order` does."""
-    now, first, final = real[8], real[9], real[10]
-    gained = np.zeros(len(now))
-    for i in range(len(now)):
-        if final[i] - first[i] > 0:
-            gained[i] = (now[i] - first[i]) / (final[i] - first[i])
-    limit_converging(gained, whole[2], whole[4], whole[0], whole[1], f.converging[0], f.converging[1])
-    for i in range(len(now)):
-        whole[3, i] = min(whole[3, i], whole[1, i])
 
 
 @njit()

@@ -98,9 +98,9 @@ class Queue:
 
     def _shrinking(self, jobs: JobTable) -> JobTable:
         """The table with the limits of converging jobs lowered."""
-        gained = gained_share(jobs.accuracy_at(0.0 * jobs.progress), jobs.accuracy, jobs.final_accuracy)
+        accuracy = (jobs.accuracy_at(0.0 * jobs.progress), jobs.accuracy, jobs.final_accuracy)
         limits, rule = jobs.max_gpus.copy(), self._settings.converging
-        limit_converging(gained, jobs.gpus, jobs.peak_gpus, jobs.min_gpus, limits, rule.gained, rule.keep)
+        limit_converging(*accuracy, jobs.gpus, jobs.peak_gpus, jobs.min_gpus, limits, rule.gained, rule.keep)
         return jobs.limited(limits)
 
     def stands_until(self, state: ClusterState) -> float:
@@ -232,32 +232,40 @@ def order_rows(
             at_low += 1
 
 
-def gained_share(first: FloatArray, now: FloatArray, final: FloatArray) -> FloatArray:
-    """[n] share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
-    gain = final - first
-    share: FloatArray = np.divide(now - first, gain, out=np.zeros(len(gain)), where=gain > 0)
-    return share
+@kernel()
+def gained_share(first: float, now: float, final: float) -> float:
+    """Share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
+    return (now - first) / (final - first) if final > first else 0.0
 
 
 @kernel()
 def limit_converging(
-    gained: FloatArray, held: IntArray, peak: IntArray, min_gpus: IntArray, limits: IntArray, since: float, keep: float
+    first: FloatArray,
+    accuracy: FloatArray,
+    final: FloatArray,
+    held: IntArray,
+    peak: IntArray,
+    min_gpus: IntArray,
+    limits: IntArray,
+    since: float,
+    keep: float,
 ) -> None:
     """Lower `limits` [n], the most GPUs of each job, of jobs that converge while others could use GPUs.
 
-    A job converges once it has gained `since` of its accuracy. It may then hold three quarters of `peak`, the most
-    it has held, and `keep` of it (if that is less) from halfway to its end on, but no fewer than its min_gpus.
-    Nothing is lowered unless a job that does not converge holds less than its limit. After the convergence
-    shrink of this project's notes on systems (1.7).
+    A job converges once it has gained `since` of the accuracy between its `first` and its `final` one. It may then
+    hold three quarters of `peak`, the most it has held, and `keep` of it (if that is less) from halfway to its end
+    on, but no fewer than its min_gpus. Nothing is lowered unless a job that does not converge holds less than its
+    limit. After the convergence shrink of this project's notes on systems (1.7).
     """
     wanted = False
-    for i in range(len(gained)):
-        wanted = wanted or (gained[i] < since and held[i] < limits[i])
+    for i in range(len(first)):
+        wanted = wanted or (gained_share(first[i], accuracy[i], final[i]) < since and held[i] < limits[i])
     if not wanted:
         return
-    for i in range(len(gained)):
-        if gained[i] >= since and peak[i] > 0:
-            late = gained[i] >= (1.0 + since) / 2
+    for i in range(len(first)):
+        gained = gained_share(first[i], accuracy[i], final[i])
+        if gained >= since and peak[i] > 0:
+            late = gained >= (1.0 + since) / 2
             share = keep if late else max(keep, 0.75)
             limits[i] = min(limits[i], max(min_gpus[i], int(np.ceil(share * peak[i]))))
 

@@ -131,7 +131,10 @@ def limits(gained: list[float], held: list[int], peak: list[int], rule: Convergi
     """What jobs of 1 to 16 GPUs may hold under a rule."""
     found = np.full(len(held), 16)
     least = np.ones(len(held), dtype=np.int64)
-    limit_converging(np.array(gained), np.array(held), np.array(peak), least, found, rule.gained, rule.keep)
+    first, final = np.zeros(len(held)), np.ones(len(held))
+    limit_converging(
+        first, np.array(gained), final, np.array(held), np.array(peak), least, found, rule.gained, rule.keep
+    )
     return found.tolist()
 
 
