@@ -142,8 +142,9 @@ class ProfileSettings(Settings):
 class KnowledgeSettings(Settings):
     """What policies are told about jobs."""
 
-    mode: Literal["exact", "noisy"] = "exact"
-    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job."""
+    mode: Literal["exact", "noisy", "online"] = "exact"
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
+    what each job's own reports tell so far (on a real cluster only: simulated jobs report nothing)."""
     remaining_sigma: float = Field(0.3, ge=0)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0)

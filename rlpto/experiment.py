@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.store import Store
 
 HOUR, DAY = 3600.0, 86_400.0
+ONLY_REAL = "knowledge.mode online: simulated jobs report nothing; expected --cluster ray, or exact or noisy"
 
 
 class WindowTrace(NamedTuple):
@@ -197,6 +198,7 @@ class Experiment:
 
         books: of the session; jobs keep their files beside them.
         """
+        from rlpto.ray_cluster.beliefs import Beliefs
         from rlpto.ray_cluster.cluster import RayCluster, Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
@@ -204,8 +206,12 @@ class Experiment:
         specs = job_specs(jobs, settings, session, books.path.parent / "jobs", own_seed)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-        noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-        return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
+        if self.config.knowledge.mode != "online":
+            noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
+            return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
+        samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
+        beliefs = Beliefs(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
+        return RayCluster(backend, jobs, specs, self.tables, books, rules, None, observers, beliefs=beliefs)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -394,7 +400,12 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
-    """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth."""
+    """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth.
+
+    Raises ConfigError if they are to be told what jobs report: simulated ones do not.
+    """
+    if knowledge.mode == "online":
+        raise ConfigError(ONLY_REAL)
     if knowledge.mode == "exact":
         return None
     rng = np.random.default_rng([seed, 2])

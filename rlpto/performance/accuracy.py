@@ -98,13 +98,13 @@ def to_accuracy(metric: Metric, values: FloatArray) -> FloatArray:
     return np.clip(accuracy, 0.0, 1.0)
 
 
-def fit_accuracy(accuracy: FloatArray, metric: Metric) -> tuple[AccuracyCurve, float]:
+def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROOM) -> tuple[AccuracyCurve, float]:
     """Curve closest to accuracies [runs, epochs] at the end of every epoch, and its RMSE.
 
-    Least squares with a soft limit on outliers. The final accuracy stays within HEADROOM of the last
-    one seen: a learning rate that drops late must not be taken for growth without end. With fewer
-    than four epochs the shape cannot be told and stays 1 (an exponential). Raises ProfileError if the
-    accuracies are not finite.
+    Least squares with a soft limit on outliers. The final accuracy stays within `headroom` of the last
+    one seen: a learning rate that drops late must not be taken for growth without end; where training
+    goes on, more headroom is needed. With fewer than four epochs the shape cannot be told and stays 1
+    (an exponential). Raises ProfileError if the accuracies are not finite.
     """
     from scipy.optimize import least_squares
 
@@ -122,7 +122,7 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric) -> tuple[AccuracyCurve, f
 
     last = float(np.clip(accuracy[:, -1].mean(), metric.untrained + 1e-3, 1 - 1e-3))
     low = [metric.untrained, np.log(0.01), np.log(0.05)]
-    high = [min(1.0, last + HEADROOM), np.log(100.0 * accuracy.shape[1]), np.log(5.0)]
+    high = [min(1.0, last + headroom), np.log(100.0 * accuracy.shape[1]), np.log(5.0)]
     fits = [
         least_squares(
             residuals,

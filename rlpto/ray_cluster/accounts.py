@@ -18,7 +18,8 @@ from rlpto.ray_cluster.store import JobRow
 class MeasuredTable(JobTable):
     """A table whose accuracies are those that were measured, where there are any.
 
-    measured: [M] newest accuracy of every job of the store, NaN where none is known.
+    measured: [M] newest accuracy of every job of the store, NaN where none is known. own_types: the tables have a type
+    for each job of the store, in its order.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class MeasuredTable(JobTable):
         gpus_per_node: int,
         noise: EstimateNoise | None,
         measured: FloatArray,
+        own_types: bool = False,
     ) -> None:
         super().__init__(store, tables, index, effective_priority, gpus_per_node, noise)
         self._measured = measured
+        self._own_types = own_types
 
     def reordered(self, rows: IntArray, effective_priority: IntArray) -> MeasuredTable:
         """The same jobs with row i = present row rows[i], and their priority classes after aging."""
@@ -44,7 +47,13 @@ class MeasuredTable(JobTable):
             self._gpus_per_node,
             self._noise,
             self._measured,
+            self._own_types,
         )
+
+    @cached_property
+    def type_index(self) -> IntArray:
+        """[n] job type in the tables."""
+        return self.index if self._own_types else self._column("type_index")
 
     @cached_property
     def accuracy(self) -> FloatArray:
@@ -58,6 +67,7 @@ class Accounts:
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
+    delay: s that a change of a job's GPUs is believed to take.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
     """
 
@@ -71,6 +81,7 @@ class Accounts:
         self.held: IntArray = np.zeros(count, dtype=np.int64)
         self.accuracy: FloatArray = np.full(count, np.nan)
         self.rescale_seconds: FloatArray = np.zeros(count)
+        self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
         self._first = tables.accuracy[self.store.type_index, 0]
         everything = np.arange(count)
         curve = JobTable(self.store, tables, everything, self.store.priority, 1)
@@ -122,7 +133,7 @@ class Accounts:
             store.wait_start[job], store.rescale_left[job] = time, 0.0
             return False
         store.wait_start[job] = np.nan
-        store.rescale_left[job] = self.tables.rescale_delay[store.type_index[job]]
+        store.rescale_left[job] = self.delay[job]
         again = bool(store.start_time[job] <= time)
         if again:
             store.rescales[job] += 1

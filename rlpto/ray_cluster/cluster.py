@@ -16,6 +16,7 @@ from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.accounts import Accounts, MeasuredTable
 from rlpto.ray_cluster.backend import Backend
+from rlpto.ray_cluster.beliefs import Beliefs
 from rlpto.ray_cluster.clock import Clock
 from rlpto.ray_cluster.conductor import Conductor
 from rlpto.ray_cluster.ledger import Nodes
@@ -53,7 +54,8 @@ class RayCluster:
     jobs: sorted by submit time [s since the session's start]. specs: what the runner of each job needs, in the same
     order. tables: what policies are told about speed. books: what the session has come to so far; if they are not
     empty, the session goes on: its runners are taken over, and jobs whose runner is gone go on from their checkpoints.
-    noise: errors of what policies are told, or None.
+    noise: errors of what policies are told, or None. beliefs: what policies are told instead of `tables`, learned from
+    what jobs report; None: the tables.
     observers: called about once a second, and after every event and decision.
 
     held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
@@ -77,6 +79,7 @@ class RayCluster:
         noise: EstimateNoise | None = None,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
+        beliefs: Beliefs | None = None,
     ) -> None:
         nodes = {node.id: node.gpus for node in backend.nodes()}
         check_jobs_fit(jobs, sum(nodes.values()))
@@ -92,6 +95,9 @@ class RayCluster:
         self._conductor = Conductor(backend, books, self._specs, nodes)
         self._rules = rules
         self._noise = noise
+        self._beliefs = beliefs
+        if beliefs is not None:
+            self.accounts.delay = beliefs.tables.rescale_delay
         self._observers = tuple(observers)
         self._losses: dict[str, tuple[float, int]] = {}
         self._node_numbers: dict[str, int] = {}
@@ -137,9 +143,10 @@ class RayCluster:
 
     def table_of(self, index: IntArray) -> MeasuredTable:
         """The table of any jobs of the workload, finished ones too."""
-        priority = self.store.priority[index]
-        measured = self.accounts.accuracy
-        return MeasuredTable(self.store, self.tables, index, priority, self.gpus_per_node, self._noise, measured)
+        told = self.tables if self._beliefs is None else self._beliefs.tables
+        own = self._beliefs is not None
+        priority, measured = self.store.priority[index], self.accounts.accuracy
+        return MeasuredTable(self.store, told, index, priority, self.gpus_per_node, self._noise, measured, own)
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's runner has reported to hold, restarts of the scheduler included."""
@@ -240,6 +247,8 @@ class RayCluster:
             if self.changed or now >= self._written + WRITE_SECONDS:
                 self._write_all()
         self._conductor.send_due(now)
+        if self._beliefs is not None:
+            self._beliefs.learn()
         if self._written == now:
             self._tell()
         if self._hopeless is not None:
@@ -305,6 +314,8 @@ class RayCluster:
             return
         self.reports[job] = report
         self.accounts.heard(number, report, settled=ledger.settled(job))
+        if self._beliefs is not None:
+            self._beliefs.heard(number, report)
         self._hold(number, report.holding)
         if before is None or report.applied > before.applied:
             self.books.applied(job, report.applied, self._clock.of(report.time))
