@@ -1,0 +1,47 @@
+"""What decides a result: features that are off are not mentioned, so that results made before them are found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlpto.config import Config
+from rlpto.outcome import NEVER, UNUSED, outcome_of
+
+NO_FILES: dict[str, tuple[()]] = {"train": (), "validation": (), "test": ()}
+
+ON: dict[str, dict[str, Any]] = {
+    "forecast": {"forecast": {"mode": "on"}},
+    "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
+    "ray": {"ray": {"arrivals": 2.0}},
+    "simulator.growth": {"simulator": {"growth": "overlap"}},
+    "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
+}
+
+
+def at(settings: Any, key: str) -> bool:
+    """True if a dotted key is in a tree."""
+    for part in key.split("."):
+        if part not in settings:
+            return False
+        settings = settings[part]
+    return True
+
+
+def test_every_feature_that_may_be_off_has_a_case_here() -> None:
+    assert ON.keys() == UNUSED.keys()
+
+
+@pytest.mark.parametrize("key", sorted(ON))
+def test_a_feature_is_mentioned_once_it_is_on(key: str) -> None:
+    off, on = (Config.model_validate(given) for given in ({}, ON[key]))
+    assert not at(outcome_of(off, NO_FILES), key)
+    assert at(outcome_of(on, NO_FILES), key)
+
+
+@pytest.mark.parametrize("key", NEVER)
+def test_what_only_chooses_cells_is_never_mentioned(key: str) -> None:
+    config = Config()
+    assert at(config.model_dump(mode="json"), key)
+    assert not at(outcome_of(config, NO_FILES), key)
