@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from _common import Check
-from _ray_job import DIGITS, Job, cluster, job, load, send, worker_pids
+from _ray_job import DIGITS, Job, cluster, job, load, send
 
 from rlpto.ray_cluster.checkpoints import read_newest
 from rlpto.ray_cluster.data import step_seed
@@ -42,10 +42,10 @@ def disturbed(started: LocalCluster, more: dict[str, object]) -> float:
         running.steps(20)
         running.command([a, b])
         running.steps(20)
-        fault(running, lambda: send(worker_pids(started, b)[:1], signal.SIGKILL))
+        fault(running, lambda: send(started.worker_pids(b)[:1], signal.SIGKILL))
         running.command([a, b, c, d])
         running.steps(20)
-        fault(running, lambda: send(worker_pids(started, c)[:1], signal.SIGSTOP))
+        fault(running, lambda: send(started.worker_pids(c)[:1], signal.SIGSTOP))
         running.command([d, d, c])
         running.steps(20)
         send([running.report().pid], signal.SIGKILL)

@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
 
+from rlpto.ray_cluster.backend import control_node
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.runner import start_runner, stop_runner
@@ -24,8 +24,6 @@ DIGITS = "rlpto.ray_cluster.jobs.digits"
 @contextmanager
 def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
     """A local cluster; what the machine did beside it is said by its load."""
-    # Ray has its workers give way to all other processes of the machine: here they are compared with such.
-    os.environ.setdefault("RAY_worker_niceness", "0")
     with LocalCluster([gpus] * nodes) as started:
         yield started
 
@@ -35,7 +33,7 @@ class Job:
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
-        self.runner: Any = start_runner(spec, head_node(), resume=False)
+        self.runner: Any = start_runner(spec, control_node(), resume=False)
         self.generation = 0
 
     def command(self, nodes: Sequence[str]) -> JobReport:
@@ -84,26 +82,6 @@ def job(**values: Any) -> Iterator[Job]:
             yield running
         finally:
             stop_runner(running.runner)
-
-
-def head_node() -> str:
-    nodes: list[dict[str, Any]] = ray.nodes()
-    return next(str(node["NodeID"]) for node in nodes if node["Alive"] and not node["Resources"].get("GPU"))
-
-
-def worker_pids(started: LocalCluster, node: str) -> list[int]:
-    """Processes of workers on a node."""
-    raylet = started.raylet_pid(node)
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes()
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == raylet and b"TrainWorker" in line:
-            found.append(int(folder.name))
-    return found
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from _common import Check
-from _ray_job import Job, cluster, job, load, send, worker_pids
+from _ray_job import Job, cluster, job, load, send
 
 from rlpto.ray_cluster.local import LocalCluster
 
@@ -51,14 +51,14 @@ def faults(started: LocalCluster, running: Job) -> dict[str, Callable[[], None]]
     a, b, *_ = started.node_ids
 
     def freeze_node() -> None:
-        send([started.raylet_pid(b), *worker_pids(started, b)], signal.SIGSTOP)
+        send([started.raylet_pid(b), *started.worker_pids(b)], signal.SIGSTOP)
 
     return {
-        "worker killed": lambda: send(worker_pids(started, b), signal.SIGKILL),
-        "only worker killed": lambda: send(worker_pids(started, a), signal.SIGKILL),
+        "worker killed": lambda: send(started.worker_pids(b), signal.SIGKILL),
+        "only worker killed": lambda: send(started.worker_pids(a), signal.SIGKILL),
         "raylet killed": lambda: started.kill_node(b),
         "node frozen": freeze_node,
-        "worker frozen": lambda: send(worker_pids(started, b), signal.SIGSTOP),
+        "worker frozen": lambda: send(started.worker_pids(b), signal.SIGSTOP),
         "runner killed": lambda: send([running.report().pid], signal.SIGKILL),
     }
 

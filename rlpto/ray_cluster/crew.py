@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
@@ -35,13 +34,13 @@ class LostError(Exception):
 
 @dataclass(eq=False)
 class Worker:
-    """One worker actor. ready: what it said once it was warm. started, warm_since: `time.monotonic()` when it was
-    asked for, and when it said so."""
+    """One worker actor. pid: of its process, 0 until there is one. preparing: ends when it is warm, or never will be.
+    ready: what it said once it was warm. warm_since: `time.monotonic()` when it said so."""
 
     node: str
     handle: Any
-    preparing: asyncio.Task[Ready | Failure]
-    started: float = field(default_factory=time.monotonic)
+    pid: int = 0
+    preparing: asyncio.Task[Ready | Failure] = field(init=False)
     ready: Ready | None = None
     warm_since: float = 0.0
 
@@ -67,8 +66,7 @@ def start_worker(spec: JobSpec, node: str) -> Worker:
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor = remote(num_gpus=1, num_cpus=0, max_restarts=0, concurrency_groups={"control": 2})(TrainWorker)
     actor = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-    handle = actor.remote(spec.to_json())
-    return Worker(node, handle, asyncio.ensure_future(answer(handle.prepare.remote())))
+    return Worker(node, actor.remote(spec.to_json()))
 
 
 async def release(worker: Worker) -> None:
@@ -80,7 +78,7 @@ async def release(worker: Worker) -> None:
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(worker.handle.pulse.remote().future())), 0.5)
         except TimeoutError:
-            if worker.ready is not None and not killed:
+            if worker.pid and not killed:
                 # A stopped process does not hear Ray's request to end.
                 killed = await kill_process(worker)
         except RayError:
@@ -90,13 +88,12 @@ async def release(worker: Worker) -> None:
 
 async def kill_process(worker: Worker) -> bool:
     """Kill the process of a worker by its id, by a task on its node. True if that was done."""
-    pid = worker.ready.pid if worker.ready else 0
     task: Any = ray.remote(end_process)
     task = task.options(
         num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node, soft=False)
     )
     try:
-        await answer(task.remote(pid), 10.0)
+        await answer(task.remote(worker.pid), 10.0)
     except LostError:
         return False
     return True
@@ -117,15 +114,13 @@ def missing(wanted: Iterable[str], held: Iterable[str]) -> list[str]:
     return list((Counter(wanted) - Counter(held)).elements())
 
 
-def split_by_nodes(workers: list[Worker], nodes: Iterable[str]) -> tuple[list[Worker], list[Worker]]:
-    """Workers that may stay on `nodes` (one entry a worker), those in front first, and those that may not."""
+def misplaced(workers: Iterable[Worker], nodes: Iterable[str]) -> list[Worker]:
+    """Workers that have no place on `nodes` (one entry a worker); those in front have it first."""
     room = Counter(nodes)
-    stay: list[Worker] = []
-    leave: list[Worker] = []
+    leave = []
     for worker in workers:
         if room[worker.node] > 0:
             room[worker.node] -= 1
-            stay.append(worker)
         else:
             leave.append(worker)
-    return stay, leave
+    return leave

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
-from rlpto.ray_cluster.processes import agent_ports, end_processes, family_of
+from rlpto.ray_cluster.processes import agent_ports, children_titled, end_processes, family_of
 
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
@@ -113,6 +113,10 @@ class LocalCluster:
     def raylet_pid(self, node_id: str) -> int:
         """Process id of a node's raylet."""
         return int(self.raylet(self._nodes[node_id]).pid)
+
+    def worker_pids(self, node_id: str) -> list[int]:
+        """Process ids of the jobs' workers on a node."""
+        return children_titled(self.raylet_pid(node_id), "TrainWorker")
 
     @staticmethod
     def raylet(node: Any) -> Any:

@@ -64,6 +64,20 @@ def of_folder(folder: str) -> set[int]:
     return found
 
 
+def children_titled(parent: int, title: str) -> list[int]:
+    """Processes that `parent` has started and whose command line has `title` in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None and int(fields[1]) == parent:
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended since
+            if title.encode() in arguments:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
 def with_children(pids: set[int]) -> set[int]:
     """Processes, and those that they have started, and so on."""
     children: dict[int, list[int]] = {}

@@ -107,6 +107,23 @@ class Tally:
             if seconds > 0
         )
 
+    def figures(self) -> dict[str, Any]:
+        """What a report says of training, by the names that `JobReport` has for it."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "noise_scale": self.noise_scale,
+            "accuracy_curve": tuple(self.curve),
+            "throughput": self.throughput(),
+            "rescales": self.rescales,
+            "rescale_seconds": self.rescale_seconds,
+            "pauses": tuple(self.pauses),
+            "recoveries": self.recoveries,
+            "recovery_seconds": tuple(self.recovery_seconds),
+            "staleness": self.staleness,
+        }
+
     def lasting(self) -> dict[str, Any]:
         """What outlives the runner, as JSON can hold it."""
         return {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlpto.ray_cluster.crew import Worker, answer, everyone
-from rlpto.ray_cluster.worker import Failure, Pulse
+from rlpto.ray_cluster.crew import LostError, Worker, answer, everyone
+from rlpto.ray_cluster.worker import Failure, Pulse, Ready
 
 LATE = 0.5
 """s for the other workers to notice a fault too, before they are told."""
@@ -31,6 +32,23 @@ class FaultError(Exception):
             return next(iter(self.lost.values()))
         first = min(self.failures, key=lambda failure: failure.when)
         return first.text if first.lasting else first.trace
+
+
+async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure:
+    """Have a worker get warm, however long that takes, as long as it gives signs of life.
+
+    heartbeat: s without one after which it is given up. Raises LostError if it is gone, or was never there.
+    """
+    # Its process id comes first, so that it can be ended even if it stops in the middle.
+    worker.pid = await answer(worker.handle.pid.remote())
+    try:
+        (ready,) = await collect([worker], [worker.handle.prepare.remote()], heartbeat, math.inf)
+    except FaultError as fault:
+        if fault.failures:
+            return fault.failures[0]
+        raise LostError(fault.text) from None
+    said: Ready = ready
+    return said
 
 
 async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: float, limit: float) -> list[Any]:

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from rlpto.errors import RlptoError
 from rlpto.ray_cluster.data import Position
 from rlpto.ray_cluster.group import AllReduce, Alone
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.parameter_server import ServerGroup
 from rlpto.ray_cluster.training import Chunk, Trainer
 
@@ -48,7 +48,6 @@ class Seat:
 class Ready:
     """A worker is warm. step_seconds, evaluation_seconds: how long those took."""
 
-    pid: int
     step_seconds: float
     evaluation_seconds: float
 
@@ -119,6 +118,11 @@ class TrainWorker:
         return trainer.position
 
     @ray.method(concurrency_group="control")
+    def pid(self) -> int:
+        """Id of this process."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
     def pulse(self) -> Pulse:
         """What the training thread does now."""
         if self._trainer is None:
@@ -142,13 +146,12 @@ class TrainWorker:
         return self._trainer
 
     def _prepare(self) -> Ready:
-        if self._spec.device != "cuda" and not torch.cuda.is_available():
-            torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        use_few_threads(self._spec.device)
         self._trainer = Trainer(self._spec)
         step, evaluation = self._trainer.warm_up()
         if self._spec.architecture == "all_reduce":
             warm_group(self._trainer)
-        return Ready(os.getpid(), step, evaluation)
+        return Ready(step, evaluation)
 
     def _join(self, seat: Seat) -> None:
         trainer = self.trainer
@@ -196,6 +199,12 @@ def describe(error: BaseException) -> str:
     if isinstance(error, RlptoError):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def use_few_threads(device: Device) -> None:
+    """Workers share a machine's cores: on the CPU each has one thread, or as many as OMP_NUM_THREADS says."""
+    if device == "cpu" or not torch.cuda.is_available():
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 def warm_group(trainer: Trainer) -> None:

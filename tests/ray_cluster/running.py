@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from rlpto.ray_cluster.backend import control_node
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.runner import find_runners, start_runner, stop_runner
@@ -26,7 +27,7 @@ class Running:
 
     def __init__(self, cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> None:
         self.spec, self.cluster = spec, cluster
-        self.runner: Any = start_runner(spec, head_node(), resume)
+        self.runner: Any = start_runner(spec, control_node(), resume)
         self._generation = 0
         self._allowed: Counter[str] = Counter()
 
@@ -68,7 +69,7 @@ class Running:
 
     def signal_worker(self, node: str, number: int) -> None:
         """Send a signal to one of this cluster's workers on a node: no other job has any there."""
-        os.kill(worker_pids(self.cluster, node)[0], number)
+        os.kill(self.cluster.worker_pids(node)[0], number)
 
     def stop(self) -> JobReport:
         report = stop_runner(self.runner)
@@ -105,27 +106,6 @@ def make_spec(folder: Path, **more: Any) -> JobSpec:
         "checkpoint_interval": 1.0,
     }
     return JobSpec(**(values | more))
-
-
-def head_node() -> str:
-    """Node id of the node without GPUs."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return next(str(node["NodeID"]) for node in nodes if node["Alive"] and not node["Resources"].get("GPU"))
-
-
-def worker_pids(cluster: LocalCluster, node: str) -> list[int]:
-    """Processes of workers on a node of this cluster."""
-    raylet = cluster.raylet_pid(node)
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes()
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # ended since it was listed
-        if parent == raylet and b"TrainWorker" in line:
-            found.append(int(folder.name))
-    return found
 
 
 KILL, FREEZE = signal.SIGKILL, signal.SIGSTOP

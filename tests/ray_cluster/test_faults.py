@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlpto.ray_cluster.checkpoints import list_checkpoints, read_newest
 from rlpto.ray_cluster.local import LocalCluster
-from tests.ray_cluster.running import FREEZE, KILL, make_spec, running, worker_pids
+from tests.ray_cluster.running import FREEZE, KILL, make_spec, running
 
 FAULTY = "tests.ray_cluster.programs:Faulty"
 
@@ -17,7 +17,7 @@ def test_a_frozen_worker_is_replaced(ray_cluster: LocalCluster, tmp_path: Path) 
     with running(ray_cluster, make_spec(tmp_path, heartbeat_timeout=3.0)) as job:
         job.command([a, b])
         before = job.steps(5)
-        frozen = worker_pids(ray_cluster, b)[0]
+        frozen = ray_cluster.worker_pids(b)[0]
         job.signal_worker(b, FREEZE)
         after = job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
         assert "does not answer" in after.failure

@@ -16,7 +16,7 @@ from rlpto.errors import JobError
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
 from tests.ray_cluster.programs import Plain
-from tests.ray_cluster.running import make_spec, running
+from tests.ray_cluster.running import KILL, make_spec, running
 from tests.ray_cluster.test_runner import distance_to_one_process
 
 
@@ -24,9 +24,14 @@ def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalClus
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, architecture="parameter_server", servers=2, options={"adam": True}, pace=0.02)
     with running(ray_cluster, spec) as job:
+        job.command([a])
+        job.steps(10)
         job.command([a, b])
-        report = job.steps(40)
-        assert report.noise_scale > 0
+        before = job.steps(40)
+        assert before.noise_scale > 0
+        job.signal_worker(b, KILL)
+        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        job.steps(10)
         job.command([b])
         job.steps(10)
         job.command([])

@@ -11,12 +11,13 @@ import ray
 import torch
 
 from rlpto.errors import JobError
+from rlpto.ray_cluster.backend import control_node
 from rlpto.ray_cluster.checkpoints import read_newest
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.runner import find_runners, start_runner
 from rlpto.ray_cluster.training import Trainer
-from tests.ray_cluster.running import KILL, SESSION, head_node, make_spec, running
+from tests.ray_cluster.running import KILL, SESSION, make_spec, running
 
 
 def weights(state: bytes) -> torch.Tensor:
@@ -97,5 +98,5 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
         assert job.until(lambda now: now.applied == 7).holding == ()
         assert find_runners(SESSION).keys() == {"once"}
         with pytest.raises(JobError, match=r"'once': session 'tests-.*' has a runner"):
-            start_runner(spec, head_node(), resume=False)
+            start_runner(spec, control_node(), resume=False)
     assert find_runners(SESSION) == {}
