@@ -15,6 +15,7 @@ from agents.archive import Archive, read_archive
 from agents.network import JobSetPolicy
 from agents.settings import AgentSettings, NetworkSettings
 from envs.actions import LARGEST
+from envs.cluster_env import LiveSetup
 from envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, VERSION, Observation
 from envs.settings import EnvSettings
 from envs.setup import EnvSetup, action_space, observation_space
@@ -67,7 +68,7 @@ def meaning() -> dict[str, Any]:
     }
 
 
-def brain_manifest(setup: EnvSetup, settings: AgentSettings) -> dict[str, Any]:
+def brain_manifest(setup: EnvSetup | LiveSetup, settings: AgentSettings) -> dict[str, Any]:
     """What must be known of an agent to use its weights."""
     return {
         "rlpto": __version__,

@@ -16,6 +16,8 @@ from agents.brain import AGENT, CHECKPOINT, brain_manifest, brain_of, check_mean
 from agents.network import JobSetPolicy
 from agents.ppo import TimedPPO
 from agents.settings import AgentSettings
+from envs.cluster_env import LiveSetup
+from envs.live import LiveSB3Env
 from envs.sb3 import SB3ClusterEnv
 from envs.setup import EnvSetup
 from rlpto import __version__
@@ -50,7 +52,7 @@ class Notes:
 
 
 def save_checkpoint(
-    path: Path, model: TimedPPO, setup: EnvSetup, settings: AgentSettings, identity: Identity, notes: Notes
+    path: Path, model: TimedPPO, setup: EnvSetup | LiveSetup, settings: AgentSettings, identity: Identity, notes: Notes
 ) -> None:
     """Write all that training needs to go on. Only between an update and the next rollout.
 
@@ -176,8 +178,8 @@ def _network(model: TimedPPO) -> JobSetPolicy:
     return model.policy
 
 
-def _environment(model: TimedPPO) -> SB3ClusterEnv:
-    assert isinstance(model.env, SB3ClusterEnv)
+def _environment(model: TimedPPO) -> SB3ClusterEnv | LiveSB3Env:
+    assert isinstance(model.env, SB3ClusterEnv | LiveSB3Env)
     return model.env
 
 

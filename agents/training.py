@@ -23,6 +23,7 @@ from agents.ppo import TimedPPO
 from agents.settings import BEST, LAST, AgentSettings
 from agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
 from agents.warmstart import imitate, imitates, starting_setup
+from envs.cluster_env import LiveSetup
 from envs.sb3 import SB3ClusterEnv
 from envs.setup import EnvSetup
 from rlpto.arrays import FloatArray
@@ -97,7 +98,7 @@ def train(
     terms = EpisodeTerms()
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
     total, callback = model._setup_learn(settings.steps, terms)
-    run = _Run(setup, settings, folder, identity, model, terms, evaluator, told)
+    run = Training(setup, settings, folder, identity, model, terms, evaluator, told)
     if archive is not None:
         run.notes = restore(model, archive, folder / LAST)
         model._num_timesteps_at_start = model.num_timesteps  # for the speed that is logged
@@ -112,7 +113,7 @@ def train(
             if stop is not None and stop():
                 run.save()
                 return run.outcome(finished=False)
-            _learn(model, callback, total, folder)
+            learn(model, callback, total, folder)
             run.look()
         run.save()
         run.conclude()
@@ -132,11 +133,15 @@ def check_device(settings: AgentSettings) -> None:
         raise TrainingError("agent.device: torch finds no CUDA device here, expected auto or cpu")
 
 
-def _learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> None:
-    """One rollout and one update. Raises TrainingError if a number is no longer finite."""
+def learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> bool:
+    """One rollout and one update; False if the callback has ended the rollout, from which nothing is learned then.
+
+    Raises TrainingError if a number is no longer finite.
+    """
     assert model.env is not None
     try:
-        model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps)
+        if not model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=model.n_steps):
+            return False
     except ValueError as error:
         if what := _not_finite(model):
             raise TrainingError(_stopped(model, what, folder)) from error
@@ -147,6 +152,7 @@ def _learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) ->
     model.train()
     if what := _not_finite(model):
         raise TrainingError(_stopped(model, what, folder))
+    return True
 
 
 def _not_finite(model: TimedPPO) -> str | None:
@@ -182,12 +188,12 @@ def _stopped(model: TimedPPO, what: str, folder: Path) -> str:
     )
 
 
-class _Run:
+class Training:
     """The training's own bookkeeping: when to look, what to keep, what to tell."""
 
     def __init__(
         self,
-        setup: EnvSetup,
+        setup: EnvSetup | LiveSetup,
         settings: AgentSettings,
         folder: Path,
         identity: Identity,
@@ -203,10 +209,12 @@ class _Run:
 
     @property
     def logger(self) -> Logger:
+        """Where figures go."""
         return self.model.logger
 
     def begin(self) -> None:
         """Warm start, and a first look at what the agent starts from."""
+        assert isinstance(self.setup, EnvSetup)
         if imitates(self.setup, self.settings):
             share = imitate(
                 self._network(),

@@ -56,7 +56,7 @@ def run_real_cells(
         experiment.check()
         check_programs(experiment, cells)
         if fresh:
-            _remove_sessions(folder)
+            remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
         begin_run(folder, config, sys.argv[1:])
@@ -201,7 +201,7 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
             console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
 
 
-def _remove_sessions(folder: Path) -> None:
+def remove_sessions(folder: Path) -> None:
     """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
     from rlpto.ray_cluster.store import Store
 

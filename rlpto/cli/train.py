@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,12 +22,31 @@ FREE = ("name", "description", "policies", "evaluation")
 """Keys that may change when a training is resumed: they do not decide how it comes out."""
 
 
+class TrainWhere(StrEnum):
+    """Where an agent learns."""
+
+    sim = "sim"
+    ray = "ray"
+
+
 def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file; not needed with --resume.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the training in this folder, bit for bit.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the training in this folder, bit for bit; with --cluster ray: fine-tune its agent.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        TrainWhere,
+        typer.Option(help="sim: in virtual time; ray: an agent that was trained so goes on learning on real jobs."),
+    ] = TrainWhere.sim,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto", help="ray: a cluster that is there; else a local one is started."),
     ] = None,
     seed: Annotated[
         int | None,
@@ -49,6 +69,11 @@ def train(
     Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to go on from.
     """
     changes = [*(set_ or ()), *([] if seed is None else [f"agent.seed={seed}"])]
+    if cluster is TrainWhere.ray:
+        _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
+        return
+    if address is not None:
+        raise ConfigError("--address: expected --cluster ray as well")
     if resume is not None:
         folder = resume
         _check_same(resume, config, changes)
@@ -62,6 +87,34 @@ def train(
         _make_way(folder, fresh)
         _begin(settled, folder, seeds)
     _train_all(folder, jobs=jobs, quiet=quiet)
+
+
+def _fine_tune(
+    config: Path | None,
+    changes: Sequence[str],
+    resume: Path | None,
+    run_dir: Path | None,
+    address: str | None,
+    seeds: int,
+    jobs: int | None,
+    *,
+    fresh: bool,
+    quiet: bool,
+) -> None:
+    """Let the agent of a run go on learning on a real cluster. Raises ConfigError for options that make no sense."""
+    from rlpto.cli.finetune import FOLDER, fine_tune_run
+
+    if config is None:
+        raise ConfigError("--cluster ray: expected an experiment file with jobs that really train")
+    if resume is None:
+        raise ConfigError(
+            "--cluster ray: expected --resume RUN with an agent that was trained in simulation; "
+            "learning from nothing takes hundreds of thousands of decisions"
+        )
+    if seeds > 1 or jobs is not None:
+        raise ConfigError("--cluster ray: there is one real cluster, expected neither --seeds nor --jobs")
+    folder = resume / FOLDER if run_dir is None else run_dir
+    fine_tune_run(read_config(config, changes), resume, folder, address=address, fresh=fresh, quiet=quiet)
 
 
 def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:

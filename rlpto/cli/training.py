@@ -37,9 +37,13 @@ BASELINES = "baselines"
 
 
 class Interrupt:
-    """The first Ctrl-C asks a training to stop after its update, once it learns; otherwise it ends it at once."""
+    """The first Ctrl-C asks a training to stop, once it learns; otherwise it ends it at once.
 
-    def __init__(self) -> None:
+    after: what it then still does.
+    """
+
+    def __init__(self, after: str) -> None:
+        self.after = after
         self.asked = False
         self.learning = False
 
@@ -48,13 +52,13 @@ class Interrupt:
         if self.asked or not self.learning:
             raise KeyboardInterrupt
         self.asked = True
-        print("rlpto: stopping after this update; Ctrl-C again stops at once", file=sys.stderr)
+        print(f"rlpto: stopping after this {self.after}; Ctrl-C again stops at once", file=sys.stderr)
 
 
 @contextmanager
-def interruptible() -> Iterator[Interrupt]:
+def interruptible(after: str = "update") -> Iterator[Interrupt]:
     """Handle Ctrl-C by an `Interrupt` while the block runs; in a thread, where signals do not arrive, by nothing."""
-    interrupt = Interrupt()
+    interrupt = Interrupt(after)
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return

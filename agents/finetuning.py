@@ -1,0 +1,136 @@
+"""Training that goes on where the cluster is real: one environment, in wall-clock time, from a good agent.
+
+What is learned is the same, by the same updates (`agents.training`). There is no evolution, no imitation and no
+validation: they take thousands of episodes, and an episode here takes as long as its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+
+from agents.archive import Archive, read_archive
+from agents.brain import KINDS, Brain, brain_of, load_weights
+from agents.checkpoint import Identity, read_checkpoint, restore
+from agents.logs import EpisodeTerms, log_texts, make_logger
+from agents.network import JobSetPolicy
+from agents.ppo import TimedPPO
+from agents.settings import LAST, AgentSettings, NetworkSettings
+from agents.training import Outcome, Status, Training, check_device, learn
+from envs.cluster_env import ClusterEnv, LiveSetup
+from envs.live import LiveSB3Env
+from envs.settings import EnvSettings
+from rlpto.errors import ConfigError
+
+
+class Stop(BaseCallback):
+    """Ends a rollout after the present step once it is asked for: here a rollout takes minutes."""
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def _on_step(self) -> bool:
+        return not self._asked()
+
+
+class Beginner:
+    """The agent that fine-tuning starts from. file: a checkpoint, or an exported agent.
+
+    Raises CheckpointError if it cannot be used.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.archive: Archive = read_archive(file, KINDS)
+        self.brain: Brain = brain_of(self.archive, file)
+
+    def settings(self, wanted: AgentSettings) -> AgentSettings:
+        """The settings wanted, with one environment and the agent's own network."""
+        network = NetworkSettings.model_validate(self.archive.manifest["network"])
+        ppo = wanted.ppo.model_copy(update={"smooth_noise": bool(self.archive.manifest["smooth_noise"])})
+        return wanted.model_copy(update={"envs": 1, "network": network, "ppo": ppo})
+
+    def env(self, wanted: EnvSettings) -> EnvSettings:
+        """What the agent sees and does as it is used to; scale and episodes as wanted, and the plain reward.
+
+        Raises ConfigError if something else is asked for that an agent cannot change.
+        """
+        own = self.brain.env
+        for key in ("action", "levels", "max_jobs", "horizon"):
+            there, asked = getattr(own, key), getattr(wanted, key)
+            if key in wanted.model_fields_set and there != asked:
+                raise ConfigError(f"env.{key}: {asked}, but the agent of {self.file} was trained with {there}")
+        given = {"episode": wanted.episode, "reward_scale": wanted.reward_scale, "baseline": "none", "start": None}
+        return own.model_copy(update=given)
+
+
+def fine_tune(
+    setup: LiveSetup,
+    settings: AgentSettings,
+    folder: Path,
+    identity: Identity,
+    beginner: Beginner,
+    interval: float,
+    *,
+    resume: bool = False,
+    texts: Mapping[str, str] | None = None,
+    told: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`agents.training`).
+
+    setup, settings: as `beginner` makes them. interval: seconds between regular decisions. resume: from the last
+    checkpoint of `folder`; the episode that was under way begins anew. stop: asked after every step; True: what was
+    learned by then is kept, the steps since the last update are not.
+
+    Raises TrainingError and CheckpointError as `train` does.
+    """
+    torch.set_num_threads(settings.threads)
+    check_device(settings)
+    archive = read_checkpoint(folder / LAST, identity) if resume else None
+    env = LiveSB3Env(ClusterEnv(setup), identity.seed)
+    model = TimedPPO.make(env, settings, interval, identity.seed)
+    assert isinstance(model.policy, JobSetPolicy)
+    load_weights(model.policy, beginner.archive, beginner.file)
+    model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
+    terms = EpisodeTerms()
+    run = Training(setup, settings, folder, identity, model, terms, None, told)
+    if archive is None:
+        run.tell("starting")
+        total, callback = model._setup_learn(settings.steps, [terms, Stop(stop or _never)])
+    else:
+        # Its first observation comes with the checkpoint: a second reset would begin a second episode.
+        run.notes = restore(model, archive, folder / LAST)
+        model._last_episode_starts = np.ones(1, dtype=np.bool_)
+        model._num_timesteps_at_start = model.num_timesteps
+        total, callback = model._setup_learn(
+            settings.steps - model.num_timesteps, [terms, Stop(stop or _never)], reset_num_timesteps=False
+        )
+    model.set_logger(make_logger(folder, model.num_timesteps))
+    try:
+        if archive is None:
+            log_texts(model.logger, texts or {})
+            run.save(periodic=True)
+        callback.on_training_start(locals(), globals())
+        run.tell("training")
+        while model.num_timesteps < total:
+            before = model.num_timesteps
+            if (stop is not None and stop()) or not learn(model, callback, total, folder):
+                model.num_timesteps = before
+                return run.outcome(finished=False)
+            run.look()
+            run.save()
+        run.conclude()
+    finally:
+        model.logger.close()
+    return run.outcome(finished=True)
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,219 @@
+"""`rlpto train --cluster ray`: an agent that was trained in simulation goes on learning on real jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlpto.cli.common import interrupted, make_console, make_progress
+from rlpto.cli.real import BOOKS, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
+from rlpto.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agents.checkpoint import Identity
+    from agents.finetuning import Beginner
+    from agents.settings import AgentSettings
+    from agents.training import Outcome, Status
+    from rlpto.cluster import Cluster
+    from rlpto.config import Config
+    from rlpto.experiment import Experiment
+    from rlpto.ray_cluster.cluster import RayCluster
+
+FOLDER = "ray"
+"""Folder of a run with the agent that has gone on learning, if the command does not say another."""
+ROLLOUTS = 10
+"""Rollouts to learn from where the experiment does not say how many steps: some thousand seconds each."""
+
+
+def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | None, fresh: bool, quiet: bool) -> None:
+    """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
+    already, it goes on from them.
+
+    address: of a Ray cluster that is there; None: a local one. Raises what is wrong with the experiment, the agent
+    or the cluster; after Ctrl-C it ends in good order, and says how to go on.
+    """
+    from agents.finetuning import Beginner
+    from agents.policy import run_file
+    from agents.settings import LAST
+    from rlpto.cli.runfolder import begin_run
+    from rlpto.evaluation.runner import Cell
+    from rlpto.experiment import prepare
+
+    _refuse_what_takes_episodes(config)
+    beginner = Beginner(run_file(_member(source)))
+    settings = beginner.settings(_with_steps(config.agent))
+    beginner.env(config.env)
+    windows = _windows(prepare(config))
+    resume = (folder / LAST).is_file() and not fresh
+    if not resume:
+        prepare(config).check()
+    with real_nodes(config, address) as gpus:
+        if address is not None:
+            config = with_nodes(config, gpus)
+        experiment = prepare(config)
+        check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
+        identity = _identity(experiment, settings, beginner)
+        if fresh:
+            remove_sessions(folder)
+            (folder / LAST).unlink(missing_ok=True)
+        if not resume:
+            begin_run(folder, config, sys.argv[1:])
+        console = make_console(quiet)
+        console.print(f"live curves: tensorboard --logdir {folder}", style="dim", soft_wrap=True)
+        try:
+            with Episodes(experiment, windows, folder) as episodes:
+                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume=resume, quiet=quiet)
+        except KeyboardInterrupt:
+            interrupted("what was learned until the last update is kept; go on with the same command")
+    again = f"go on with the same command; evaluate it with the policy agent:run={folder}"
+    if not outcome.finished:
+        interrupted(f"{outcome.steps} decisions are kept; {again}")
+    console.print(f"{folder}: learned from {outcome.steps} decisions; {again}", soft_wrap=True)
+
+
+class Episodes:
+    """Real clusters one after the other: the windows in turn, and once all are through, with the next seed.
+
+    folder: holds a folder for each episode: books, checkpoints of its jobs, tables and live curves. The numbers go on
+    where those in the folder end. To be used with `with`, which ends the last one.
+    """
+
+    def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
+        self._experiment, self._windows, self._folder = experiment, windows, folder / SESSIONS
+        there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
+        self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
+        self._present = ExitStack()
+
+    def __call__(self) -> Cluster:
+        """End the present episode's cluster, and begin the next one."""
+        from rlpto.ray_cluster.backend import RayBackend
+        from rlpto.ray_cluster.live import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.store import Store
+        from rlpto.ray_cluster.tables import write_tables
+
+        self._present.close()
+        number, self._next = self._next, self._next + 1
+        config = self._experiment.config
+        window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
+        own = self._folder / f"episode-{number:04d}"
+        session = hashlib.sha256(f"{self._folder.absolute()} {number}".encode()).hexdigest()[:12]
+        with ExitStack() as made:
+            books = made.enter_context(Store(own / BOOKS))
+            made.callback(write_tables, books, own)
+            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
+            if config.ray.tensorboard:
+                observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
+            cluster = self._experiment.real_cluster(window, seed, RayBackend(session), books, session, observers)
+            made.callback(cluster.close)
+            cluster.deciding("agent", 0.0)
+            self._present = made.pop_all()
+        return cluster
+
+    def __enter__(self) -> Episodes:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._present.close()
+
+
+def _tuned(
+    config: Config,
+    settings: AgentSettings,
+    beginner: Beginner,
+    identity: Identity,
+    episodes: Episodes,
+    folder: Path,
+    *,
+    resume: bool,
+    quiet: bool,
+) -> Outcome:
+    """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
+    from agents.finetuning import fine_tune
+    from envs.cluster_env import LiveSetup
+    from rlpto.cli.runfolder import command_line
+    from rlpto.cli.training import interruptible
+    from rlpto.config import resolved_yaml
+
+    setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
+    with make_progress(quiet) as bar, interruptible("step") as interrupt:
+        task = bar.add_task("starting", total=settings.steps)
+
+        def told(status: Status) -> None:
+            bar.update(task, description=status.doing, completed=min(status.steps, status.total))
+
+        def asked() -> bool:
+            interrupt.learning = True
+            return interrupt.asked
+
+        return fine_tune(
+            setup,
+            settings,
+            folder,
+            identity,
+            beginner,
+            config.simulator.interval,
+            resume=resume,
+            texts={"config": resolved_yaml(config), "command": command_line(sys.argv[1:])},
+            told=told,
+            stop=asked,
+        )
+
+
+def _refuse_what_takes_episodes(config: Config) -> None:
+    """Raise ConfigError for settings of a training that takes thousands of episodes, or many clusters."""
+    agent = config.agent
+    if agent.evolution.generations and "evolution" in agent.model_fields_set:
+        raise ConfigError("agent.evolution: takes thousands of episodes of real jobs; expected 0 generations")
+    if agent.envs != 1 and "envs" in agent.model_fields_set:
+        raise ConfigError(f"agent.envs: {agent.envs}, but there is one real cluster; expected 1")
+    if agent.loads is not None:
+        raise ConfigError("agent.loads: real jobs come as they are listed; expected null")
+    if agent.ppo.rollout < 2:
+        raise ConfigError("agent.ppo.rollout: 1 step is no rollout to learn from; expected 2 or more")
+    if config.forecast.mode != "off":
+        raise ConfigError(f"forecast.mode: {config.forecast.mode}, but nothing is forecast here; expected off")
+
+
+def _member(run: Path) -> Path:
+    """The one training of a run. Raises ConfigError if there are several."""
+    from rlpto.cli.training import members
+
+    found = members(run)
+    if len(found) > 1:
+        raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
+    return found[0]
+
+
+def _with_steps(agent: AgentSettings) -> AgentSettings:
+    """The settings with as many steps as there is time for, where they say none."""
+    if "steps" in agent.model_fields_set:
+        return agent
+    return agent.model_copy(update={"steps": ROLLOUTS * agent.ppo.rollout})
+
+
+def _windows(experiment: Experiment) -> list[str]:
+    """The windows to learn on: those for training; listed jobs are one window. ConfigError if there are none."""
+    return experiment.windows("test" if experiment.config.workload.source == "jobs" else "train")
+
+
+def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginner) -> Identity:
+    """What a checkpoint must agree with to be gone on from, and where its agent is from."""
+    from agents.checkpoint import Identity
+    from rlpto.cli.training import provenance, training_seed
+    from rlpto.files import digest
+
+    config = experiment.config
+    decisive = {
+        "experiment": experiment.outcome(),
+        "env": beginner.env(config.env).model_dump(mode="json"),
+        "agent": settings.model_dump(mode="json", exclude={"device", "threads", "seed", "steps"}),
+        "from": digest(beginner.file),
+    }
+    text = json.dumps(decisive, sort_keys=True)
+    origin = {**provenance(config), "fine_tuned_from": beginner.archive.manifest.get("provenance")}
+    return Identity(hashlib.sha256(text.encode()).hexdigest(), training_seed(config), origin)
