@@ -99,18 +99,25 @@ class Arima:
         """How many past values a forecast needs."""
         return max([lag for lag, _ in self.value_lags + self.error_lags], default=1)
 
+    @cached_property
+    def constant(self) -> float:
+        """What the mean adds to the next value of z."""
+        return self.mean * float(self.autoregression.sum())
+
+    def rest(self, z: FloatArray) -> float:
+        """Where the series was before its start: at its mean if it has one, else at its first value."""
+        return self.mean if self.lost == 0 else (float(z[0]) if len(z) else 0.0)
+
     def residuals(self, z: FloatArray) -> FloatArray:
         """[T] errors one step ahead; 0 while differencing has too few values."""
         return Filter(self).extend(z)
 
     def forecasts(self, z: FloatArray, errors: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] expected values after each origin, from z[:origin] and its [T] residuals."""
-        constant = self.mean * float(self.autoregression.sum())
-        # Before the start, the series was at rest: at its mean if it has one, else at its first value.
-        rest = self.mean if self.lost == 0 else (z[0] if len(z) else 0.0)
+        rest = self.rest(z)
         expected = np.empty((len(origins), horizon))
         for step in range(horizon):
-            value = np.full(len(origins), constant)
+            value = np.full(len(origins), self.constant)
             for lag, coefficient in self.value_lags:
                 place = step - lag
                 value += coefficient * (expected[:, place] if place >= 0 else _at(z, origins + place, rest))
@@ -152,8 +159,23 @@ class Filter:
 
     def forecast(self, horizon: int) -> FloatArray:
         """[H] expected values after the last one."""
-        expected = self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)
-        return expected.reshape(horizon)
+        # The sums of `Arima.forecasts` in the same order, in plain numbers: arrays of one would cost a hundredfold.
+        model, z, errors = self.model, self._values.tolist(), self._errors.tolist()
+        constant = model.constant
+        rest = model.rest(self._values)
+        expected: list[float] = []
+        for step in range(horizon):
+            value = constant
+            for lag, coefficient in model.value_lags:
+                place = step - lag
+                past = len(z) + place
+                value += coefficient * (expected[place] if place >= 0 else z[past] if past >= 0 else rest)
+            for lag, coefficient in model.error_lags:
+                past = len(errors) + step - lag
+                if lag > step and past >= 0:
+                    value += coefficient * errors[past]
+            expected.append(value)
+        return np.array(expected)
 
 
 def _seasonal(coefficients: list[float], season: int) -> FloatArray:

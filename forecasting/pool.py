@@ -247,11 +247,15 @@ def _regress(state: PoolState, rules: Rules, seen: FloatArray, x: float, h: int,
     for a in range(parts):
         gram[a] = keep * gram[a] + seen[a] * seen
     ridge = rules.mix_prior[r] * parts * (state.mix_noise[r, h] / state.mix_weight[r, h] + 1e-9)
+    away = mix - start
     for _ in range(MIX_SWEEPS):
         for a in range(parts):
-            away = mix - start
-            pull = moment[a] - (gram[a] * away).sum() + gram[a, a] * away[a]
+            # A loop, since an array for every product would take most of the time of a step.
+            pull = moment[a] + gram[a, a] * away[a]
+            for b in range(parts):
+                pull -= gram[a, b] * away[b]
             mix[a] = max(start[a] + pull / (gram[a, a] + ridge), 0.0)
+            away[a] = mix[a] - start[a]
 
 
 @njit(cache=True)
@@ -309,10 +313,12 @@ def _bound(state: PoolState, rules: Rules, h: int, q: int, point: float, spread:
     known = min(state.scored[h], rules.window)
     factor = 1.0
     if known >= rules.window_least:
-        ordered = np.sort(state.scores[h, q, :known])
         rank = min(max((1 - state.adapted[h, q]) * (known + 1) - 1, 0.0), known - 1.0)
         low = min(int(rank), known - 2)
-        factor = max(ordered[low] + (ordered[low + 1] - ordered[low]) * (rank - low), 0.0)
+        # Two neighbours in order are all that is needed of it.
+        parted = np.partition(state.scores[h, q, :known], low + 1)
+        below, above = parted[: low + 1].max(), parted[low + 1]
+        factor = max(below + (above - below) * (rank - low), 0.0)
     found = max(point + side * factor * spread, 0.0)
     if side > 0:
         found = max(min(found, state.top[0]), point)
