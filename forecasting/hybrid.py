@@ -18,19 +18,22 @@ from forecasting.linear import VALIDATION, LinearForecaster
 from forecasting.network import MEDIAN, QUANTILES, NetworkSettings
 from forecasting.pool import FEATURES, PoolState, Rules, advance, new_state
 from forecasting.recurrent import Recurrent, one_step_errors
-from forecasting.registry import make_forecaster
+from forecasting.registry import forecaster_class, make_forecaster
 from forecasting.series import FloatArray, IntArray, TimeSeries
 from forecasting.storage import State
+from forecasting.trees import TreesForecaster
 
 
 @dataclass(frozen=True)
 class Part:
     """A member of the combination. kind, settings: the forecaster. strong: whether it starts with a full weight, and
-    also stands in the pool corrected by its recent errors; the others start with SIMPLE_WEIGHT."""
+    also stands in the pool corrected by its recent errors; the others start with SIMPLE_WEIGHT. shared: settings that
+    it takes over from the combination."""
 
     kind: str
     settings: Mapping[str, Any]
     strong: bool
+    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ PARTS: Mapping[str, Part] = {
     "arima_log": Part("arima_log", {}, True),
     "arima_fourier": Part("arima_fourier", {}, True),
     "linear": Part("linear", {}, True),
+    "trees": Part("trees", {}, True, ("seed", "horizon")),
 }
 
 BODIES: Mapping[str, Body] = {
@@ -116,7 +120,7 @@ class Reading(NamedTuple):
 
 
 class HybridForecaster(Forecaster):
-    """ARIMA, GRU and simple members under weights that follow how each of them is doing.
+    """ARIMA, GRU, trees and simple members under weights that follow how each of them is doing.
 
     Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
     combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
@@ -129,10 +133,10 @@ class HybridForecaster(Forecaster):
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.
 
-    Covariates go to the parts that use them: the linear one.
+    Covariates go to the parts that use them: the linear one and the trees.
 
-    seed: of the networks. horizon: steps ahead that are learnt; later ones are weighted like the last. hidden,
-    updates: size and training of the networks.
+    seed: of the networks and the trees. horizon: steps ahead that are learnt; later ones are weighted like the last.
+    hidden, updates: size and training of the networks.
     """
 
     kind: ClassVar[str] = "hybrid"
@@ -161,7 +165,11 @@ class HybridForecaster(Forecaster):
     def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:
         self._fitted = (len(series), series.start)
         self._moments = (float(series.values.mean()), float(series.values.var()))
-        blank = {name: make_forecaster(part.kind, **part.settings) for name, part in PARTS.items()}
+        own = self.settings()
+        blank = {
+            name: make_forecaster(part.kind, **part.settings, **{shared: own[shared] for shared in part.shared})
+            for name, part in PARTS.items()
+        }
         self._members = {name: member.fit(series, _for(member, covariates)) for name, member in blank.items()}
         self._whole = bool((series.values == np.floor(series.values)).all())
         known = self._members_log(series, np.arange(1, len(series) + 1), self.horizon, covariates)
@@ -328,14 +336,15 @@ class HybridForecaster(Forecaster):
         return _in_order(known, stacked), stacked
 
     def _following_of(self, name: str, seen: Features, history: TimeSeries, horizon: int) -> FloatArray:
-        """[H] what a member says follows the history; the linear one shares the features of the networks."""
-        member = self._members[name]
+        """[H] what a member says follows the history; the linear one and the trees share the networks' features."""
+        member, now = self._members[name], np.array([len(history)])
         if isinstance(member, LinearForecaster):
-            _, covariates = self._observed()
-            point: FloatArray = member.from_features(seen, history.start, np.array([len(history)]), covariates)[0]
-        else:
-            point = member.predict(horizon).point
-        return point
+            linear: FloatArray = member.from_features(seen, history.start, now, self._observed()[1])[0]
+            return linear
+        if isinstance(member, TreesForecaster):
+            grown: FloatArray = member.from_features(seen, now, self._observed()[1])[0]
+            return grown
+        return member.predict(horizon).point
 
     def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:
         assert self._learnt is not None
@@ -381,7 +390,7 @@ class HybridForecaster(Forecaster):
         self._fitted, self._moments = (int(points), float(start)), (float(mean), float(variance))
         self._expected = float(state.values["expected"])
         self._members = {
-            name: type(make_forecaster(part.kind, **part.settings)).from_state(state.part(f"member.{name}"), name)
+            name: forecaster_class(part.kind).from_state(state.part(f"member.{name}"), name)
             for name, part in PARTS.items()
         }
         self._bodies = {name: Recurrent.restored(state.part(f"body.{name}")) for name in BODIES}

@@ -19,6 +19,7 @@ KINDS = {
     "arima_fourier": "forecasting.arima:FourierArima",
     "sarima": "forecasting.arima:Sarima",
     "linear": "forecasting.linear:LinearForecaster",
+    "trees": "forecasting.trees:TreesForecaster",
     "gru": "forecasting.gru:GruForecaster",
     "residual_hybrid": "forecasting.residual:ResidualHybrid",
     "gated_gru": "forecasting.residual:GatedGru",
@@ -33,7 +34,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "smoothing": ("smoothing", {}),
     "season_24h": ("seasonal_naive", {"hours": 24.0}),
     "season_168h": ("seasonal_naive", {"hours": 168.0}),
-    **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "sarima", "linear")},
+    **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "sarima", "linear", "trees")},
     **{kind: (kind, {}) for kind in ("gru", "residual_hybrid", "gated_gru", "hybrid")},
 }
 """Kind and settings of what people compare, by the name it gets in tables, simple ones first."""

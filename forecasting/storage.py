@@ -17,7 +17,7 @@ import numpy.typing as npt
 from forecasting.errors import ForecastError
 
 FORMAT = "forecasting"
-VERSION = 3
+VERSION = 4
 _HEADER = "header"
 
 

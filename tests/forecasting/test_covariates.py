@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from forecasting.errors import ForecastError
 from forecasting.hybrid import HybridForecaster
 from forecasting.linear import LinearForecaster
 from forecasting.series import FloatArray, TimeSeries
+from forecasting.trees import TreesForecaster
 
 POINTS, FITTED = 500, 420
 
@@ -35,10 +37,8 @@ def error(forecaster: Forecaster, covariates: FloatArray | None) -> float:
     return float(np.abs(said - Y.values[ORIGINS]).mean())
 
 
-@pytest.mark.parametrize("make", [LinearForecaster, hybrid], ids=["linear", "hybrid"])
-def test_given_covariates_are_used_and_come_out_the_same_online(
-    make: type[LinearForecaster] | type[HybridForecaster], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("make", [LinearForecaster, TreesForecaster, hybrid], ids=["linear", "trees", "hybrid"])
+def test_given_covariates_are_used_and_come_out_the_same_online(make: Callable[[], Forecaster], tmp_path: Path) -> None:
     known = slice(0, FITTED)
     forecaster = make().fit(Y.head(FITTED), X[known])
     assert error(forecaster, X) < 0.7 * error(make().fit(Y.head(FITTED)), None)

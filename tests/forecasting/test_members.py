@@ -288,9 +288,9 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "other.npz")
     text = '{"format": "forecasting", "version": 99, "kind": "naive", "values": {}}'
     np.savez(tmp_path / "new.npz", header=np.array(text))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 3"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 4"):
         load(tmp_path / "new.npz")
-    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "3")))
+    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "4")))
     with pytest.raises(ForecastError, match="expected a saved naive"):
         load(tmp_path / "half.npz")
 

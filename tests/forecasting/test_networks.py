@@ -1,4 +1,4 @@
-"""GRU, residual hybrid, gated GRU and the linear member."""
+"""GRU, residual hybrid, gated GRU, the linear member and the trees."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from forecasting.naive import Naive
 from forecasting.network import MEDIAN, Examples, NetworkSettings, blank_network, quantiles, run, train
 from forecasting.residual import GatedGru, ResidualHybrid
 from forecasting.series import FloatArray, TimeSeries
+from forecasting.trees import TreesForecaster
 
 QUICK = {"hidden": 8, "updates": 30, "horizon": 6}
 
 
 def quick() -> list[Forecaster]:
-    return [LinearForecaster(horizon=6), GruForecaster(**QUICK), ResidualHybrid(**QUICK), GatedGru(**QUICK)]
+    networks = [GruForecaster(**QUICK), ResidualHybrid(**QUICK), GatedGru(**QUICK)]
+    return [LinearForecaster(horizon=6), TreesForecaster(horizon=6), *networks]
 
 
 def by_kind(forecaster: Forecaster) -> str:
@@ -89,7 +91,7 @@ def test_odd_series_give_finite_counts(forecaster: Forecaster, values: FloatArra
         np.testing.assert_allclose(found.point, values[0], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("forecaster", [LinearForecaster(), GruForecaster(updates=150)], ids=by_kind)
+@pytest.mark.parametrize("forecaster", [LinearForecaster(), TreesForecaster(), GruForecaster(updates=150)], ids=by_kind)
 def test_daily_pattern_is_learnt(forecaster: Forecaster) -> None:
     whole = days(40)
     origins = np.arange(800, 940)

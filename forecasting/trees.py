@@ -1,0 +1,256 @@
+"""Gradient-boosted regression trees on the features of the linear member."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from forecasting.base import Forecaster, targets
+from forecasting.errors import ForecastError
+from forecasting.features import Features, Layout, describe, layout_of
+from forecasting.linear import VALIDATION
+from forecasting.series import FloatArray, IntArray, TimeSeries
+from forecasting.storage import State
+
+DECIMALS = 6
+"""Features are rounded: those of one origin and of a whole series differ in their last bits, and a tree would tell
+such numbers apart."""
+
+LEAST_POINTS = 200
+"""Of a series with fewer, nothing is learnt."""
+
+LEAST_IN_LEAF = (20, 100)
+"""Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
+
+PATIENCE = 20
+"""Trees without a smaller error on what is held out before the growing stops."""
+
+
+Examples: TypeAlias = tuple[FloatArray, FloatArray]
+"""[n, columns] and the [n] targets."""
+
+
+class Forest(NamedTuple):
+    """A sum of trees for some steps ahead: base [1], and the nodes of all trees one after the other.
+
+    roots [K]: first node of each tree. feature [N], threshold [N]: go `left` [N] where the feature is at most that,
+    else `right` [N]; a leaf has itself on its left, and adds value [N].
+    """
+
+    base: FloatArray
+    roots: npt.NDArray[np.int32]
+    feature: npt.NDArray[np.int32]
+    threshold: FloatArray
+    left: npt.NDArray[np.int32]
+    right: npt.NDArray[np.int32]
+    value: FloatArray
+
+    @classmethod
+    def bare(cls) -> Forest:
+        """No trees: always 0."""
+        none = np.empty(0, dtype=np.int32)
+        return cls(np.zeros(1), none, none, np.empty(0), none, none, np.empty(0))
+
+
+class TreesForecaster(Forecaster):
+    """Least absolute deviations by boosted trees (Friedman 2001) on histograms (Ke et al. 2017), from scikit-learn.
+
+    The target is the log1p count relative to a recent level; the features are lags, recent means, the calendar of the
+    target's time, that level, and how many steps ahead the target is. One step ahead has trees of its own, those after
+    it share theirs. Grown on the first 85 % of a series, on at most `rows` examples (an origin and a step), until the
+    error on the last 15 % has not become smaller for PATIENCE trees; those up to the smallest are kept. Covariates
+    enter with their newest values, those of the interval before the first one forecast. The same seed gives the same
+    forecasts.
+
+    seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
+    own time. trees: at most so many. leaves: of a tree. rate: share of a tree's correction that is made. rows: most
+    examples to learn from, and a quarter of them to stop by.
+
+    fallback: why nothing was learnt, and the recent level is the forecast; empty if something was.
+    """
+
+    kind: ClassVar[str] = "trees"
+    uses_covariates: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        seed: int = 0,
+        horizon: int = 12,
+        trees: int = 400,
+        leaves: int = 15,
+        rate: float = 0.03,
+        rows: int = 60_000,
+    ) -> None:
+        super().__init__()
+        sizes = (("horizon", horizon, 1), ("trees", trees, 1), ("leaves", leaves, 2), ("rows", rows, 4))
+        for name, value, least in sizes:
+            if value < least:
+                raise ForecastError(f"{name} {value!r}: expected an integer, {least} or more")
+        if not 0 < rate <= 1:
+            raise ForecastError(f"rate {rate!r}: expected above 0, at most 1")
+        self.seed, self.horizon, self.rows = seed, horizon, rows
+        self.trees, self.leaves, self.rate = trees, leaves, rate
+        self.fallback = ""
+        self._forests: list[Forest] = []
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the constructor."""
+        return {name: getattr(self, name) for name in ("seed", "horizon", "trees", "leaves", "rate", "rows")}
+
+    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:
+        self._forests, self.fallback = [Forest.bare() for _ in _groups(self.horizon)], ""
+        if len(series) < LEAST_POINTS:
+            self.fallback = f"{len(series)} points: no trees were grown, expected {LEAST_POINTS} or more"
+            return
+        if not np.ptp(series.values):
+            self.fallback = "constant series: no trees were grown"
+            return
+        origins = np.arange(1, len(series))
+        seen = describe(self.layout(series), series, origins, self.horizon)
+        truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
+        columns = _columns(seen, _newest(origins, covariates))
+        held_out = len(series) - round(VALIDATION * len(series))
+        ends = origins[:, None] + np.arange(self.horizon)
+        # Where the first values are one's only past, lags stand for nothing yet.
+        learnt = (ends < held_out) & (origins >= 2 * seen.recent.shape[1])[:, None]
+        stopping = (origins >= held_out)[:, None] & (ends < len(series))
+        rng = np.random.default_rng(self.seed)
+        self._forests = [
+            self._grown(
+                _drawn(columns[:, steps], truth[:, steps], learnt[:, steps], self.rows, rng),
+                _drawn(columns[:, steps], truth[:, steps], stopping[:, steps], self.rows // 4, rng),
+                least,
+            )
+            for steps, least in zip(_groups(self.horizon), LEAST_IN_LEAF, strict=False)
+        ]
+
+    def _grown(self, examples: Examples, held_out: Examples, least: int) -> Forest:
+        """The trees up to the smallest error on what is held out; least: examples in a leaf."""
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+
+        model = HistGradientBoostingRegressor(
+            loss="absolute_error",
+            learning_rate=self.rate,
+            max_iter=self.trees,
+            max_leaf_nodes=self.leaves,
+            min_samples_leaf=least,
+            early_stopping=True,
+            n_iter_no_change=PATIENCE,
+            tol=0.0,
+            scoring="loss",
+            random_state=self.seed,
+        )
+        # The work is too small to gain from threads that wait for each other.
+        with threadpool_limits(limits=1, user_api="openmp"):
+            model.fit(*examples, X_val=held_out[0], y_val=held_out[1])
+        return forest_of(model, int(np.argmax(model.validation_score_)))
+
+    def _forecasts(
+        self,
+        series: TimeSeries,
+        origins: IntArray,
+        horizon: int,
+        covariates: FloatArray | None,
+    ) -> FloatArray:
+        return self.from_features(describe(self.layout(series), series, origins, horizon), origins, covariates)
+
+    def layout(self, series: TimeSeries) -> Layout:
+        """Lags that the features of a series must have."""
+        return layout_of(series, self.horizon)
+
+    def from_features(self, seen: Features, origins: IntArray, covariates: FloatArray | None) -> FloatArray:
+        """[N, H] point forecasts from the features of N origins; covariates: [T, K] if the fitted series had some."""
+        columns = _columns(seen, _newest(origins, covariates))
+        found = np.empty(columns.shape[:2])
+        for place, steps in enumerate(_groups(columns.shape[1])):
+            asked, forest = columns[:, steps], self._forests[min(place, len(self._forests) - 1)]
+            found[:, steps] = add_up(forest, asked.reshape(-1, asked.shape[2])).reshape(asked.shape[:2])
+        return np.expm1(np.maximum(found + seen.level[:, None], 0.0))
+
+    def _state(self) -> State:
+        arrays = {
+            f"{name}.{place}": array
+            for place, forest in enumerate(self._forests)
+            for name, array in forest._asdict().items()
+        }
+        return State({"fallback": self.fallback}, arrays)
+
+    def _restore(self, state: State) -> None:
+        self.fallback = str(state.values["fallback"])
+        self._forests = [
+            Forest(**{name: state.arrays[f"{name}.{place}"] for name in Forest._fields})
+            for place in range(len(_groups(self.horizon)))
+        ]
+
+
+def forest_of(model: Any, trees: int) -> Forest:
+    """The first trees of a fitted HistGradientBoostingRegressor without categories, as plain arrays.
+
+    They can be saved as numbers, and one origin costs microseconds, of which scikit-learn's own checks take a
+    thousand; the nodes of a model are not among what scikit-learn documents, but have been there all along.
+    """
+    nodes = [grown[0].nodes for grown in model._predictors[:trees]]
+    sizes = np.array([len(tree) for tree in nodes], dtype=np.int32)
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32) if trees else np.empty(0, dtype=np.int32)
+    base = np.asarray(model._baseline_prediction, dtype=np.float64).reshape(1)
+    if not trees:
+        return Forest.bare()._replace(base=base)
+    whole, first = np.concatenate(nodes), np.repeat(roots, sizes)
+    leaf, itself = whole["is_leaf"] == 1, np.arange(len(whole), dtype=np.int32)
+    return Forest(
+        base=base,
+        roots=roots,
+        feature=whole["feature_idx"].astype(np.int32),
+        threshold=whole["num_threshold"].astype(np.float64),
+        left=np.where(leaf, itself, first + whole["left"].astype(np.int32)).astype(np.int32),
+        right=np.where(leaf, itself, first + whole["right"].astype(np.int32)).astype(np.int32),
+        value=whole["value"].astype(np.float64),
+    )
+
+
+@njit(cache=True)
+def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
+    """[N] what the trees say of [N, features]."""
+    said = np.full(len(columns), forest.base[0])
+    for root in forest.roots:
+        for row in range(len(columns)):
+            node = root
+            while forest.left[node] != node:
+                if columns[row, forest.feature[node]] <= forest.threshold[node]:
+                    node = forest.left[node]
+                else:
+                    node = forest.right[node]
+            said[row] += forest.value[node]
+    return said
+
+
+def _groups(horizon: int) -> list[slice]:
+    """Steps ahead that have trees together; later steps than were learnt belong to the last."""
+    return [slice(0, 1), slice(1, horizon)][: min(horizon, 2)]
+
+
+def _newest(origins: IntArray, covariates: FloatArray | None) -> FloatArray:
+    """[N, K] newest covariates known at N origins."""
+    return np.empty((len(origins), 0)) if covariates is None else covariates[origins - 1]
+
+
+def _columns(seen: Features, newest: FloatArray) -> FloatArray:
+    """[N, H, columns] what the trees see."""
+    steps = seen.targets.shape[1]
+    shared = np.concatenate([seen.level[:, None], seen.recent, newest], axis=1)
+    repeated = np.broadcast_to(shared[:, None], (len(shared), steps, shared.shape[1]))
+    return np.round(np.concatenate([seen.targets, seen.ahead, repeated], axis=2), DECIMALS)
+
+
+def _drawn(
+    columns: FloatArray, truth: FloatArray, chosen: npt.NDArray[np.bool_], most: int, rng: np.random.Generator
+) -> Examples:
+    """[n, columns] and [n] of the chosen origins and steps [N, H], at most so many of them, in their order."""
+    places = np.flatnonzero(chosen)
+    if len(places) > most:
+        places = np.sort(rng.choice(places, most, replace=False))
+    return columns.reshape(-1, columns.shape[2])[places], truth.ravel()[places]

@@ -1,0 +1,99 @@
+"""The boosted trees: what they share with other members is tested with them in test_networks.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forecasting.base import load
+from forecasting.errors import ForecastError
+from forecasting.series import FloatArray, IntArray, TimeSeries
+from forecasting.trees import Forest, TreesForecaster, add_up, forest_of
+from tests.forecasting.test_networks import days
+
+
+def switched(seed: int = 0) -> TimeSeries:
+    """Counts that no sum of lags and clock explains: afternoons bring ten times as many, on two days of the week."""
+    hour = np.arange(24 * 60)
+    rate = np.where((hour // 24 % 7 < 2) & (hour % 24 > 11), 40.0, 4.0)
+    return TimeSeries(np.random.default_rng(seed).poisson(rate).astype(float), 3600.0)
+
+
+def error(said: FloatArray, whole: TimeSeries, origins: IntArray) -> float:
+    return float(np.abs(said[:, 0] - whole.values[origins]).mean())
+
+
+def test_what_lags_and_clock_tell_together_is_learnt() -> None:
+    whole = switched()
+    origins = np.arange(24 * 50, len(whole))
+    said = TreesForecaster(horizon=2).fit(whole.head(24 * 50)).forecasts(whole, origins, 2)
+    yesterday = whole.values[origins - 24][:, None]
+    assert error(said, whole, origins) < 0.5 * error(yesterday, whole, origins)
+    # Not far from the least error there can be, that of who knows the rate.
+    hour = np.arange(len(whole))[origins]
+    known = np.where((hour // 24 % 7 < 2) & (hour % 24 > 11), 40.0, 4.0)[:, None]
+    assert error(said, whole, origins) < 1.5 * error(known, whole, origins)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40))
+@settings(max_examples=15, deadline=None)
+def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    rng = np.random.default_rng(seed)
+    columns = np.round(rng.normal(size=(300, 4)), 1)
+    truth = columns[:, 0] * (columns[:, 1] > 0) + rng.normal(size=300)
+    model = HistGradientBoostingRegressor(loss="absolute_error", max_iter=trees, random_state=0).fit(columns, truth)
+    asked = np.round(2 * rng.normal(size=(100, 4)), 1)
+    np.testing.assert_allclose(add_up(forest_of(model, trees), asked), model.predict(asked), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(add_up(forest_of(model, 0), asked), np.median(truth), atol=1e-9)
+
+
+def test_a_forest_without_trees_says_nothing() -> None:
+    assert add_up(Forest.bare(), np.ones((3, 2))).tolist() == [0, 0, 0]
+
+
+def test_one_origin_and_a_whole_series_agree_to_the_last_bit() -> None:
+    whole = days(30)
+    fitted = TreesForecaster(horizon=4).fit(whole.head(600))
+    origins = np.arange(500, len(whole) + 1)
+    together = fitted.forecasts(whole, origins, 4)
+    alone = np.concatenate([fitted.forecasts(whole, [int(origin)], 4) for origin in origins])
+    np.testing.assert_allclose(alone, together, rtol=1e-12, atol=1e-12)
+
+
+def test_a_seed_makes_it_the_same_again_and_another_one_draws_other_examples() -> None:
+    whole = days(40)
+    first, again, other = (TreesForecaster(seed, rows=2000).fit(whole).predict(12).point for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("values", "fallback"),
+    [
+        (np.arange(30.0), "30 points: no trees were grown, expected 200 or more"),
+        (np.full(800, 5.0), "constant series: no trees were grown"),
+    ],
+    ids=["short", "constant"],
+)
+def test_where_nothing_can_be_learnt_the_recent_level_is_said_and_that_is_on_record(
+    values: FloatArray, fallback: str, tmp_path: Path
+) -> None:
+    fitted = TreesForecaster().fit(values, step="1h")
+    assert fitted.fallback.endswith(fallback)
+    level = np.expm1(np.log1p(values[-3:]).mean())
+    np.testing.assert_allclose(fitted.predict(12).point, level, rtol=1e-12)
+    fitted.save(tmp_path / "f")
+    assert getattr(load(tmp_path / "f"), "fallback", None) == fitted.fallback
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ForecastError, match="leaves 1: expected an integer, 2 or more"):
+        TreesForecaster(leaves=1)
+    with pytest.raises(ForecastError, match="rate 0: expected above 0, at most 1"):
+        TreesForecaster(rate=0)
