@@ -41,10 +41,10 @@ class Criteria(NamedTuple):
     half_life: float = 2000.0
     rate: float = 0.2
     floor: float = 0.01
-    pooled: float = 0.5
+    pooled: float = 0.2
     regression: float = 0.5
     middle: float = 0.5
-    parts: float = 0.5
+    parts: float = 1.0
 
 
 class DecisionState(NamedTuple):
