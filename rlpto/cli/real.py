@@ -141,12 +141,13 @@ class RealCells:
         session = session_name(self.folder, cell)
         with ExitStack() as stack:
             books = stack.enter_context(Store(own / BOOKS))
+            backend = RayBackend(session, spare_workers=self.config.ray.spare_workers)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
                 curves = LiveCurves(own, self.config.reward)
                 stack.callback(curves.close)
                 observers.append(curves)
-            cluster = experiment.real_cluster(cell.window, cell.seed, RayBackend(session), books, session, observers)
+            cluster = experiment.real_cluster(cell.window, cell.seed, backend, books, session, observers)
             keep = False
             try:
                 record = run_session(experiment, cell, cluster)

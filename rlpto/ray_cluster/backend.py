@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.background import CONTROL
 from rlpto.ray_cluster.ledger import Command
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
+from rlpto.ray_cluster.spares import Spares
 
 ENDING_SECONDS = 20.0
 """A runner that has not ended by itself after so long is ended."""
+
+SLOTS = 3
+"""CPU slots a node must have to get spares: Ray ends idle processes beyond them, and two serve tasks."""
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,22 @@ class _Ending:
 class RayBackend:
     """Runners of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same runner.
+    period: s between two questions to the same runner. spare_workers: warm processes in reserve on every node.
     """
 
     session: str
     period: float = 0.2
+    spare_workers: int = 0
     _handles: dict[str, Any] = field(default_factory=dict)
     _asked: dict[Any, str] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
+    _latest: dict[str, JobReport] = field(default_factory=dict)
+    _spares: Spares = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._spares = Spares(self.spare_workers, control_node, nodes_for_spares)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
@@ -121,7 +132,15 @@ class RayBackend:
             ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         heard = [self._answer(answer) for answer in ready]
         self._see_to_endings()
+        self._latest.update({report.name: report for report in heard if report is not None})
+        self._see_to_spares()
         return [report for report in heard if report is not None]
+
+    def _see_to_spares(self) -> None:
+        """Keep spares for the runners, unless one of them has not been heard of yet or is on its way out."""
+        self._latest = {job: report for job, report in self._latest.items() if job in self._handles}
+        if len(self._latest) == len(self._handles) and not self._ending:
+            self._spares.tend(self._latest.values())
 
     def _answer(self, answer: Any) -> JobReport | None:
         """A runner's answer; None if it cannot answer now, or never will."""
@@ -191,11 +210,20 @@ def exists(session: str, job: str) -> bool:
     return True
 
 
+def nodes_for_spares() -> list[str]:
+    """Ray's ids of nodes that keep idle processes: those with CPU slots for them."""
+    return [str(entry["NodeID"]) for entry in alive_nodes() if entry["Resources"].get("CPU", 0) >= SLOTS]
+
+
 def control_node() -> str:
-    """Ray's id of the node that runners live on: the head, else one without GPUs. ClusterError if there is no node."""
+    """Ray's id of the node that runners live on: one that is kept for them, the head, else one without GPUs.
+
+    Raises ClusterError if there is no node.
+    """
     alive = alive_nodes()
+    kept = [entry for entry in alive if CONTROL in entry["Resources"]]
     heads = [entry for entry in alive if "node:__internal_head__" in entry["Resources"]]
     spare = [entry for entry in alive if not entry["Resources"].get("GPU")]
-    for entry in (*heads, *spare, *alive):
+    for entry in (*kept, *heads, *spare, *alive):
         return str(entry["NodeID"])
     raise ClusterError("the Ray cluster has no node that is alive")

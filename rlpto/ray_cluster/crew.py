@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -16,6 +13,7 @@ from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.processes import TITLE, kill_titled
 from rlpto.ray_cluster.worker import Failure, Ready, TrainWorker
 
 T = TypeVar("T")
@@ -88,25 +86,15 @@ async def release(worker: Worker) -> None:
 
 async def kill_process(worker: Worker) -> bool:
     """Kill the process of a worker by its id, by a task on its node. True if that was done."""
-    task: Any = ray.remote(end_process)
+    task: Any = ray.remote(kill_titled)
     task = task.options(
         num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node, soft=False)
     )
     try:
-        await answer(task.remote(worker.pid), 10.0)
+        await answer(task.remote(worker.pid, TITLE), 10.0)
     except LostError:
         return False
     return True
-
-
-def end_process(pid: int) -> None:
-    """Kill process `pid` of this machine if it is a worker of ours."""
-    try:
-        title = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return
-    if b"TrainWorker" in title:
-        os.kill(pid, signal.SIGKILL)
 
 
 def missing(wanted: Iterable[str], held: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
-from rlpto.ray_cluster.processes import agent_ports, children_titled, end_processes, family_of
+from rlpto.ray_cluster.processes import TITLE, agent_ports, children_titled, end_processes, family_of
 
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
@@ -116,7 +116,7 @@ class LocalCluster:
 
     def worker_pids(self, node_id: str) -> list[int]:
         """Process ids of the jobs' workers on a node."""
-        return children_titled(self.raylet_pid(node_id), "TrainWorker")
+        return children_titled(self.raylet_pid(node_id), TITLE)
 
     @staticmethod
     def raylet(node: Any) -> Any:
@@ -130,13 +130,16 @@ class LocalCluster:
 
             ray.shutdown()
             self._connected = False
-        if self._cluster is not None:
-            self._cluster.shutdown()
-            self._cluster = None
-        # Processes of a node whose raylet was killed, or that did not come up, are not known to Ray's own shutdown.
-        end_processes(family_of(str(self._folder)))
-        shutil.rmtree(self._folder, ignore_errors=True)
-        restore_environment(self._before)
+        try:
+            if self._cluster is not None:
+                self._cluster.shutdown()
+                self._cluster = None
+        finally:
+            # Ray's own shutdown knows no processes of a node whose raylet was killed, and fails over one that did not
+            # come up.
+            end_processes(family_of(str(self._folder)))
+            shutil.rmtree(self._folder, ignore_errors=True)
+            restore_environment(self._before)
 
     def __enter__(self) -> LocalCluster:
         return self

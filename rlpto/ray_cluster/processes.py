@@ -27,8 +27,53 @@ def end_processes(family: Mapping[int, int]) -> None:
 
 def family_of(folder: str, pids: Collection[int] = ()) -> dict[int, int]:
     """Id and start time of the processes of a cluster with this folder, of `pids`, and of all they have started."""
-    found = {pid: start_time(pid) for pid in with_children({*pids, *of_folder(folder)})}
+    return _timed(with_children({*pids, *of_folder(folder)}))
+
+
+def head_family(folder: str) -> dict[int, int]:
+    """Id and start time of the processes of a cluster's head, and of all they have started; none of other nodes."""
+    return _timed(with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))}))
+
+
+def _timed(pids: Collection[int]) -> dict[int, int]:
+    found = {pid: start_time(pid) for pid in pids}
     return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}
+
+
+def _is_of_head(arguments: list[str]) -> bool:
+    """The raylet of the head is told so; the others are programs that only a head has."""
+    programs = ("gcs_server", "dashboard.py", "monitor.py")
+    return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def listens(address: str) -> bool:
+    """True if somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+TITLE = "TrainWorker"
+"""What the command lines of jobs' workers have in them: Ray writes the actor's class there."""
+
+
+def kill_titled(pid: int, title: str) -> None:
+    """Kill process `pid` of this machine if its command line has `title` in it."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return
+    if title.encode() in arguments:
+        _signal(pid, signal.SIGKILL)
 
 
 def free_ports(count: int) -> list[int]:

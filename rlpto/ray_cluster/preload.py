@@ -1,0 +1,47 @@
+"""What processes of Ray do while nobody uses them yet: they get warm (`RAY_preload_python_modules` names this module).
+
+Importing it in a process of Ray sets a timer. A process that nobody has put to use by the time it goes off imports what
+workers need and trains some steps of nothing, at a low priority.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+IDLE_SECONDS = 2.0
+"""A process that has been idle for so long is a spare."""
+NICENESS = 5
+"""Of the thread that warms up. Not the lowest: who needs the process in the middle of it has to wait for the rest."""
+TIMER = "rlpto-preload"
+
+
+def cancel_preload() -> None:
+    """Task that does nothing, and keeps its process from getting warm: it will serve tasks alone from now on."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.name == TIMER:
+            thread.cancel()
+
+
+def warm_up() -> None:
+    """Import and do what is slow the first time. Where torch was built for CUDA nothing is trained: CUDA must not be
+    touched before Ray has told the process which GPU is its own."""
+    if "torch" in sys.modules:
+        return  # a worker or a runner is about to start here
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
+    import torch
+    import torch._dynamo
+
+    from rlpto.ray_cluster import runner  # noqa: F401
+    from rlpto.ray_cluster.rehearsal import rehearse
+
+    if torch.version.cuda is None:
+        rehearse()
+
+
+if "RAY_RAYLET_PID" in os.environ:  # set by raylets for the processes they start
+    _timer = threading.Timer(IDLE_SECONDS, warm_up)
+    _timer.name, _timer.daemon = TIMER, True
+    _timer.start()

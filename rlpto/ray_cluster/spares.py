@@ -1,0 +1,109 @@
+"""Warm processes in reserve: who starts a worker or a runner on their node gets one and is spared most of the boot.
+
+Ray gives an actor an idle process of its node that nobody has used yet, if there is one. It starts such processes where
+more tasks wait than there are idle processes, and keeps as many of them as the node has free CPU slots. So a spare is
+what is left over when some tasks that do nothing are sent to a node at once. What makes it warm is
+`rlpto.ray_cluster.preload`, which clusters that we start have their processes import; on others a spare saves only the
+start of its process. Spares hold no GPU, and end with the driver's connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from rlpto.ray_cluster.messages import JobReport
+
+QUIET_SECONDS = 1.0
+"""All jobs have to train undisturbed for so long before a spare is made: nobody who starts is to share its cores."""
+RECENT_SECONDS = 2.0
+"""A report that is older says nothing about whether its job trains."""
+APART_SECONDS = 6.0
+"""s between spares of two nodes: so long one takes to warm up."""
+
+
+class Spares:
+    """Sees to it that every node has `count` spares, one node after the other, while all jobs train.
+
+    control: Ray's id of the node where runners are. nodes: those of all nodes that may have spares.
+
+    To be told often how jobs are, by `tend`; it never waits.
+    """
+
+    def __init__(self, count: int, control: Callable[[], str], nodes: Callable[[], Iterable[str]]) -> None:
+        self._count, self._control, self._nodes = count, control, nodes
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._stocked: set[str] = set()
+        self._missing: list[str] = []
+        self._first: tuple[str, Any] | None = None
+        self._quiet_since: float | None = None
+        self._next_at = 0.0
+
+    def tend(self, reports: Collection[JobReport]) -> None:
+        """Make the next spare that is missing, if all jobs with a runner are at rest. reports: one of each."""
+        if self._count == 0 or not reports:
+            return
+        now = time.monotonic()
+        if not all(at_rest(report, time.time()) for report in reports):
+            self._quiet_since = None
+            return
+        self._quiet_since = now if self._quiet_since is None else self._quiet_since
+        if now < max(self._quiet_since + QUIET_SECONDS, self._next_at):
+            return
+        if self._first is not None:
+            self._leave_some()
+            return
+        self._look_for_used(reports)
+        if self._missing:
+            node = self._missing.pop(0)
+            self._stocked.add(node)
+            self._first = (node, self._touch(node))
+
+    def _look_for_used(self, reports: Iterable[JobReport]) -> None:
+        """Nodes that may have none: first where somebody has started since the last look, then those that are new."""
+        used: list[str] = []
+        for report in reports:
+            known = (report.pid, report.generation, report.recoveries)
+            before = self._seen.get(report.name)
+            if known != before:
+                self._seen[report.name] = known
+                used += report.holding
+                if before is None or before[0] != report.pid:
+                    used.append(self._control())
+        nodes = list(self._nodes())
+        new = [node for node in nodes if node not in self._stocked]
+        wanted = dict.fromkeys([*used, *self._missing, *new])
+        self._missing = [node for node in wanted if node in nodes]
+
+    def _touch(self, node: str) -> Any:
+        """A task that does nothing on a node."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from rlpto.ray_cluster.preload import cancel_preload
+
+        task: Any = ray.remote(cancel_preload)
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        return task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote()
+
+    def _leave_some(self) -> None:
+        """Once a node has a process for tasks, send it more at once than one needs: what is started for them stays."""
+        import ray
+
+        if self._first is None:
+            return
+        node, done = self._first
+        if ray.wait([done], timeout=0)[0]:
+            self._first = None
+            for _ in range(self._count + 1):
+                self._touch(node)
+            self._next_at = time.monotonic() + APART_SECONDS
+
+
+def at_rest(report: JobReport, now: float) -> bool:
+    """True if nobody of the job starts, leaves, or has to be replaced. now: `time.time()`."""
+    if report.ended:
+        return not report.holding
+    settled = report.applied == report.generation and sorted(report.holding) == sorted(report.training_on)
+    return settled and now - report.time < RECENT_SECONDS
