@@ -17,6 +17,7 @@ def main() -> None:
     parser = _common.parser(__doc__ or "")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; without any: {', '.join(USUAL)}")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=30.0, help="chaos: how long faults go on")
     options = parser.parse_args()
     unknown = sorted(set(options.parts) - set(PARTS))
     if unknown:
@@ -25,7 +26,9 @@ def main() -> None:
     checks: list[_common.Check] = []
     facts: dict[str, object] = {}
     for part in options.parts or USUAL:
-        found, said = importlib.import_module(f"_ray_{part}").run(options.repeats)
+        found, said = importlib.import_module(f"_ray_{part}").run(
+            options.minutes if part == "chaos" else options.repeats
+        )
         checks += found
         facts |= said
     _common.finish(checks, options.json, **facts)
