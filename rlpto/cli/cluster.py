@@ -62,6 +62,21 @@ def status() -> None:
     console.print(f"{len(runners)} jobs have runners" + "".join(f"\n  {job} (session {name})" for name, job in runners))
 
 
+@app.command("restart-head", epilog="Example: rlpto cluster restart-head")
+def restart(quiet: QuietOption = False) -> None:
+    """Start the head of a cluster of `up --durable` again after it has died, under jobs that train on."""
+    from rlpto.ray_cluster.background import restart_head, running_cluster
+
+    console = make_console(quiet)
+    found = running_cluster()
+    if found is None:
+        raise ClusterError("no local cluster is up: expected one of `rlpto cluster up --durable` whose head has died")
+    with make_progress(quiet) as bar:
+        bar.add_task("starting", total=None)
+        restart_head(found)
+    console.print(f"the head is back at {found.address}; start commands that ran on it again, they go on")
+
+
 @app.command("down", epilog="Example: rlpto cluster down")
 def down(quiet: QuietOption = False) -> None:
     """End the local cluster that `up` has started, and nothing else."""

@@ -12,13 +12,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlpto.errors import ClusterError
 from rlpto.files import write_text
 from rlpto.ray_cluster.environment import ray_environment
-from rlpto.ray_cluster.processes import agent_ports, end_processes, family_of, free_ports, start_time
+from rlpto.ray_cluster.processes import (
+    agent_ports,
+    end_processes,
+    family_of,
+    free_ports,
+    head_family,
+    listens,
+    start_time,
+)
 
 START_SECONDS = 120.0
 """Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
@@ -29,18 +37,25 @@ class StartedCluster:
     """What `up` has started.
 
     address: HOST:PORT of the head. temporary: Ray's folder. gpus: of each node. processes: id and start time (in ticks
-    since the machine's start, so that an id that was given to somebody else is not mistaken for ours).
+    since the machine's start, so that an id that was given to somebody else is not mistaken for ours). cpus: slots of
+    each node. durable: the head's state is on disk.
     """
 
     address: str
     temporary: str
     gpus: tuple[int, ...]
     processes: tuple[tuple[int, int], ...]
+    cpus: int = 4
+    durable: bool = False
 
     @property
     def alive(self) -> int:
         """How many of its processes there still are."""
         return sum(start_time(pid) == ticks for pid, ticks in self.processes)
+
+
+CONTROL = "rlpto_control"
+"""Ray resource of a node that is kept for runners (`rlpto.ray_cluster.backend.control_node`)."""
 
 
 def state_file() -> Path:
@@ -61,6 +76,8 @@ def running_cluster() -> StartedCluster | None:
             temporary=str(content["temporary"]),
             gpus=tuple(map(int, content["gpus"])),
             processes=tuple((int(pid), int(ticks)) for pid, ticks in content["processes"]),
+            cpus=int(content["cpus"]),
+            durable=bool(content["durable"]),
         )
     except FileNotFoundError:
         return None
@@ -75,17 +92,21 @@ def start_cluster(gpus: Sequence[int], cpus: int = 4, durable: bool = False) -> 
     """Start a head without GPUs and one node for each entry of `gpus`.
 
     cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
-    `restart_head`). Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
+    `restart_head`); their runners are on a node of their own then.
+
+    Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
     """
     present = running_cluster()
     if present is not None:
         raise ClusterError(f"a cluster is up already at {present.address}; end it with `rlpto cluster down` first")
     temporary = tempfile.mkdtemp(prefix="rl")
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    started = StartedCluster(address, temporary, tuple(gpus), ())
+    started = StartedCluster(address, temporary, tuple(gpus), (), cpus, durable)
     try:
         _ray_start(_head(address, cpus), temporary, durable)
         started = _noted(started)
+        if durable:
+            _ray_start([*_node(address, cpus, 0), f"--resources={json.dumps({CONTROL: 1})}"], temporary)
         for count in gpus:
             _ray_start(_node(address, cpus, count), temporary)
         return _noted(started)
@@ -94,11 +115,23 @@ def start_cluster(gpus: Sequence[int], cpus: int = 4, durable: bool = False) -> 
         raise
 
 
-def restart_head(started: StartedCluster, cpus: int = 4) -> StartedCluster:
-    """Start the head of a durable cluster again after it has died; nodes, runners and jobs go on meanwhile."""
+def restart_head(started: StartedCluster) -> StartedCluster:
+    """Start the head of a durable cluster again after it has died; nodes, runners and jobs go on meanwhile.
+
+    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
+    """
+    if not started.durable:
+        raise ClusterError(
+            f"the cluster at {started.address} cannot go on with another head: expected one of `cluster up --durable`"
+        )
+    if listens(started.address):
+        raise ClusterError(f"the head at {started.address} is alive: expected one that has ended")
+    # What is left of the head's processes would be taken for a head that is still there, and so would the nodes that
+    # live on this machine.
+    end_processes(head_family(started.temporary))
     # Ray would take the nodes that live on this machine for a head that is still there.
     Path(started.temporary, "ray", "ray_current_cluster").unlink(missing_ok=True)
-    _ray_start(_head(started.address, cpus), started.temporary, durable=True)
+    _ray_start(_head(started.address, started.cpus), started.temporary, durable=True)
     return _noted(started)
 
 
@@ -180,6 +213,6 @@ def _finish(process: subprocess.Popen[str]) -> None:
 def _noted(started: StartedCluster) -> StartedCluster:
     """The cluster with all processes that it has now, in the state file too."""
     known = {*started.processes, *family_of(started.temporary).items()}
-    noted = StartedCluster(started.address, started.temporary, started.gpus, tuple(sorted(known)))
+    noted = replace(started, processes=tuple(sorted(known)))
     write_text(state_file(), json.dumps(asdict(noted)) + "\n", "the cluster's state", ClusterError)
     return noted
