@@ -57,7 +57,7 @@ class Beginner:
         return wanted.model_copy(update={"envs": 1, "network": network, "ppo": ppo})
 
     def env(self, wanted: EnvSettings) -> EnvSettings:
-        """What the agent sees and does as it is used to; scale and episodes as wanted, and the plain reward.
+        """What the agent sees and does as it is used to; scale, hold and episodes as wanted, and the plain reward.
 
         Raises ConfigError if something else is asked for that an agent cannot change.
         """
@@ -66,8 +66,8 @@ class Beginner:
             there, asked = getattr(own, key), getattr(wanted, key)
             if key in wanted.model_fields_set and there != asked:
                 raise ConfigError(f"env.{key}: {asked}, but the agent of {self.file} was trained with {there}")
-        given = {"episode": wanted.episode, "reward_scale": wanted.reward_scale, "baseline": "none", "start": None}
-        return own.model_copy(update=given)
+        given = {key: getattr(wanted, key) for key in ("episode", "reward_scale", "hold")}
+        return own.model_copy(update={**given, "baseline": "none", "start": None})
 
 
 def fine_tune(

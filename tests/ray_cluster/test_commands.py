@@ -1,0 +1,201 @@
+"""The commands a user types, on the cluster that all tests share: left with Ctrl-C, gone on with, switched, wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+import yaml
+
+from agents.archive import read_archive
+from agents.brain import CHECKPOINT
+from agents.settings import BEST, LAST
+from rlpto.cli.real import BOOKS, SESSIONS
+from rlpto.ray_cluster.connection import jobs_with_runners
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.store import read_table
+from tests.ray_cluster.conftest import GPUS, NODES
+from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
+
+EPOCHS = 60
+PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
+
+
+def experiment(folder: Path, **changes: object) -> Path:
+    """The file of an experiment with two small jobs of the tests' program."""
+    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": EPOCHS, "batch_size": 20}
+    jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "max_gpus": 2}]
+    content = {
+        "name": "commands",
+        "workload": {"source": "jobs", "jobs": [{"model": "tiny", "epochs": EPOCHS, **job} for job in jobs]},
+        "simulator": {"interval": 2},
+        "ray": {"programs": {"tiny": {**program, "pace": 0.2}}, "checkpoint_interval": 2},
+        "policies": ["elastic_fifo"],
+        "evaluation": {"reference": "elastic_fifo"},
+        **changes,
+    }
+    path = folder / "commands.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs, and does not outlive the test."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from rlpto.cli.main import run; run()", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this command alone, as in a terminal of its own
+    )
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate()
+
+
+def said(started: subprocess.Popen[str], code: int) -> str:
+    """What a command has printed once it has ended, as it was to end."""
+    out, err = started.communicate(timeout=240)
+    assert started.returncode == code, out + err
+    return out + err
+
+
+def books_of(run: Path) -> Path | None:
+    return next(iter(sorted((run / SESSIONS).glob(f"*/{BOOKS}"))), None)
+
+
+def column(run: Path, name: str) -> list[object]:
+    """A column of the table of jobs of the only session of a run; empty before there is one."""
+    books = books_of(run)
+    if books is None or not books.stat().st_size:
+        return []
+    columns, rows = read_table(books, "jobs")
+    return [row[columns.index(name)] for row in rows]
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps that each job of a run has done."""
+    return [int(str(step)) for step in column(run, "step")]
+
+
+def once(started: subprocess.Popen[str], holds: Callable[[], bool]) -> None:
+    """Wait until something holds, while a command runs."""
+
+    def looked() -> bool:
+        assert started.poll() is None, started.communicate()
+        return holds()
+
+    wait_until(looked)
+
+
+def metrics_pages() -> str:
+    """All metrics pages of the cluster's nodes."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    pages = []
+    for node in nodes:
+        address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as page:
+            pages.append(page.read().decode())
+    return "\n".join(pages)
+
+
+def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
+    whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")
+
+    with command(*whole, "--keep") as first:
+        once(first, lambda: min(steps_of(run), default=0) > 3)
+        once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
+        with command("cluster", "switch", "las", "--run", str(run)) as switch:
+            said(switch, 0)
+        first.send_signal(signal.SIGINT)
+        said(first, 130)
+    assert {job for _, job in jobs_with_runners()} == {"a", "b"}, "they were to be kept"
+    before = steps_of(run)
+
+    with command(*whole) as second:  # takes the runners over, and is left in turn: now they write checkpoints and end
+        once(second, lambda: steps_of(run) > before)
+        second.send_signal(signal.SIGINT)
+        said(second, 130)
+    assert jobs_with_runners() == []
+
+    with command(*whole) as third:
+        said(third, 0)
+    assert column(run, "state") == ["finished"] * 2
+    assert steps_of(run) == [EPOCHS * STEPS] * 2
+    books = books_of(run)
+    assert books is not None
+    _, events = read_table(books, "events")
+    kinds = [event[2] for event in events]
+    assert kinds.count("scheduler_returned") == 2
+    assert [event[-1] for event in events if event[2] == "policy"] == ["elastic_fifo -> las"]
+    assert (run / "results.json").is_file()
+    assert len(ray_cluster.node_ids) == NODES
+
+
+def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    agent, folder = tmp_path / "agent", tmp_path / "agent" / "ray"
+    agent.mkdir()
+    (agent / BEST).write_bytes(PRETRAINED.read_bytes())
+    learning = {"agent": {"steps": 8, "ppo": {"rollout": 4, "batch_size": 4}}}
+    path = experiment(tmp_path, **learning)
+    train = ("train", str(path), "--cluster", "ray", "--address", ray_cluster.address, "--resume", str(agent), "-q")
+
+    def steps() -> int:
+        there = folder / LAST
+        return int(read_archive(there, (CHECKPOINT,)).manifest["steps"]) if there.is_file() else -1
+
+    with command(*train) as first:
+        once(first, lambda: steps() >= 4)
+        first.send_signal(signal.SIGINT)
+        assert f"agent:run={folder}" in said(first, 130)
+    assert steps() == 4
+    assert jobs_with_runners() == []
+    with command(*train) as second:
+        said(second, 0)
+    assert steps() == 8
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert len(list((folder / SESSIONS).glob("episode-*/events.out.tfevents.*"))) >= 2
+    assert jobs_with_runners() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"workload": {"source": "jobs", "jobs": [{"model": "tiny", "gpus": 99, "max_gpus": 99}]}},
+            f"wants 99 GPUs, but the cluster has {NODES * GPUS} in all",
+        ),
+        (
+            {"ray": {"programs": {"tiny": {"training": "no.such.module:Job"}}}},
+            "training program no.such.module:Job cannot be used there: ModuleNotFoundError",
+        ),
+    ],
+)
+def test_what_cannot_run_there_is_said_in_one_line_before_anything_is_written(
+    ray_cluster: LocalCluster, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    run = tmp_path / "run"
+    evaluate = ("evaluate", str(experiment(tmp_path, **changes)), "--cluster", "ray", "--address", ray_cluster.address)
+    with command(*evaluate, "--run-dir", str(run)) as wrong:
+        out, err = wrong.communicate(timeout=240)
+    assert wrong.returncode == 2, out + err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not run.exists()
