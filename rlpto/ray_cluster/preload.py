@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from pathlib import Path
 
 IDLE_SECONDS = 2.0
 """A process that has been idle for so long is a spare."""
 NICENESS = 5
 """Of the thread that warms up. Not the lowest: who needs the process in the middle of it has to wait for the rest."""
 TIMER = "rlpto-preload"
+IDLE = "ray::IDLE"
+"""In the title of a process that no actor is in."""
 
 
 def cancel_preload() -> None:
@@ -24,11 +27,19 @@ def cancel_preload() -> None:
             thread.cancel()
 
 
+def title() -> str:
+    """Command line of this process, where Ray writes what it does."""
+    try:
+        return Path("/proc/self/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def warm_up() -> None:
     """Import and do what is slow the first time. Where torch was built for CUDA nothing is trained: CUDA must not be
     touched before Ray has told the process which GPU is its own."""
-    if "torch" in sys.modules:
-        return  # a worker or a runner is about to start here
+    if "torch" in sys.modules or IDLE not in title():
+        return  # somebody has started here, or is about to
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
     import torch
