@@ -199,7 +199,8 @@ class Experiment:
         books: of the session; jobs keep their files beside them.
         """
         from rlpto.ray_cluster.beliefs import Beliefs
-        from rlpto.ray_cluster.cluster import RayCluster, Rules
+        from rlpto.ray_cluster.cluster import RayCluster
+        from rlpto.ray_cluster.rules import Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
         own_seed = self.window_seed(window, seed)

@@ -190,7 +190,7 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 
 def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
     """Say which jobs have failed, and why."""
-    from rlpto.ray_cluster.cluster import last_line
+    from rlpto.ray_cluster.events import last_line
     from rlpto.ray_cluster.store import read_table
 
     console = make_console(quiet)

@@ -12,7 +12,7 @@ from rlpto.cluster import Progress
 from rlpto.jobs import PRIORITY_CLASSES, EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.store import JobRow
+from rlpto.ray_cluster.schema import JobRow
 
 
 class MeasuredTable(JobTable):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -19,10 +16,13 @@ from rlpto.ray_cluster.backend import Backend
 from rlpto.ray_cluster.beliefs import Beliefs
 from rlpto.ray_cluster.clock import Clock
 from rlpto.ray_cluster.conductor import Conductor
+from rlpto.ray_cluster.events import last_line, note_events
 from rlpto.ray_cluster.ledger import Nodes
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.placing import place
-from rlpto.ray_cluster.store import Decision, Store
+from rlpto.ray_cluster.rules import Rules
+from rlpto.ray_cluster.schema import Decision
+from rlpto.ray_cluster.store import Store
 from rlpto.ray_cluster.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
 
@@ -30,22 +30,6 @@ WRITE_SECONDS = 1.0
 """How often what runners say is written to the books, and observers are told, if nothing happens in between."""
 ATTACH_SECONDS = 5.0
 """Longest wait of a restarted scheduler for the first word of the runners it has found."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When decisions are due, and how long to put up with what does not happen. All in seconds.
-
-    interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.
-    poll: longest time between two looks at the cluster. without_gpus: raise ClusterError once jobs have waited so long
-    for a cluster that has no GPU alive.
-    """
-
-    interval: float = 60.0
-    decide_on: Literal["interval", "events"] = "events"
-    limit: float = math.inf
-    poll: float = 0.1
-    without_gpus: float = 300.0
 
 
 class RayCluster:
@@ -126,11 +110,6 @@ class RayCluster:
         return over or self.time >= self._rules.limit
 
     @property
-    def _due(self) -> float:
-        """End of the present interval."""
-        return (math.floor(self.time / self._rules.interval + 1e-9) + 1) * self._rules.interval
-
-    @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs is expected to cost."""
         delay: FloatArray = self.tables.rescale_delay[self.store.type_index]
@@ -202,7 +181,7 @@ class RayCluster:
     def advance(self) -> Progress:
         """Wait until the next decision is due: at the end of the interval, or when something happens."""
         rules, start = self._rules, self.time
-        due = self._due
+        due = rules.due(self.time)
         on_events = rules.decide_on == "events"
         self.changed = False
         while not self.done and self.time < due and not (self.changed and on_events):
@@ -319,19 +298,9 @@ class RayCluster:
         self._hold(number, report.holding)
         if before is None or report.applied > before.applied:
             self.books.applied(job, report.applied, self._clock.of(report.time))
-        self._note_events(before or JobReport(job), report)
+        note_events(self.books, self._clock.of(report.time), before or JobReport(job), report)
         if report.ended:
             self._end(number, report)
-
-    def _note_events(self, before: JobReport, report: JobReport) -> None:
-        """Pauses, recoveries and failures that are new in a report."""
-        at = self._clock.of(report.time)
-        for pause in newest_of(report.pauses, report.rescales - before.rescales):
-            self.books.event(at, "rescale", report.name, value=pause, detail=f"{len(report.training_on)} workers")
-        for seconds in newest_of(report.recovery_seconds, report.recoveries - before.recoveries):
-            self.books.event(at, "recovery", report.name, value=seconds)
-        if report.failure and report.failure != before.failure and not report.ended:
-            self.books.event(at, "fault", report.name, detail=report.failure)
 
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
@@ -430,7 +399,7 @@ class RayCluster:
         if gone:
             self._nodes_down(sorted(gone))
         heard = self._first_words(set(found.adopted))
-        self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._due)
+        self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if rows and any(row.state != "expected" for row in rows):
             self.books.event(
                 self.time, "scheduler_returned", value=self._clock.now() - at, detail=f"left at {left:.3f}"
@@ -443,17 +412,6 @@ class RayCluster:
         while adopted - heard.keys() and self._clock.now() < by:
             heard.update({report.name: report for report in self._backend.reports(0.05)})
         return list(heard.values())
-
-
-def newest_of(values: Sequence[float], count: int) -> Sequence[float]:
-    """The newest `count` of values of which only the newest were kept."""
-    return values[-count:] if count > 0 else ()
-
-
-def last_line(text: str) -> str:
-    """The last line of a traceback: what was raised."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "no reason given"
 
 
 def _or_null(value: float) -> float | None:

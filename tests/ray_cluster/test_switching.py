@@ -12,7 +12,8 @@ import pytest
 from rlpto.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.cluster import RayCluster, last_line
+from rlpto.ray_cluster.cluster import RayCluster
+from rlpto.ray_cluster.events import last_line
 from rlpto.ray_cluster.store import Store, policy_answer, request_policy
 from rlpto.ray_cluster.switching import SwitchablePolicy
 from rlpto.ray_cluster.tables import decision_records, write_tables
