@@ -193,10 +193,13 @@ class Forecaster(ABC):
         """
         history, _ = self._observed()
         series = self._following(history, new, gaps)
-        given = self._checked_covariates(covariates, len(series), self._history.columns)
-        self._history.append(series.values, given)
-        self._update(series.values, given)
+        self.take_in(series.values, self._checked_covariates(covariates, len(series), self._history.columns))
         return self
+
+    def take_in(self, values: FloatArray, covariates: FloatArray | None) -> None:
+        """What `update` does with [n] counts and [n, K] covariates that are known to be sound."""
+        self._history.append(values, covariates)
+        self._update(values, covariates)
 
     def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> Forecast:
         """What follows the history.

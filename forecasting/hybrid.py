@@ -353,7 +353,7 @@ class HybridForecaster(Forecaster):
         for place in range(known, len(whole)):
             row = None if covariates is None else covariates[place - known : place - known + 1]
             for member in self._members.values():
-                member.update(whole.values[place : place + 1], _for(member, row))
+                member.take_in(whole.values[place : place + 1], _for(member, row))
             log_parts, quantiles = self._step(whole.head(place + 1), self.horizon, True)
             newest, features = whole.values[place : place + 1], self._mean_features(log_parts, quantiles)
             self._now = self._learnt.say(newest, log_parts, quantiles, features, True)
