@@ -145,13 +145,19 @@ class RayBackend:
     def _answer(self, answer: Any) -> JobReport | None:
         """A runner's answer; None if it cannot answer now, or never will."""
         import ray
-        from ray.exceptions import ActorUnavailableError, RayActorError
+        from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
         job = self._asked.pop(answer)
         try:
             report = ray.get(answer)
         except ActorUnavailableError:
             return None  # it is being restarted
+        except ActorUnschedulableError:
+            # Its node is gone: Ray would wait for it for ever.
+            if (handle := self._handles.pop(job, None)) is not None:
+                ray.kill(handle, no_restart=True)
+                self._gone.add(job)
+            return None
         except RayActorError:
             if job in self._handles and not exists(self.session, job):
                 del self._handles[job]

@@ -11,7 +11,9 @@ VARIABLES: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A local start would otherwise write a token that the next cluster asks for and its nodes do not have.
     "RAY_AUTH_MODE": "disabled",
-    "RAY_DEDUP_LOGS": "0",
+    # What nodes write about workers and nodes that died would land between the lines of a driver, which hears of it
+    # anyway: the filter of repeated lines takes all of them for such.
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Workers share the machine's cores; each thread of its own would only make them wait for each other.
     "OMP_NUM_THREADS": "1",
@@ -20,10 +22,11 @@ VARIABLES: Mapping[str, str] = {
     # Processes that nobody uses yet get warm (`rlpto.ray_cluster.preload`), but not while the cluster starts.
     "RAY_preload_python_modules": "rlpto.ray_cluster.preload",
     "RAY_prestart_worker_first_driver": "0",
-    # A dead node is noticed within about a second, a hung one within about four.
+    # A dead node is noticed within about a second, a hung one within about eight: sooner, and nodes of a machine that is
+    # very busy are taken for hung, its head too.
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_timeout_ms": "1500",
+    "RAY_health_check_failure_threshold": "4",
     "RAY_health_check_initial_delay_ms": "1000",
 }
 """What is set where the user has not set it."""
