@@ -45,6 +45,13 @@ class Scheduler:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
+    def interrupt(self) -> None:
+        """As Ctrl-C does: its runners end too. Killed if that takes too long."""
+        if self._process is not None and not self.ended:
+            self._process.send_signal(signal.SIGINT)
+            self.wait(60.0)
+        self.kill()
+
     def restart(self) -> None:
         self.kill()
         self.restarts += 1

@@ -12,10 +12,11 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.backend import control_node
+from rlpto.ray_cluster.backend import control_node, nodes_for_spares
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.runner import start_runner, stop_runner
+from rlpto.ray_cluster.spares import Spares
 
 PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.jobs.digits"
@@ -29,12 +30,13 @@ def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
 
 
 class Job:
-    """A job whose runner is on the head."""
+    """A job whose runner is on the head. spares: warm processes kept on every node, as a scheduler does."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, spares: int = 0) -> None:
         self.spec = spec
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self.generation = 0
+        self._spares = Spares(spares, control_node, nodes_for_spares)
 
     def command(self, nodes: Sequence[str]) -> JobReport:
         """Command workers on `nodes` and wait until all of them train."""
@@ -44,7 +46,15 @@ class Job:
 
     def report(self) -> JobReport:
         said: JobReport = ray.get(self.runner.report.remote())
+        self._spares.tend([said])
         return said
+
+    def with_spares(self, seconds: float = 40.0) -> None:
+        """Wait until all nodes have their spares, or so long."""
+        by = time.monotonic() + seconds
+        while time.monotonic() < by and not self._spares.complete:
+            self.report()
+            time.sleep(0.1)
 
     def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
         """The first report of which something holds."""
@@ -65,7 +75,7 @@ class Job:
 
 
 @contextmanager
-def job(**values: Any) -> Iterator[Job]:
+def job(spares: int = 0, **values: Any) -> Iterator[Job]:
     """A job in a folder of its own, stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
@@ -77,7 +87,7 @@ def job(**values: Any) -> Iterator[Job]:
             "epochs": 1e6,
             "data_size": 1437,
         }
-        running = Job(JobSpec(**given | values))
+        running = Job(JobSpec(**given | values), spares)
         try:
             yield running
         finally:

@@ -1,4 +1,4 @@
-"""How long it takes from a fault to the next step of training."""
+"""How long it takes from a fault to the next step of training, and from a scheduler's end to the next one at work."""
 
 from __future__ import annotations
 
@@ -9,40 +9,62 @@ from collections.abc import Callable
 
 from _common import Check
 from _ray_job import Job, cluster, job, load, send
+from _scheduler_faults import head_killed, scheduler_killed
 
 from rlpto.ray_cluster.local import LocalCluster
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
 LIMITS |= {"worker frozen": 12.0, "runner killed": 8.0}
+WITHOUT = "without spares: only worker killed", "without spares: runner killed"
+"""Told, and not judged."""
+SCHEDULER, HEAD = 2.0, 15.0
+GOES_ON = 0.9
+"""Of the steps that the pace allows, what a job must do while the head is gone."""
 
 
 def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
-    taken: dict[str, list[float]] = {name: [] for name in LIMITS}
+    taken: dict[str, list[float]] = {name: [] for name in (*LIMITS, *WITHOUT)}
     lost: list[int] = []
     with cluster() as started:
         for _ in range(repeats):
-            for name in LIMITS:
+            for name, found in taken.items():
                 seconds, steps = one(started, name)
-                taken[name].append(seconds)
+                found.append(seconds)
                 lost.append(steps)
+        attached = scheduler_killed(started, repeats)
+    back = [head_killed() for _ in range(repeats)]
     checks = [
         Check(f"{name}: training again after", statistics.median(taken[name]), "s", limit, False)
         for name, limit in LIMITS.items()
     ]
+    checks += [
+        Check("scheduler killed: re-attached after", statistics.median(attached.seconds), "s", SCHEDULER, False),
+        Check("scheduler killed: steps lost", attached.lost, "", 0, False),
+        Check("head killed: scheduling again after", statistics.median(one.seconds for one in back), "s", HEAD, False),
+        Check("head killed: training meanwhile", min(one.share for one in back), "of its pace", GOES_ON, True),
+        Check("head killed: recoveries of jobs", max(one.recoveries for one in back), "", 0, False),
+    ]
     each = {f"{name}, each": [round(seconds, 2) for seconds in found] for name, found in taken.items()}
-    return checks, each | {"steps trained again, at most": max(lost), "load during recovery": load()}
+    each["scheduler killed, from its own start of taking over, each"] = [round(one, 2) for one in attached.seconds]
+    each["scheduler killed, from the start of its process, each"] = [round(one, 2) for one in attached.processes]
+    each["head killed, from its restart to a scheduler at work, each"] = [round(one.seconds, 2) for one in back]
+    facts: dict[str, object] = {"steps trained again, at most": max(lost), "load during recovery": load()}
+    return checks, each | facts
 
 
 def one(started: LocalCluster, name: str) -> tuple[float, int]:
     """Seconds from a fault to the next step, and steps that had to be trained again."""
     a, b, *_ = started.node_ids
-    with job(checkpoint_interval=2.0) as running:
-        running.command([a] if name == "only worker killed" else [a, b])
+    fault = name.rpartition(": ")[2]
+    with job(spares=0 if name in WITHOUT else 1, checkpoint_interval=2.0) as running:
+        running.command([a] if fault == "only worker killed" else [a, b])
         running.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 0)
-        seconds, steps = measure(running, faults(started, running)[name])
-    if name == "node frozen":
+        if name not in WITHOUT:
+            running.with_spares()
+        seconds, steps = measure(running, faults(started, running)[fault])
+    if fault == "node frozen":
         started.kill_node(b)
-    if name in ("raylet killed", "node frozen"):
+    if fault in ("raylet killed", "node frozen"):
         started.add_node(2)
     return seconds, steps
 

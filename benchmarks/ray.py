@@ -8,6 +8,8 @@ from pathlib import Path
 
 import _common
 
+from rlpto.ray_cluster.environment import use_ray_environment
+
 FOLDER = Path(__file__).resolve().parent
 PARTS = sorted(path.stem.removeprefix("_ray_") for path in FOLDER.glob("_ray_*.py") if path.stem != "_ray_job")
 USUAL = ("equivalence", "pause", "overhead", "recovery")
@@ -39,6 +41,7 @@ def step_aside() -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != FOLDER] + [str(FOLDER)]
     # Ray puts the folder of the program that was started at the front of its workers' search path.
     sys.argv[0] = str(FOLDER.parent / "benchmarks-of-ray")
+    use_ray_environment()  # some of it counts only from before the import on
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ from rlpto.ray_cluster.processes import (
 START_SECONDS = 120.0
 """Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
 
+HEADLESS_SECONDS = 900
+"""So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
+restart it."""
+
 
 @dataclass(frozen=True)
 class StartedCluster:
@@ -106,9 +110,9 @@ def start_cluster(gpus: Sequence[int], cpus: int = 4, durable: bool = False) -> 
         _ray_start(_head(address, cpus), temporary, durable)
         started = _noted(started)
         if durable:
-            _ray_start([*_node(address, cpus, 0), f"--resources={json.dumps({CONTROL: 1})}"], temporary)
+            _ray_start([*_node(address, cpus, 0), f"--resources={json.dumps({CONTROL: 1})}"], temporary, durable)
         for count in gpus:
-            _ray_start(_node(address, cpus, count), temporary)
+            _ray_start(_node(address, cpus, count), temporary, durable)
         return _noted(started)
     except BaseException:
         stop_cluster(_noted(started))
@@ -187,6 +191,7 @@ def _begin(arguments: Sequence[str], temporary: str, durable: bool = False) -> s
     if durable:
         # Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
         environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(Path(temporary, "gcs"))}
+        environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(HEADLESS_SECONDS)
     return subprocess.Popen(
         _command(arguments),
         env=environment,

@@ -60,6 +60,12 @@ class Spares:
             self._stocked.add(node)
             self._first = (node, self._touch(node))
 
+    @property
+    def complete(self) -> bool:
+        """True once no node is known to lack a spare, and the last one has had time to get warm."""
+        idle = not self._missing and self._first is None
+        return bool(self._seen) and idle and time.monotonic() >= self._next_at
+
     def _look_for_used(self, reports: Iterable[JobReport]) -> None:
         """Nodes that may have none: first where somebody has started since the last look, then those that are new."""
         used: list[str] = []

@@ -1,0 +1,129 @@
+"""The scheduler's process, and the head of the cluster, killed under jobs that train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from _chaos_scheduler import Scheduler
+from _chaos_watcher import query
+from _ray_job import DIGITS
+
+from rlpto.ray_cluster.background import restart_head, start_cluster, stop_cluster
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.processes import head_family
+
+PACE = 0.2
+GONE = 5.0
+"""s for which the head stays away."""
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class Attached:
+    """seconds: that a scheduler took to take jobs over, by its own books. processes: the same from the start of its
+    process. lost: steps that jobs did again."""
+
+    seconds: list[float]
+    processes: list[float]
+    lost: int
+
+
+@dataclass(frozen=True)
+class Back:
+    """seconds: from the restart of the head until a scheduler is at work. share: of the steps that the pace allows,
+    what the job did since the head was killed. recoveries: of the job."""
+
+    seconds: float
+    share: float
+    recoveries: int
+
+
+def scheduler_killed(started: LocalCluster, repeats: int) -> Attached:
+    """Kill the command `rlpto evaluate`, and start it again, a few times."""
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = Scheduler(Path(folder), started.address, config(len(started.node_ids)))
+        scheduler.start()
+        try:
+            wait_for(lambda: steps(scheduler) > 5)
+            processes, lost = [], 0
+            for time_again in range(repeats):
+                scheduler.kill()
+                before = steps(scheduler)
+                began = time.monotonic()
+                scheduler.start()
+                wait_for(lambda expected=time_again + 1: len(returns(scheduler)) == expected)
+                processes.append(time.monotonic() - began)
+                wait_for(lambda least=before: steps(scheduler) > least)
+                lost = max(lost, recoveries(scheduler))
+            return Attached(returns(scheduler), processes, lost)
+        finally:
+            scheduler.interrupt()
+
+
+def head_killed() -> Back:
+    """Kill all of the head of a durable cluster, start it again, and then the command that ran on it."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["RLPTO_STATE"] = str(Path(folder, "cluster.json"))
+        up = start_cluster([1, 1], durable=True)
+        scheduler = Scheduler(Path(folder), up.address, config(2))
+        try:
+            scheduler.start()
+            wait_for(lambda: steps(scheduler) > 5)
+            before, killed = steps(scheduler), time.monotonic()
+            for pid in head_family(up.temporary):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(GONE)
+            scheduler.kill()
+            began = time.monotonic()
+            up = restart_head(up)
+            scheduler.start()
+            wait_for(lambda: len(returns(scheduler)) == 1)
+            seconds = time.monotonic() - began
+            wait_for(lambda: steps(scheduler) > before)
+            share = (steps(scheduler) - before) / ((time.monotonic() - killed) / PACE)
+            return Back(seconds, share, recoveries(scheduler))
+        finally:
+            scheduler.interrupt()
+            stop_cluster(up)
+            del os.environ["RLPTO_STATE"]
+
+
+def config(nodes: int) -> dict[str, object]:
+    """One job that trains with one worker for longer than anything here takes."""
+    program = {"training": f"{DIGITS}:DigitsMlp", "samples": 1437, "batch_size": 64, "epochs": 10_000, "pace": PACE}
+    return {
+        "name": "scheduler-faults",
+        "cluster": {"nodes": [{"count": nodes, "gpus": 1}]},
+        "workload": {"source": "jobs", "jobs": [{"model": "digits", "gpus": 1, "max_gpus": 1}]},
+        "simulator": {"interval": 10},
+        "ray": {"programs": {"digits": program}, "checkpoint_interval": 5, "tensorboard": False},
+        "policies": ["equal_share"],
+        "evaluation": {"reference": "equal_share"},
+    }
+
+
+def steps(scheduler: Scheduler) -> int:
+    return int(sum(row[0] for row in query(scheduler.books, "SELECT step FROM jobs")))
+
+
+def recoveries(scheduler: Scheduler) -> int:
+    return int(sum(row[0] for row in query(scheduler.books, "SELECT recoveries FROM jobs")))
+
+
+def returns(scheduler: Scheduler) -> list[float]:
+    """s that each restarted scheduler took to take the jobs over."""
+    return [row[0] for row in query(scheduler.books, "SELECT value FROM events WHERE kind = 'scheduler_returned'")]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    by = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > by:
+            raise TimeoutError(f"waited {PATIENCE:g} s in vain")
+        time.sleep(0.05)

@@ -1,0 +1,28 @@
+"""Three minutes of the soak of `benchmarks/ray.py chaos`, as users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.cluster
+def test_all_promises_are_kept_under_faults(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/ray.py", "chaos", "--minutes", "3", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with (tmp_path / "errors").open("w") as errors:
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, check=False
+        )
+    found = done.stdout[done.stdout.find("{") :]
+    assert found, (tmp_path / "errors").read_text()[-2000:]
+    outcome = json.loads(found)
+    assert [check["name"] for check in outcome["checks"] if not check["passed"]] == [], outcome
+    assert sum(outcome["faults"].values()) >= 6

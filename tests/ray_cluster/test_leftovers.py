@@ -1,0 +1,48 @@
+"""Nothing stays behind: no process of a cluster that has ended, no actor on one that goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ray.util import list_named_actors
+
+from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.processes import arguments_of, of_folder, with_children
+from tests.ray_cluster.test_commands import column, command, experiment, once, said
+
+ONE = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]", "--set", "workload.jobs=[{model: tiny, epochs: 4}]")
+
+
+def cluster_folders(pid: int) -> set[str]:
+    """Folders of the clusters that a process has started: they are among the arguments of its raylets."""
+    arguments = [one for child in with_children({pid}) for one in arguments_of(child)]
+    return {match[1] for one in arguments if (match := re.match(r"--raylet_socket_name=(.+?)/ray/session", one))}
+
+
+@pytest.mark.cluster
+def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--run-dir", str(run), "--no-report", *ONE)
+    folders: set[str] = set()
+    with command(*evaluate) as started:
+        once(started, lambda: bool(column(run, "state")))
+        folders = cluster_folders(started.pid)
+        assert len(folders) == 1
+        assert of_folder(*folders)
+        said(started, 0)
+    assert column(run, "state") == ["finished"]
+    (folder,) = folders
+    assert not of_folder(folder)
+    assert not Path(folder).exists()
+
+
+def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
+    with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE[2:]) as started:
+        said(started, 0)
+    assert column(run, "state") == ["finished"]
+    assert list_named_actors(all_namespaces=True) == []
+    assert [ray_cluster.worker_pids(node) for node in ray_cluster.node_ids] == [[]] * len(ray_cluster.node_ids)
