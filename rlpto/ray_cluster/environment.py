@@ -22,8 +22,8 @@ VARIABLES: Mapping[str, str] = {
     # Processes that nobody uses yet get warm (`rlpto.ray_cluster.preload`), but not while the cluster starts.
     "RAY_preload_python_modules": "rlpto.ray_cluster.preload",
     "RAY_prestart_worker_first_driver": "0",
-    # A dead node is noticed within about a second, a hung one within about eight: sooner, and nodes of a machine that is
-    # very busy are taken for hung, its head too.
+    # A dead node is noticed within about a second, a hung one within about eight: sooner, and nodes of a machine that
+    # is very busy are taken for hung, its head too.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1500",
     "RAY_health_check_failure_threshold": "4",
