@@ -31,6 +31,8 @@ from rlpto.ray_cluster.processes import (
 START_SECONDS = 120.0
 """Longest wait for one `ray start`: joining a head that is not there, Ray would try for many minutes."""
 
+STARTS = 4
+"""Attempts to start a node."""
 HEADLESS_SECONDS = 900
 """So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
 restart it."""
@@ -177,13 +179,14 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _ray_start(arguments: Sequence[str], temporary: str, durable: bool = False) -> None:
-    """One `ray start`; a second try where the machine was too busy for the first, which Ray gives 30 s."""
-    try:
-        _finish(_begin(arguments, temporary, durable))
-    except ClusterError as error:
-        if "timed out during startup" not in str(error):
-            raise
-        _finish(_begin(arguments, temporary, durable))
+    """One `ray start`; more than one where the machine is too busy for the 30 s that Ray gives it."""
+    for _ in range(STARTS - 1):
+        try:
+            return _finish(_begin(arguments, temporary, durable))
+        except ClusterError as error:
+            if "timed out during startup" not in str(error):
+                raise
+    return _finish(_begin(arguments, temporary, durable))
 
 
 def _begin(arguments: Sequence[str], temporary: str, durable: bool = False) -> subprocess.Popen[str]:
