@@ -79,7 +79,7 @@ class RayCluster:
         self._conductor = Conductor(backend, books, self._specs, nodes)
         self._rules = rules
         self._noise = noise
-        self._beliefs = beliefs
+        self.beliefs = beliefs
         if beliefs is not None:
             self.accounts.delay = beliefs.tables.rescale_delay
         self._observers = tuple(observers)
@@ -122,8 +122,8 @@ class RayCluster:
 
     def table_of(self, index: IntArray) -> MeasuredTable:
         """The table of any jobs of the workload, finished ones too."""
-        told = self.tables if self._beliefs is None else self._beliefs.tables
-        own = self._beliefs is not None
+        told = self.tables if self.beliefs is None else self.beliefs.tables
+        own = self.beliefs is not None
         priority, measured = self.store.priority[index], self.accounts.accuracy
         return MeasuredTable(self.store, told, index, priority, self.gpus_per_node, self._noise, measured, own)
 
@@ -226,8 +226,8 @@ class RayCluster:
             if self.changed or now >= self._written + WRITE_SECONDS:
                 self._write_all()
         self._conductor.send_due(now)
-        if self._beliefs is not None:
-            self._beliefs.learn()
+        if self.beliefs is not None:
+            self.beliefs.learn()
         if self._written == now:
             self._tell()
         if self._hopeless is not None:
@@ -293,8 +293,8 @@ class RayCluster:
             return
         self.reports[job] = report
         self.accounts.heard(number, report, settled=ledger.settled(job))
-        if self._beliefs is not None:
-            self._beliefs.heard(number, report)
+        if self.beliefs is not None:
+            self.beliefs.heard(number, report)
         self._hold(number, report.holding)
         if before is None or report.applied > before.applied:
             self.books.applied(job, report.applied, self._clock.of(report.time))
