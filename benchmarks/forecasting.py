@@ -118,7 +118,7 @@ def other_methods(case: Case, options: argparse.Namespace) -> dict[str, FloatArr
 
 
 def automatic(case: Case, python: str) -> dict[str, FloatArray]:
-    program = Path(__file__).with_name("forecasting_rivals.py")
+    program = Path(__file__).with_name("_forecasting_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder) / "in.npz", Path(folder) / "out.npz"
         np.savez(source, y=case.series.values, test=case.test, day=case.day, horizon=HORIZON)

@@ -1,7 +1,7 @@
 """Forecasts of statsforecast's automatic models, for `benchmarks/forecasting.py` to compare with.
 
 A program of its own, since statsforecast wants an older pandas than this project: it may run in another Python, and
-imports nothing of ours. `python forecasting_rivals.py IN.npz OUT.npz`; IN holds y [T] counts, test (first origin),
+imports nothing of ours. `python _forecasting_rivals.py IN.npz OUT.npz`; IN holds y [T] counts, test (first origin),
 day [steps] and horizon; OUT holds [T - test, horizon] forecasts by model. Each is fitted once, on the 28 days before
 the test part; then, at every origin, its parameters are applied to the 28 days before that.
 """
