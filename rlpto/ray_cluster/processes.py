@@ -42,7 +42,7 @@ def _timed(pids: Collection[int]) -> dict[int, int]:
 
 def _is_of_head(arguments: list[str]) -> bool:
     """The raylet of the head is told so; the others are programs that only a head has."""
-    programs = ("gcs_server", "dashboard.py", "monitor.py")
+    programs = ("gcs_server", "dashboard.py", "monitor.py", CLIENT_SERVER)
     return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
 
 
@@ -95,15 +95,22 @@ def agent_ports() -> dict[str, int]:
     return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
 
 
+CLIENT_SERVER = "ray.util.client.server"
+"""A head's server for Ray clients: the one process of Ray that is not told the folder, and outlives its parent."""
+
+
 def of_folder(folder: str) -> set[int]:
-    """Processes that have a folder of ours among their arguments, as all of Ray's have that serve a node."""
+    """Processes of a cluster with a folder of ours: all of Ray's that serve a node have it among their arguments, but
+    for one, which has it in its environment."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 arguments = (entry / "cmdline").read_bytes()
+                if CLIENT_SERVER.encode() in arguments:
+                    arguments = (entry / "environ").read_bytes().replace(b"\0", b"/\0")
             except OSError:
-                continue  # it has ended since
+                continue  # it has ended since, or is somebody else's
             if f"{folder}/".encode() in arguments:
                 found.add(int(entry.name))
     return found

@@ -101,6 +101,8 @@ class TestCluster:
         assert not Path(started["temporary"]).exists()
         arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
         assert not any(started["temporary"].encode() in text for text in arguments)
+        port = started["address"].rpartition(":")[2]
+        assert not any(f":{port}\0".encode() in text for text in arguments), "Ray's server for clients is one of us too"
 
 
 def _readable(path: Path) -> bool:
