@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -20,6 +20,16 @@ from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.runner import find_runners
 
 PERIOD = 1.0
+LOOK = 3.0
+"""s of training between two looks at most: in longer gaps a job stood still, which takes nothing back."""
+
+
+class Point(NamedTuple):
+    """A job at one look. time: `time.time()`. trained: s it has trained for, those taken back left out."""
+
+    time: float
+    trained: float
+    progress: float
 
 
 class Watcher:
@@ -42,7 +52,7 @@ class Watcher:
         self.samples = 0
         self.most_held = 0
         self._handles: dict[str, Any] = {}
-        self._history: dict[str, list[tuple[float, float]]] = {}
+        self._history: dict[str, list[Point]] = {}
         self._held: dict[str, Counter[str]] = {}
         self._processes: dict[str, set[int]] = {}
         self._began = time.monotonic()
@@ -126,14 +136,16 @@ class Watcher:
     def _look_at_progress(self, heard: dict[str, JobReport]) -> None:
         for job, report in heard.items():
             history = self._history.setdefault(job, [])
-            if history and report.progress < history[-1][1]:
-                reached = max(when for when, _ in history)
-                since = max((when for when, progress in history if progress <= report.progress), default=history[0][0])
-                (self.lost_twice if job in self.corrupted else self.lost).append(reached - since)
+            if history and report.progress < history[-1].progress:
+                kept = [point for point in history if point.progress <= report.progress]
+                lost = history[-1].trained - (kept[-1].trained if kept else 0.0)
+                (self.lost_twice if job in self.corrupted else self.lost).append(lost)
                 self.corrupted.discard(job)
-                history[:] = [point for point in history if point[1] <= report.progress]
-            if report.training_on and (not history or report.progress > history[-1][1]):
-                history.append((report.time, report.progress))
+                history[:] = kept
+            if report.training_on and (not history or report.progress > history[-1].progress):
+                last = history[-1] if history else Point(report.time, 0.0, 0.0)
+                since = min(report.time - last.time, LOOK)
+                history.append(Point(report.time, last.trained + since, report.progress))
 
 
 def query(books: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:

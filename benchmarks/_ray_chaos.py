@@ -22,7 +22,7 @@ EVERY = 20.0
 """s between faults."""
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
-SHARE = 0.45
+SHARE = 0.65
 """Of all GPU time that there is in the soak, what the jobs need: faults and growing take the rest."""
 INTERVAL = 10.0
 """s between checkpoints."""
