@@ -1,4 +1,4 @@
-"""Shared fixtures."""
+"""Shared fixtures, and how property tests run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure.
+settings.register_profile("rlpto", deadline=None)
+settings.load_profile("rlpto")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.config import Config, load_config, resolved_yaml
@@ -168,7 +168,6 @@ def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp
     assert undescribed == ["    - count: 1", "      gpus: 8", "      cpus: 0"], "only list entries after the first"
 
 
-@settings(deadline=None)
 @given(st.text(max_size=30), st.floats(min_value=1e-9, max_value=1e9), st.booleans())
 def test_any_text_and_number_survive_the_resolved_file(text: str, number: float, flag: bool) -> None:
     config = Config.model_validate(

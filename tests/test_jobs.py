@@ -113,7 +113,7 @@ class TestTable:
 
 
 class TestAloneBound:
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(st.integers(0, 1000), st.floats(0.01, 9.0), st.integers(1, 6), st.floats(0.2, 5.0))
     def test_no_constant_allocation_beats_it(self, seed, epochs, most, scale):
         tables = random_tables(seed, 6, 0.0, types=2)

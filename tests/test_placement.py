@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.placement import main_node, shrink_in_place, span, take_most_free, take_packed
@@ -25,7 +25,6 @@ def offers(draw: st.DrawFn) -> tuple[list[int], int]:
     return free, draw(st.integers(1, sum(free)))
 
 
-@settings(deadline=None)
 @given(offers(), st.integers(-1, 7))
 def test_packing_spans_the_fewest_nodes(offer, home):
     free, count = offer
@@ -37,7 +36,6 @@ def test_packing_spans_the_fewest_nodes(offer, home):
     assert span(nodes, count) == np.count_nonzero(taken) == fewest_nodes(free, count)
 
 
-@settings(deadline=None)
 @given(offers())
 def test_a_job_that_fits_on_one_node_goes_to_the_fullest_that_holds_it(offer):
     free, count = offer
@@ -48,7 +46,6 @@ def test_a_job_that_fits_on_one_node_goes_to_the_fullest_that_holds_it(offer):
         assert free[nodes[0]] == min(fitting)
 
 
-@settings(deadline=None)
 @given(offers())
 def test_a_job_stays_home_where_it_fits(offer):
     free, count = offer
@@ -58,7 +55,6 @@ def test_a_job_stays_home_where_it_fits(offer):
         assert (nodes == home).all()
 
 
-@settings(deadline=None)
 @given(offers())
 def test_most_free_takes_the_emptiest_node_then_the_next(offer):
     free, count = offer
@@ -69,7 +65,6 @@ def test_most_free_takes_the_emptiest_node_then_the_next(offer):
     assert (left == np.array(free) - np.bincount(nodes, minlength=len(free))).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 def test_shrinking_keeps_the_largest_groups(groups, data):
     nodes = np.repeat(np.arange(len(groups), dtype=np.int32), groups)

@@ -43,7 +43,7 @@ def order(state: ClusterState, **settings: object) -> list[int]:
 
 class TestOrder:
     @given(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=30))
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     def test_classes_are_strict_and_inside_the_first_comes_first(self, priorities):
         assert order(waiting(priorities)) == np.argsort(priorities, kind="stable").tolist()
 
@@ -205,7 +205,6 @@ def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int, shrink
 
 class TestTrimming:
     @given(wishes())
-    @settings(deadline=None)
     def test_wishes_are_cut_in_queue_order(self, case):
         _, rows, capacity = case
         left = capacity
@@ -216,7 +215,7 @@ class TestTrimming:
         assert left >= 0
 
     @given(wishes())
-    @settings(deadline=None, max_examples=200)
+    @settings(max_examples=200)
     def test_shrinking_lower_classes(self, case):
         classes, rows, capacity = case
         plain, got = admit(*case, shrink=False), admit(*case, shrink=True)
@@ -290,7 +289,7 @@ def test_at_high_load_the_high_class_waits_a_fraction_of_the_low(policy, limits,
     assert high <= 0.3 * low
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.5, 5.0]), st.sampled_from([50.0, 900.0]))
 def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(seed, capacity, load, aging):
     """What can be proved for jobs of one GPU under FIFO, at any load.
@@ -402,7 +401,6 @@ def reservations(draw: st.DrawFn) -> tuple[IntArray, IntArray, IntArray, IntArra
 
 class TestReserve:
     @given(reservations())
-    @settings(deadline=None)
     def test_growth_of_lower_classes_alone_makes_room_and_no_more_than_is_needed(self, case):
         wanted, least, held, classes, capacity, reserved = case
         given_ = wanted.copy()

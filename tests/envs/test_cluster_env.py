@@ -48,7 +48,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     shrink_lower=st.booleans(),
     gained=st.sampled_from([1.0, 0.6]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
     mode, seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained
 ):
@@ -194,7 +194,7 @@ def test_an_action_that_is_none_is_refused(mode, action, said):
 
 class TestWhateverTheAction:
     @given(mode=st.sampled_from(MODES), seed=st.integers(0, 1000), shrink_lower=st.booleans())
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     def test_capacity_and_limits_hold_and_no_job_is_lost(self, mode, seed, shrink_lower):
         queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
         simulator = SimulatorSettings(failures=FAILING)
@@ -216,7 +216,7 @@ class TestWhateverTheAction:
                 break
 
     @given(seed=st.integers(0, 1000))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=10)
     def test_higher_classes_start_first(self, seed):
         """Where every job could start on one GPU, none waits while one of a lower class runs."""
         jobs = [replace(job, min_gpus=1) for job in random_jobs(seed, 25, 8, 10, types=1)]

@@ -103,7 +103,7 @@ def test_lower_bound_has_no_reward_without_weights() -> None:
     assert np.isnan(lower_bound(tiny_record())["reward"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(policy=st.sampled_from(["fifo", "a", "b", "c"]), seed=st.integers(0, 10_000), jobs=st.integers(1, 25))
 def test_no_run_beats_the_bound_and_both_ways_to_count_gpus_agree(policy: str, seed: int, jobs: int) -> None:
     record = toy_record(Cell(policy, "w", seed), jobs=jobs)

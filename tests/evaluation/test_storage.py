@@ -35,7 +35,7 @@ def same(a: RunRecord, b: RunRecord) -> bool:
     return True
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 99), jobs=st.integers(1, 10), policy=st.text(st.characters(codec="utf-8"), max_size=9))
 def test_round_trip(tmp_path_factory: pytest.TempPathFactory, seed: int, jobs: int, policy: str) -> None:
     # NumPy strings cannot end in NUL, which no name of a policy does.

@@ -41,7 +41,7 @@ def simulated(model: Arima, count: int, seed: int) -> FloatArray:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 @given(cuts=st.lists(st.integers(0, 80), max_size=8))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_series_in_pieces_gives_the_numbers_of_the_whole(model: Arima, cuts: list[int]) -> None:
     z = walk(80)
     errors = model.residuals(z)

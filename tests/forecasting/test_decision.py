@@ -38,7 +38,7 @@ def error(said: FloatArray, counts: FloatArray, first: int) -> float:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60), st.booleans())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_value_by_value_is_the_same_as_all_at_once(seed: int, points: int, whole: bool) -> None:
     counts, pool, parts = world(points, seed)
     at_once = decide(blank(whole), CRITERIA, counts, pool, twice(pool), parts, True)
@@ -51,7 +51,7 @@ def test_value_by_value_is_the_same_as_all_at_once(seed: int, points: int, whole
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 58))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_no_decision_sees_the_future(seed: int, changed: int) -> None:
     counts, pool, parts = world(60, seed)
     other = np.where(np.arange(60) >= changed, 500.0, counts)

@@ -14,7 +14,7 @@ def series(points: int, step: float, seed: int = 0) -> TimeSeries:
 
 
 @given(st.integers(1, 400), st.sampled_from([600.0, 3600.0, 86400.0]), st.integers(1, 30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_origin_alone_has_the_features_it_has_among_many(origin: int, step: float, horizon: int) -> None:
     whole, layout = series(400, step), layout_of(series(400, step), 12)
     among = describe(layout, whole, np.arange(1, 401), horizon)

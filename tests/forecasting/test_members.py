@@ -159,7 +159,7 @@ def test_simple_members_are_what_they_say() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=10, max_size=60), st.integers(1, 30), st.floats(0.5, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_averages_lie_between_the_extremes_of_what_they_average(values: list[int], horizon: int, hours: float) -> None:
     y = np.array(values, dtype=float)
     origins = np.arange(1, len(y) + 1)

@@ -36,7 +36,7 @@ def world(points: int, seed: int = 0) -> tuple[FloatArray, FloatArray]:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 60))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_value_by_value_is_the_same_as_all_at_once(seed: int, points: int) -> None:
     newest, parts = world(points, seed)
     at_once, state = run(pool(), newest, parts), pool()
@@ -47,7 +47,7 @@ def test_value_by_value_is_the_same_as_all_at_once(seed: int, points: int) -> No
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_weights_are_shares_and_no_part_is_ever_left_out(seed: int) -> None:
     newest, parts = world(80, seed)
     found = run(pool(), newest, parts)

@@ -40,7 +40,7 @@ def test_what_lags_and_clock_tell_together_is_learnt() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_trees_say_what_scikit_learn_says(seed: int, trees: int) -> None:
     from sklearn.ensemble import HistGradientBoostingRegressor
 

@@ -112,7 +112,7 @@ def test_who_is_asked_rarely_says_the_same_as_who_is_asked_always() -> None:
     place=st.floats(0, 1, exclude_max=True),
     with_past=st.booleans(),
 )
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], place: float, with_past: bool) -> None:
     """Other arrivals in one step, and in all that follow, change no forecast made until that step is over."""
     changed = int(place * len(counts))

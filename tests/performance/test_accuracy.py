@@ -21,7 +21,7 @@ from rlpto.performance.measurements import read_measurements
 SHARE = Metric("a share", "share", 0.1)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(final=st.floats(0.5, 0.95), scale=st.floats(1.0, 20.0), shape=st.floats(0.4, 1.5), runs=st.integers(1, 3))
 def test_fit_finds_the_curve_behind_the_accuracies(final: float, scale: float, shape: float, runs: int) -> None:
     truth = AccuracyCurve("", 0.1, final, scale, shape)(np.arange(1, 101))

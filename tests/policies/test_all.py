@@ -25,7 +25,7 @@ SPECS = (
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=states(), seed=st.integers(0, 5))
 def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J], int], seed: int) -> None:
     jobs, capacity = case
@@ -48,7 +48,7 @@ def test_allocations_are_possible_and_reproducible(spec: str, case: tuple[list[J
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(case=states())
 def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
     spec: str, case: tuple[list[J], int]

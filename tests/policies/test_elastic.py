@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from rlpto.policies.hesrpt import fit_exponent, optimal_shares
 from rlpto.policies.registry import make_policy
@@ -61,7 +61,6 @@ class TestElasticFifo:
         assert gpus("elastic_fifo", jobs, 4) == [2, 2]
         assert gpus("elastic_fifo", jobs, 3) == [2, 1]
 
-    @settings(deadline=None)
     @given(case=states())
     def test_nobody_is_preempted_and_no_gpu_idles_that_could_be_used_at_once(self, case: tuple[list[J], int]) -> None:
         jobs, capacity = case

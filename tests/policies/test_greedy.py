@@ -15,7 +15,7 @@ from rlpto.policies.greedy import grow, hull_steps
 values = st.lists(st.floats(-5, 10, allow_nan=False), min_size=2, max_size=9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values)
 def test_hull_is_concave_and_lies_above_all_values(numbers: list[float]) -> None:
     value = np.array([numbers])
@@ -43,7 +43,7 @@ def test_straight_lines_are_single_steps() -> None:
     assert np.array_equal(steps.target[0, :-1], np.arange(1, 65))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(1, 20), min_size=4, max_size=4), min_size=1, max_size=4),
     st.integers(0, 12),
@@ -69,7 +69,7 @@ def test_a_start_that_does_not_fit_whole_is_made_with_the_lowest_number() -> Non
     assert list(grow(np.array([0]), steps.target, steps.gain, np.array([1]), 2, 0.0)) == [1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_even_filling_is_max_min_fair(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.cluster import Allocation, ClusterState
@@ -60,7 +60,6 @@ class TestSpeed:
         alone = BATCH / 0.1 / SAMPLES
         assert packed(beliefs()) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
 
-    @settings(deadline=None)
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_a_job_that_was_seen_at_one_size_scales_perfectly_from_there(self, workers: int, speed: float) -> None:
         found = told(beliefs(), throughput=sizes((workers, -(-workers // PER_NODE), speed)))

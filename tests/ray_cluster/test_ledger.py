@@ -265,4 +265,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestNoGpuIsUsedTwice = Machine.TestCase
-TestNoGpuIsUsedTwice.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestNoGpuIsUsedTwice.settings = settings(max_examples=150, stateful_step_count=40)

@@ -36,7 +36,7 @@ def seconds(rates: FloatArray, start: float, end: float) -> float:
     return float(total)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(0, 1000),
     st.integers(1, 6),
@@ -60,7 +60,7 @@ def test_one_job_finishes_after_delay_and_the_sum_over_its_epochs(seed, gpus, ep
     assert cluster.store.rescales[0] == 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.floats(0.5, 9.0), st.floats(1.0, 400.0), st.sampled_from([0.0, 30.0]))
 def test_a_rescale_keeps_the_work_done_and_costs_its_delay_once(seed, epochs, after, delay):
     tables = random_tables(seed, 4, delay, types=1)
@@ -99,7 +99,7 @@ def test_the_interval_does_not_matter_while_allocations_stand(decide_on):
     assert finishes[0] == pytest.approx(20.0 + seconds(rates_of(tables, 3), 0.0, 5.5))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.floats(0.01, 500.0), st.sampled_from(["interval", "events"]))
 def test_ticks_always_come_and_are_multiples_of_the_interval(interval, decide_on):
     """Dividing a multiple of an interval by it can round down, which must not stop time."""

@@ -59,7 +59,7 @@ def test_failures_do_not_depend_on_what_runs():
     assert history(cluster(1), busy=True) != history(cluster(2), busy=True)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.sampled_from([10.0, 77.0, 600.0, 1e9]), st.sampled_from(["interval", "events"]))
 def test_a_failure_costs_at_most_one_checkpoint_interval(seed, checkpoint, decide_on):
     rate = 0.01

@@ -108,7 +108,7 @@ def same(a: RunRecord, b: RunRecord) -> bool:
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cases())
 def test_every_run_keeps_the_books(case: Case) -> None:
     cluster, record = simulate(case)
@@ -151,13 +151,13 @@ def test_every_run_keeps_the_books(case: Case) -> None:
     assert (jobs.finish_time - jobs.submit_time >= jobs.alone_time * (1 - 1e-9) - rounding).all()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(cases())
 def test_same_seed_same_run(case: Case) -> None:
     assert same(simulate(case)[1], simulate(case)[1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(cases(policies=("fifo", "fifo:backfill=true", "sjf", "las", "las:levels=[300,1000]", "tiresias:threshold=900")))
 def test_a_skipped_decision_changes_nothing(case: Case) -> None:
     standing, asked = make_policy(case.policy), make_policy(case.policy)

@@ -33,7 +33,7 @@ def work_of(drawn: Trace, trace: Trace, work: np.ndarray) -> float:
     return float(sum(by_name[name.partition("+")[0]] for name in drawn.texts("name")))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rounds=st.floats(0.3, 3), seed=st.integers(0, 1000))
 def test_a_draw_meets_the_wanted_work_with_as_many_jobs_as_have_it_on_average(rounds: float, seed: int) -> None:
     trace, work = benchmark()

@@ -43,7 +43,7 @@ def test_load_is_met_within_a_percent_on_a_large_window(target) -> None:
     assert scaled.submit_time[-1] < WINDOW
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     work=st.lists(st.floats(0, 1e6), min_size=1, max_size=30).filter(lambda work: sum(work) > 1),
     factor=st.floats(0.01, 5),

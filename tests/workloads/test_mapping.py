@@ -56,7 +56,7 @@ def seconds_alone(tables: SpeedTables, store: JobStore, job: int, gpus: int) -> 
     return sum(1.0 / (tables.rates[row, epoch] * store.scale[job]) for epoch in range(int(store.epochs[job])))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 64)), min_size=1, max_size=20),
     seed=st.integers(0, 100),

@@ -55,7 +55,7 @@ def test_parquet_round_trip(tmp_path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
 def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
     submit, duration, gpus = zip(*rows, strict=True) if rows else ((), (), ())

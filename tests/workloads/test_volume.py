@@ -38,7 +38,7 @@ def test_a_start_leaves_out_what_came_before() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.sampled_from([60.0, 600.0, 3600.0, 86400.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_job_is_lost_and_ends_are_not_empty(times: list[float], step: float) -> None:
     counts = task_volume(trace(sorted(times)), step).counts
     assert counts.sum() == len(times)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -13,7 +13,6 @@ from rlpto.workloads.windows import SPLITS, WindowSettings, select, split_window
 DAY = 86_400.0
 
 
-@settings(deadline=None)
 @given(
     span=st.floats(1e4, 2e6),
     hours=st.floats(0.1, 48),
