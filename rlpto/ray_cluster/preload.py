@@ -18,13 +18,22 @@ NICENESS = 5
 TIMER = "rlpto-preload"
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
+STARTING = "default_worker.py"
+"""In the command line of a process that has no title yet."""
 
 
-def cancel_preload() -> None:
-    """Task that does nothing, and keeps its process from getting warm: it will serve tasks alone from now on."""
+def look_around() -> tuple[int, list[int]]:
+    """Task that tells its process, and those of the node that serve nobody now or are about to start.
+
+    It keeps its own process from getting warm: that will serve tasks alone from now on.
+    """
+    from rlpto.ray_cluster.processes import children_titled
+
     for thread in threading.enumerate():
         if isinstance(thread, threading.Timer) and thread.name == TIMER:
             thread.cancel()
+    others = {*children_titled(os.getppid(), IDLE), *children_titled(os.getppid(), STARTING)}
+    return os.getpid(), sorted(others - {os.getpid()})
 
 
 def title() -> str:

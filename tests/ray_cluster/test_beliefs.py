@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.config import KnowledgeSettings
+from rlpto.experiment import prepare
 from rlpto.jobs import Job
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.backend import RayBackend
 from rlpto.ray_cluster.beliefs import ENOUGH_STEPS, Beliefs
 from rlpto.ray_cluster.cluster import RayCluster
+from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.ray_cluster.store import Store
@@ -28,6 +33,7 @@ from tests.builders import job as make_job
 from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeRunner, FakeTime
 from tests.ray_cluster.test_cluster import RULES, specs
+from tests.ray_cluster.test_real import config
 
 SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
@@ -180,3 +186,24 @@ class TestCluster:
         assert last[1][0, 4] == pytest.approx(0.4 * scale, rel=0.05)
         assert math.isfinite(last[2][0])
         assert cluster.accounts.finished.all()
+
+
+def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    own = config([{"name": "a", "max_gpus": 2, "epochs": 20}, {"name": "b", "max_gpus": 2, "epochs": 20}], 0.1)
+    online = own.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
+    experiment, session = prepare(online), f"beliefs-{os.getpid()}"
+    assert ray_cluster.node_ids
+    with Store(tmp_path / "state.sqlite") as books:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session)
+        run(cluster, experiment.policy("elastic_fifo"), QueueSettings(), RewardWeights())
+        cluster.close()
+    learned = cluster.beliefs
+    assert learned is not None
+    for number, job in enumerate(cluster.jobs):
+        (seen,) = [size for size in cluster.reports[job.name].throughput if size.workers == 2]
+        profile = learned.profile(number)
+        row = learned.tables.row[number, seen.nodes - 1, 2]
+        speed = learned.tables.rates[row, 0] * profile.samples
+        assert speed == pytest.approx(seen.samples_per_second, rel=0.1)
+        assert profile.noise.noise_scale != (own.ray.programs["tiny"].guess.noise_scale,)
+        assert profile.accuracy.final > 0.7

@@ -45,11 +45,12 @@ class Noted(Spares):
         super().__init__(count, lambda: "head", lambda: nodes)
         self.made: list[str] = []
 
-    def _touch(self, node: str) -> None:
+    def _touch(self, node: str) -> str:
         self.made.append(node)
+        return node
 
-    def _leave_some(self) -> None:
-        self._first = None
+    def _seen_by(self, tasks: list[str]) -> list[tuple[int, list[int]]]:
+        return [(1, [2])] * len(tasks)
 
 
 @pytest.fixture
