@@ -12,11 +12,10 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.backend import control_node, nodes_for_spares
+from rlpto.ray_cluster.backend import control_node, keep_spares
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.runner import start_runner, stop_runner
-from rlpto.ray_cluster.spares import Spares
 
 PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.jobs.digits"
@@ -36,7 +35,7 @@ class Job:
         self.spec = spec
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self.generation = 0
-        self._spares = Spares(spares, control_node, nodes_for_spares)
+        self._spares = keep_spares(spares)
 
     def command(self, nodes: Sequence[str]) -> JobReport:
         """Command workers on `nodes` and wait until all of them train."""

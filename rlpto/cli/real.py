@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
     from rlpto.ray_cluster.cluster import RayCluster
+    from rlpto.ray_cluster.spares import Spares
     from rlpto.records import RunRecord
 
 SESSIONS = "ray"
@@ -129,6 +131,13 @@ class RealCells:
     folder: Path
     keep: bool = False
 
+    @cached_property
+    def spares(self) -> Spares:
+        """Warm processes for the jobs of all cells."""
+        from rlpto.ray_cluster.backend import keep_spares
+
+        return keep_spares(self.config.ray.spare_workers)
+
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
         from rlpto.experiment import prepare
@@ -141,7 +150,9 @@ class RealCells:
         session = session_name(self.folder, cell)
         with ExitStack() as stack:
             books = stack.enter_context(Store(own / BOOKS))
-            backend = RayBackend(session, spare_workers=self.config.ray.spare_workers)
+            if not books.decisions():  # nobody waits yet
+                self.spares.stock()
+            backend = RayBackend(session, spares=self.spares)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
                 curves = LiveCurves(own, self.config.reward)

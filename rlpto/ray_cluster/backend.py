@@ -69,22 +69,18 @@ class _Ending:
 class RayBackend:
     """Runners of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same runner. spare_workers: warm processes in reserve on every node.
+    period: s between two questions to the same runner. spares: to be kept while jobs run; None: none are.
     """
 
     session: str
     period: float = 0.2
-    spare_workers: int = 0
+    spares: Spares | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
     _asked: dict[Any, str] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
     _latest: dict[str, JobReport] = field(default_factory=dict)
-    _spares: Spares = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._spares = Spares(self.spare_workers, control_node, nodes_for_spares)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
@@ -139,8 +135,8 @@ class RayBackend:
     def _see_to_spares(self) -> None:
         """Keep spares for the runners, unless one of them has not been heard of yet or is on its way out."""
         self._latest = {job: report for job, report in self._latest.items() if job in self._handles}
-        if len(self._latest) == len(self._handles) and not self._ending:
-            self._spares.tend(self._latest.values())
+        if self.spares is not None and len(self._latest) == len(self._handles) and not self._ending:
+            self.spares.tend(self._latest.values())
 
     def _answer(self, answer: Any) -> JobReport | None:
         """A runner's answer; None if it cannot answer now, or never will."""
@@ -214,6 +210,11 @@ def exists(session: str, job: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def keep_spares(count: int) -> Spares:
+    """So many spares for every node of the cluster that this process is connected to; they serve all its sessions."""
+    return Spares(count, control_node, nodes_for_spares)
 
 
 def nodes_for_spares() -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.spares import Spares
 
 Placement = tuple[str, ...]
 """Node id of every worker."""
@@ -101,22 +102,24 @@ def measure_program(
     most: int,
     effort: Effort,
     tell: Callable[[str], None],
+    spares: Spares | None = None,
 ) -> ProgramMeasurements:
     """Measure one program on the cluster that this process is connected to.
 
     spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. tell: is told
-    what comes next, `stages` times. Raises JobError if the program fails.
+    what comes next, `stages` times. spares: kept meanwhile, as while jobs are scheduled. Raises JobError if the program
+    fails.
     """
     tell("learning")
     untrained = _untrained(spec)
     learner = replace(spec, name=f"{spec.name}-learning", folder=str(Path(spec.folder, "learning")), pace=None)
     way = visits(gpus, most)
-    with _job(learner) as job:
+    with _job(learner, spares) as job:
         first = job.go(way[0])
         accuracy, noise, complete = _learn(job, effort.learning)
     mover = replace(spec, name=f"{spec.name}-speed", folder=str(Path(spec.folder, "speed")), epochs=1e9)
     changes = [first]
-    with _job(mover) as job:
+    with _job(mover, spares) as job:
         for place in way:
             tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
             change = job.go(place)
@@ -136,11 +139,11 @@ def stages(gpus: Mapping[str, int], most: int) -> int:
 class _Moved:
     """A job that this process commands."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, spares: Spares | None) -> None:
         from rlpto.ray_cluster.backend import control_node
         from rlpto.ray_cluster.runner import start_runner
 
-        self.spec = spec
+        self.spec, self._spares = spec, spares
         self._began = time.monotonic()
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self._generation = 0
@@ -154,6 +157,8 @@ class _Moved:
         if report.state == "failed":
             lines = report.failure.strip().splitlines()
             raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
+        if self._spares is not None:
+            self._spares.tend([report])
         return report
 
     def go(self, place: Placement) -> Change:
@@ -196,11 +201,11 @@ class _Moved:
 
 
 @contextmanager
-def _job(spec: JobSpec) -> Iterator[_Moved]:
+def _job(spec: JobSpec, spares: Spares | None) -> Iterator[_Moved]:
     """A job that is gone at the end, with its workers."""
     from rlpto.ray_cluster.runner import stop_runner
 
-    job = _Moved(spec)
+    job = _Moved(spec, spares)
     try:
         yield job
     finally:

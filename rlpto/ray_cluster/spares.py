@@ -25,6 +25,8 @@ APART_SECONDS = 6.0
 """s between spares of two nodes: so long one takes to warm up."""
 
 
+STOCK_SECONDS = 60.0
+"""Longest wait for spares before the first job: on a busy machine some are made later, or never."""
 ROUNDS = 4
 """Rounds of tasks after which a node that still has too few spares is left as it is."""
 
@@ -43,13 +45,14 @@ class Spares:
         self._stocked: set[str] = set()
         self._missing: list[str] = []
         self._round: _Round | None = None
+        self._looked = False
         self._used: set[tuple[str, int]] = set()
         self._quiet_since: float | None = None
         self._next_at = 0.0
 
     def tend(self, reports: Collection[JobReport]) -> None:
         """Make the next spare that is missing, if all jobs with a runner are at rest. reports: one of each."""
-        if self._count == 0 or not reports:
+        if self._count == 0:
             return
         now = time.monotonic()
         if not all(at_rest(report, time.time()) for report in reports):
@@ -71,10 +74,18 @@ class Spares:
     def complete(self) -> bool:
         """True once no node is known to lack a spare, and the last one has had time to get warm."""
         idle = not self._missing and self._round is None
-        return bool(self._seen) and idle and time.monotonic() >= self._next_at
+        return self._count == 0 or (self._looked and idle and time.monotonic() >= self._next_at)
+
+    def stock(self, seconds: float = STOCK_SECONDS) -> None:
+        """Wait, before there is any job, until every node has its spares, or so long."""
+        by = time.monotonic() + seconds
+        while not self.complete and time.monotonic() < by:
+            self.tend([])
+            time.sleep(0.1)
 
     def _look_for_used(self, reports: Iterable[JobReport]) -> None:
         """Nodes that may have none: first where somebody has started since the last look, then those that are new."""
+        self._looked = True
         used: list[str] = []
         for report in reports:
             known = (report.pid, report.generation, report.recoveries)

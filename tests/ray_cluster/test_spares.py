@@ -92,11 +92,21 @@ class TestOrder:
         spares.tend([now(31 + QUIET_SECONDS)])
         assert spares.made == ["a"]
 
+    def test_all_nodes_are_stocked_before_the_first_job(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted()
+        assert not spares.complete
+        for second in range(60):
+            now(second)
+            spares.tend([])
+        assert spares.made == ["head", "a", "b", "c"]
+        assert spares.complete
+
     def test_nodes_without_room_and_settings_without_spares_get_none(self, now: Callable[[float], JobReport]) -> None:
         without, none = Noted(count=0), Noted(nodes=())
         for second in range(30):
             without.tend([now(second)])
             none.tend([now(second)])
+        assert without.complete
         assert not without.made
         assert not none.made
 
