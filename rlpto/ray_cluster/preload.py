@@ -18,6 +18,9 @@ NICENESS = 5
 TIMER = "rlpto-preload"
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
+REHEARSING = threading.Lock()
+"""Held while a process trains nothing. There is one process group of torch in a process: a worker that starts in the
+middle of it has to wait for the end."""
 STARTING = "default_worker.py"
 """In the command line of a process that has no title yet."""
 
@@ -58,7 +61,9 @@ def warm_up() -> None:
     from rlpto.ray_cluster.rehearsal import rehearse
 
     if torch.version.cuda is None:
-        rehearse()
+        with REHEARSING:
+            if IDLE in title():
+                rehearse()
 
 
 if "RAY_RAYLET_PID" in os.environ:  # set by raylets for the processes they start

@@ -21,6 +21,7 @@ from rlpto.ray_cluster.data import Position
 from rlpto.ray_cluster.group import AllReduce, Alone
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.parameter_server import ServerGroup
+from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.training import Chunk, Trainer
 
 T = TypeVar("T")
@@ -90,7 +91,8 @@ class TrainWorker:
 
     def prepare(self) -> Ready | Failure:
         """Make the model and train two steps for the sake of warmth, which are undone."""
-        return self._guarded("prepare", self._prepare)
+        with REHEARSING:
+            return self._guarded("prepare", self._prepare)
 
     def load(self, state: bytes) -> Failure | None:
         """Take over the state of a checkpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,10 @@ import pytest
 from rlpto.ray_cluster.backend import control_node
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import children_titled
 from rlpto.ray_cluster.spares import QUIET_SECONDS, Spares, at_rest
+from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 
 CALM = JobReport("job", generation=3, applied=3, state="running", holding=("a", "b"), training_on=("b", "a"), pid=7)
@@ -137,3 +140,16 @@ def test_a_worker_starts_in_the_process_that_was_kept_for_it(ray_cluster: LocalC
         job.signal_worker(a, KILL)
         job.until(lambda now: now.recoveries == 1)
         assert set(ray_cluster.worker_pids(a)) <= kept
+
+
+def test_a_worker_waits_for_the_end_of_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlpto.ray_cluster.worker.die_with_parent", lambda: None)
+    worker = TrainWorker(make_spec(tmp_path, pace=None).to_json())
+    said: list[object] = []
+    starting = threading.Thread(target=lambda: said.append(worker.prepare()))
+    with REHEARSING:
+        starting.start()
+        starting.join(0.3)
+        assert not said, "torch has one process group in a process"
+    starting.join()
+    assert isinstance(said[0], Ready)
