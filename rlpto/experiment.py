@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.store import Store
 
 HOUR, DAY = 3600.0, 86_400.0
-ONLY_REAL = "knowledge.mode online: simulated jobs report nothing; expected --cluster ray, or exact or noisy"
 
 
 class WindowTrace(NamedTuple):
@@ -400,13 +399,20 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
     return prepare(config).run_cell(cell)
 
 
+def refuse_online(knowledge: KnowledgeSettings) -> None:
+    """Raise ConfigError if policies are to be told what jobs report, where jobs are simulated."""
+    if knowledge.mode == "online":
+        raise ConfigError(
+            "knowledge.mode online: simulated jobs report nothing; expected --cluster ray, or exact or noisy"
+        )
+
+
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
     """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth.
 
     Raises ConfigError if they are to be told what jobs report: simulated ones do not.
     """
-    if knowledge.mode == "online":
-        raise ConfigError(ONLY_REAL)
+    refuse_online(knowledge)
     if knowledge.mode == "exact":
         return None
     rng = np.random.default_rng([seed, 2])

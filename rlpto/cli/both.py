@@ -27,10 +27,9 @@ def evaluate_both(
     on both. Raises ConfigError where programs are not measured: a guess is no simulation of them.
     """
     from rlpto.evaluation.fidelity import compare, fidelity_table, verdicts, write_fidelity
-    from rlpto.experiment import ONLY_REAL
+    from rlpto.experiment import refuse_online
 
-    if config.knowledge.mode == "online":
-        raise ConfigError(ONLY_REAL)
+    refuse_online(config.knowledge)
     _refuse_guesses(config)
     console = make_console(quiet)
     config, real = run_real_cells(config, folder / REAL, address=address, fresh=fresh, keep=keep, quiet=quiet)

@@ -239,10 +239,9 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bo
     """Run what is missing. The folder is touched only when everything about the experiment is right."""
     from rlpto.cli.runfolder import begin_run, refuse_foreign
     from rlpto.evaluation.runner import evaluate as run_all
-    from rlpto.experiment import ONLY_REAL, prepare, run_cell
+    from rlpto.experiment import prepare, refuse_online, run_cell
 
-    if config.knowledge.mode == "online":
-        raise ConfigError(ONLY_REAL)
+    refuse_online(config.knowledge)
     experiment = prepare(config)
     cells = experiment.cells()
     experiment.check()

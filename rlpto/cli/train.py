@@ -160,10 +160,9 @@ def _begin(config: Config, folder: Path, seeds: int) -> None:
     """Write configurations; nothing is written unless the experiment can be trained on."""
     from rlpto.cli.runfolder import begin_run
     from rlpto.cli.training import by_load, ranked_policies, training_seed
-    from rlpto.experiment import ONLY_REAL
+    from rlpto.experiment import refuse_online
 
-    if config.knowledge.mode == "online":
-        raise ConfigError(ONLY_REAL)
+    refuse_online(config.knowledge)
     for spec in ranked_policies(config):
         by_load(config)[0].policy(spec)
     for experiment in by_load(config):
