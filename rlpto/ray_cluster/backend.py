@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.background import CONTROL
+from rlpto.ray_cluster.environment import CONTROL
 from rlpto.ray_cluster.ledger import Command
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
 from rlpto.ray_cluster.spares import Spares

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlpto.errors import ClusterError
 from rlpto.files import write_text
-from rlpto.ray_cluster.environment import ray_environment
+from rlpto.ray_cluster.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.processes import (
     agent_ports,
     end_processes,
@@ -58,10 +58,6 @@ class StartedCluster:
     def alive(self) -> int:
         """How many of its processes there still are."""
         return sum(start_time(pid) == ticks for pid, ticks in self.processes)
-
-
-CONTROL = "rlpto_control"
-"""Ray resource of a node that is kept for runners (`rlpto.ray_cluster.backend.control_node`)."""
 
 
 def state_file() -> Path:

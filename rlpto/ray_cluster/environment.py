@@ -31,6 +31,9 @@ VARIABLES: Mapping[str, str] = {
 }
 """What is set where the user has not set it."""
 
+CONTROL = "rlpto_control"
+"""Ray resource of a node that is kept for runners."""
+
 
 def ray_environment(temporary: Path | str | None = None) -> dict[str, str]:
     """Environment of a process that starts or joins Ray: the present one, with `VARIABLES` where they are not set.
