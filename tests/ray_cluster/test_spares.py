@@ -15,7 +15,7 @@ from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import children_titled
-from rlpto.ray_cluster.spares import QUIET_SECONDS, Spares, at_rest
+from rlpto.ray_cluster.spares import QUIET_SECONDS, ROUNDS, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 
@@ -54,6 +54,17 @@ class Noted(Spares):
 
     def _seen_by(self, tasks: list[str]) -> list[tuple[int, list[int]]]:
         return [(1, [2])] * len(tasks)
+
+
+class Scripted(Noted):
+    """One node, on which tasks see one thing after the other."""
+
+    def __init__(self, looks: list[list[tuple[int, list[int]]]]) -> None:
+        super().__init__(nodes=("a",))
+        self.looks = looks
+
+    def _seen_by(self, tasks: list[str]) -> list[tuple[int, list[int]]]:  # noqa: ARG002
+        return self.looks.pop(0)
 
 
 @pytest.fixture
@@ -104,6 +115,22 @@ class TestOrder:
         assert spares.made == ["head", "a", "b", "c"]
         assert spares.complete
 
+    def test_more_tasks_at_once_until_a_process_is_left_over(self, now: Callable[[float], JobReport]) -> None:
+        looks = [[(1, [])], [(1, [2]), (2, [1])], [(1, [2, 3]), (2, [1, 3]), (1, [2, 3])]]  # 1 and 2 have served tasks
+        spares = Scripted(looks)
+        for second in range(30):
+            spares.tend([now(second)])
+        assert spares.made == ["a"] * (1 + 2 + 3)
+        assert not looks
+        assert spares.complete
+
+    def test_a_node_where_nothing_helps_is_left_as_it_is(self, now: Callable[[float], JobReport]) -> None:
+        spares = Scripted([[(1, [])] for _ in range(100)])
+        for second in range(60):
+            spares.tend([now(second)])
+        assert len(spares.looks) == 100 - ROUNDS
+        assert spares.complete
+
     def test_nodes_without_room_and_settings_without_spares_get_none(self, now: Callable[[float], JobReport]) -> None:
         without, none = Noted(count=0), Noted(nodes=())
         for second in range(30):
@@ -144,12 +171,17 @@ def test_a_worker_starts_in_the_process_that_was_kept_for_it(ray_cluster: LocalC
 
 def test_a_worker_waits_for_the_end_of_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlpto.ray_cluster.worker.die_with_parent", lambda: None)
-    worker = TrainWorker(make_spec(tmp_path, pace=None).to_json())
-    said: list[object] = []
-    starting = threading.Thread(target=lambda: said.append(worker.prepare()))
+    begun = threading.Event()
+
+    def begin(_: TrainWorker) -> Ready:
+        begun.set()
+        return Ready(0.0, 0.0)
+
+    monkeypatch.setattr(TrainWorker, "_prepare", begin)
+    worker = TrainWorker(make_spec(tmp_path).to_json())
+    starting = threading.Thread(target=worker.prepare)
     with REHEARSING:
         starting.start()
-        starting.join(0.3)
-        assert not said, "torch has one process group in a process"
+        assert not begun.wait(0.5), "torch has one process group in a process"
+    assert begun.wait(PATIENCE)
     starting.join()
-    assert isinstance(said[0], Ready)
