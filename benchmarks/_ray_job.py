@@ -35,7 +35,7 @@ class Job:
         self.spec = spec
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self.generation = 0
-        self._spares = keep_spares(spares)
+        self._spares = keep_spares(spares, spares)
 
     def command(self, nodes: Sequence[str]) -> JobReport:
         """Command workers on `nodes` and wait until all of them train."""

@@ -126,7 +126,8 @@ def _measure(
     console = make_console(quiet)
     with real_nodes(config, address), tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder:
         gpus = {node.id: node.gpus for node in RayBackend("").nodes()}
-        most, spares = sum(gpus.values()), keep_spares(config.ray.spare_workers)
+        most = sum(gpus.values())
+        spares = keep_spares(config.ray.spare_workers, config.ray.spare_runners)
         session = f"profile-{os.getpid()}"
         specs = {
             name: program_spec(name, program, config.ray, session, Path(folder), config.seed)

@@ -136,7 +136,7 @@ class RealCells:
         """Warm processes for the jobs of all cells."""
         from rlpto.ray_cluster.backend import keep_spares
 
-        return keep_spares(self.config.ray.spare_workers)
+        return keep_spares(self.config.ray.spare_workers, self.config.ray.spare_runners)
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""

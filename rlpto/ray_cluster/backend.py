@@ -10,13 +10,10 @@ from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import CONTROL
 from rlpto.ray_cluster.ledger import Command
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
-from rlpto.ray_cluster.spares import Spares
+from rlpto.ray_cluster.spares import Place, Spares
 
 ENDING_SECONDS = 20.0
 """A runner that has not ended by itself after so long is ended."""
-
-SLOTS = 3
-"""CPU slots a node must have to get spares: Ray ends idle processes beyond them, and two serve tasks."""
 
 
 @dataclass(frozen=True)
@@ -212,25 +209,40 @@ def exists(session: str, job: str) -> bool:
     return True
 
 
-def keep_spares(count: int) -> Spares:
-    """So many spares for every node of the cluster that this process is connected to; they serve all its sessions."""
-    return Spares(count, control_node, nodes_for_spares)
+def keep_spares(workers: int, runners: int) -> Spares:
+    """Spares for the cluster that this process is connected to, for all its sessions.
+
+    workers: on every node with GPUs. runners: on the node that runners live on.
+    """
+    return Spares(control_node, lambda: places_for_spares(workers, runners))
 
 
-def nodes_for_spares() -> list[str]:
-    """Ray's ids of nodes that keep idle processes: those with CPU slots for them."""
-    return [str(entry["NodeID"]) for entry in alive_nodes() if entry["Resources"].get("CPU", 0) >= SLOTS]
+def places_for_spares(workers: int, runners: int) -> list[Place]:
+    """How many spares each node is to have."""
+    alive = alive_nodes()
+    control = control_among(alive) if alive else ""
+    return [
+        Place(
+            node=str(entry["NodeID"]),
+            count=(workers if entry["Resources"].get("GPU") else 0) + (runners if entry["NodeID"] == control else 0),
+            machine=str(entry["NodeManagerAddress"]),
+            raylet=f"{entry['NodeManagerAddress']}:{entry['NodeManagerPort']}",
+        )
+        for entry in alive
+    ]
 
 
 def control_node() -> str:
-    """Ray's id of the node that runners live on: one that is kept for them, the head, else one without GPUs.
-
-    Raises ClusterError if there is no node.
-    """
+    """Ray's id of the node that runners live on. Raises ClusterError if there is no node."""
     alive = alive_nodes()
+    if not alive:
+        raise ClusterError("the Ray cluster has no node that is alive")
+    return control_among(alive)
+
+
+def control_among(alive: list[dict[str, Any]]) -> str:
+    """The node of those alive that runners live on: one that is kept for them, the head, else one without GPUs."""
     kept = [entry for entry in alive if CONTROL in entry["Resources"]]
     heads = [entry for entry in alive if "node:__internal_head__" in entry["Resources"]]
     spare = [entry for entry in alive if not entry["Resources"].get("GPU")]
-    for entry in (*kept, *heads, *spare, *alive):
-        return str(entry["NodeID"])
-    raise ClusterError("the Ray cluster has no node that is alive")
+    return str(next(iter((*kept, *heads, *spare, *alive)))["NodeID"])

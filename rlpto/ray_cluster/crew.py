@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlpto.ray_cluster.lookout import find_lookout
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.processes import TITLE, kill_titled
 from rlpto.ray_cluster.worker import Failure, Ready, TrainWorker
@@ -85,13 +86,16 @@ async def release(worker: Worker) -> None:
 
 
 async def kill_process(worker: Worker) -> bool:
-    """Kill the process of a worker by its id, by a task on its node. True if that was done."""
-    task: Any = ray.remote(kill_titled)
-    task = task.options(
-        num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(worker.node, soft=False)
-    )
+    """Kill the process of a worker by its id, on its node. True if that was done."""
+    lookout = await asyncio.to_thread(find_lookout, worker.node)
+    if lookout is not None:
+        done = lookout.kill.remote(worker.pid, TITLE)
+    else:
+        here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
+        task: Any = ray.remote(kill_titled)
+        done = task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE)
     try:
-        await answer(task.remote(worker.pid, TITLE), 10.0)
+        await answer(done, 10.0)
     except LostError:
         return False
     return True

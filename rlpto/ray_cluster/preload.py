@@ -11,32 +11,15 @@ import sys
 import threading
 from pathlib import Path
 
-IDLE_SECONDS = 2.0
+from rlpto.ray_cluster.lookout import IDLE
+
+IDLE_SECONDS = 1.0
 """A process that has been idle for so long is a spare."""
 NICENESS = 5
 """Of the thread that warms up. Not the lowest: who needs the process in the middle of it has to wait for the rest."""
-TIMER = "rlpto-preload"
-IDLE = "ray::IDLE"
-"""In the title of a process that no actor is in."""
 REHEARSING = threading.Lock()
 """Held while a process trains nothing. There is one process group of torch in a process: a worker that starts in the
 middle of it has to wait for the end."""
-STARTING = "default_worker.py"
-"""In the command line of a process that has no title yet."""
-
-
-def look_around() -> tuple[int, list[int]]:
-    """Task that tells its process, and those of the node that serve nobody now or are about to start.
-
-    It keeps its own process from getting warm: that will serve tasks alone from now on.
-    """
-    from rlpto.ray_cluster.processes import children_titled
-
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) and thread.name == TIMER:
-            thread.cancel()
-    others = {*children_titled(os.getppid(), IDLE), *children_titled(os.getppid(), STARTING)}
-    return os.getpid(), sorted(others - {os.getpid()})
 
 
 def title() -> str:
@@ -68,5 +51,5 @@ def warm_up() -> None:
 
 if "RAY_RAYLET_PID" in os.environ:  # set by raylets for the processes they start
     _timer = threading.Timer(IDLE_SECONDS, warm_up)
-    _timer.name, _timer.daemon = TIMER, True
+    _timer.daemon = True
     _timer.start()

@@ -1,90 +1,101 @@
 """Warm processes in reserve: who starts a worker or a runner on their node gets one and is spared most of the boot.
 
-Ray gives an actor an idle process of its node that nobody has used yet, if there is one. It starts such processes where
-more tasks wait than there are idle processes, and keeps as many of them as the node has free CPU slots. So a spare is
-what is left over when some tasks that do next to nothing are sent to a node at once; the tasks tell whether one is.
-What makes it warm is
-`rlpto.ray_cluster.preload`, which clusters that we start have their processes import; on others a spare saves only the
-start of its process. Spares hold no GPU, and end with the driver's connection.
+Ray gives an actor a process of its node that nobody has used yet, if there is one, and starts some ahead if it is asked
+to (`rlpto.ray_cluster.lookout`). What makes them warm is `rlpto.ray_cluster.preload`, which clusters that we start have
+their processes import; on others a spare saves only the start of its process. Spares hold no GPU, and end with the
+driver's connection.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from rlpto.ray_cluster.lookout import start_lookout
 from rlpto.ray_cluster.messages import JobReport
 
 QUIET_SECONDS = 1.0
 """All jobs have to train undisturbed for so long before a spare is made: nobody who starts is to share its cores."""
 RECENT_SECONDS = 2.0
 """A report that is older says nothing about whether its job trains."""
-APART_SECONDS = 6.0
-"""s between spares of two nodes: so long one takes to warm up."""
-
-
+AT_ONCE = 2
+"""Spares of one machine that are made at once: each keeps a core busy until it is warm."""
+APART_SECONDS = 5.0
+"""s until they are."""
 STOCK_SECONDS = 60.0
 """Longest wait for spares before the first job: on a busy machine some are made later, or never."""
-ROUNDS = 4
-"""Rounds of tasks after which a node that still has too few spares is left as it is."""
+ROUNDS = 8
+"""Attempts after which a node that still has too few spares is left as it is until somebody starts there again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that is to have spares. machine: its address; nodes of one share cores. raylet: HOST:PORT of the node."""
+
+    node: str
+    count: int
+    machine: str = ""
+    raylet: str = ""
 
 
 class Spares:
-    """Sees to it that every node has `count` spares, one node after the other, while all jobs train.
+    """Sees to it that every node has its spares, those that lack most first, while all jobs train.
 
-    control: Ray's id of the node where runners are. nodes: those of all nodes that may have spares.
+    control: Ray's id of the node where runners are. places: all nodes that are to have spares now.
 
-    To be told often how jobs are, by `tend`; it never waits.
+    To be told often how jobs are, by `tend`; it never waits. Where Ray refuses to start processes ahead it says so in a
+    warning, and makes none.
     """
 
-    def __init__(self, count: int, control: Callable[[], str], nodes: Callable[[], Iterable[str]]) -> None:
-        self._count, self._control, self._nodes = count, control, nodes
+    def __init__(self, control: Callable[[], str], places: Callable[[], Iterable[Place]]) -> None:
+        self._control, self._places = control, places
         self._seen: dict[str, tuple[int, int, int]] = {}
-        self._stocked: set[str] = set()
-        self._missing: list[str] = []
-        self._round: _Round | None = None
-        self._looked = False
-        self._used: set[tuple[str, int]] = set()
+        self._rounds: dict[str, int] = {}
+        self._unsure: dict[str, None] = {}
+        self._asked: dict[str, list[tuple[Place, Any]]] = {}
+        self._begun: dict[str, Any] = {}
+        self._lookouts: dict[str, Any] = {}
+        self._free_at: dict[str, float] = {}
+        self._looked = self._refused = False
         self._quiet_since: float | None = None
-        self._next_at = 0.0
 
     def tend(self, reports: Collection[JobReport]) -> None:
-        """Make the next spare that is missing, if all jobs with a runner are at rest. reports: one of each."""
-        if self._count == 0:
+        """Have made what is missing, if all jobs with a runner are at rest. reports: one of each."""
+        if self._refused:
             return
         now = time.monotonic()
         if not all(at_rest(report, time.time()) for report in reports):
             self._quiet_since = None
             return
         self._quiet_since = now if self._quiet_since is None else self._quiet_since
-        if now < max(self._quiet_since + QUIET_SECONDS, self._next_at):
+        if now < self._quiet_since + QUIET_SECONDS:
             return
-        if self._round is not None:
-            self._go_on(self._round)
-            return
-        self._look_for_used(reports)
-        if self._missing:
-            node = self._missing.pop(0)
-            self._stocked.add(node)
-            self._round = _Round(node, 1, [self._touch(node)])
+        places = {place.node: place for place in self._places() if place.count}
+        self._look_for_used(reports, places)
+        for machine in dict.fromkeys(place.machine for place in places.values()):
+            if now >= self._free_at.get(machine, now):
+                self._see_to(machine, [place for place in places.values() if place.machine == machine], now)
 
     @property
     def complete(self) -> bool:
-        """True once no node is known to lack a spare, and the last one has had time to get warm."""
-        idle = not self._missing and self._round is None
-        return self._count == 0 or (self._looked and idle and time.monotonic() >= self._next_at)
+        """True once no node is known to lack a spare, and the last ones have had time to get warm."""
+        warming = any(free > time.monotonic() for free in self._free_at.values())
+        return self._refused or (self._looked and not (self._unsure or self._asked or warming))
 
     def stock(self, seconds: float = STOCK_SECONDS) -> None:
         """Wait, before there is any job, until every node has its spares, or so long."""
         by = time.monotonic() + seconds
+        self._looked = False
+        self._rounds.clear()
         while not self.complete and time.monotonic() < by:
             self.tend([])
             time.sleep(0.1)
 
-    def _look_for_used(self, reports: Iterable[JobReport]) -> None:
-        """Nodes that may have none: first where somebody has started since the last look, then those that are new."""
+    def _look_for_used(self, reports: Iterable[JobReport], places: Collection[str]) -> None:
+        """Which nodes may lack some: where somebody has started since the last look, and those that are new."""
         self._looked = True
         used: list[str] = []
         for report in reports:
@@ -92,62 +103,70 @@ class Spares:
             before = self._seen.get(report.name)
             if known != before:
                 self._seen[report.name] = known
+                used += [self._control()] if before is None or before[0] != report.pid else []
                 used += report.holding
-                if before is None or before[0] != report.pid:
-                    used.append(self._control())
-        nodes = list(self._nodes())
-        new = [node for node in nodes if node not in self._stocked]
-        wanted = dict.fromkeys([*used, *self._missing, *new])
-        self._missing = [node for node in wanted if node in nodes]
+        used += [node for node in places if node not in self._rounds]
+        self._rounds |= dict.fromkeys(used, 0)
+        self._unsure = {node: None for node in {**self._unsure, **dict.fromkeys(used)} if node in places}
 
-    def _touch(self, node: str) -> Any:
-        """A task on a node that looks which processes there are."""
+    def _see_to(self, machine: str, places: Iterable[Place], now: float) -> None:
+        """Ask how many spares nodes of a machine have; once all have answered, start some where most are missing."""
+        if machine not in self._asked:
+            doubtful = [place for place in places if place.node in self._unsure]
+            if doubtful:
+                self._asked[machine] = [(place, self._ask(place)) for place in doubtful]
+            return
+        asked = self._asked[machine]
+        counts = self._counts(machine, asked)
+        if counts is None:
+            return
+        del self._asked[machine]
+        worst, share = None, 0.0
+        for place, _ in asked:
+            missing = place.count - counts.get(place.node, place.count)
+            if missing <= 0 or self._rounds.get(place.node, 0) >= ROUNDS:
+                self._unsure.pop(place.node, None)
+            elif missing / place.count > share:
+                worst, share = place, missing / place.count
+        if worst is not None:
+            self._rounds[worst.node] += 1
+            self._free_at[machine] = now + APART_SECONDS
+            self._begun[machine] = self._start(worst, min(worst.count - counts[worst.node], AT_ONCE))
+
+    def _ask(self, place: Place) -> Any:
+        """Ask the lookout of a node how many spares there are."""
+        if place.node not in self._lookouts:
+            self._lookouts[place.node] = start_lookout(place.node, place.raylet)
+        return self._lookouts[place.node].spares.remote()
+
+    def _start(self, place: Place, count: int) -> Any:
+        return self._lookouts[place.node].start.remote(count)
+
+    def _counts(self, machine: str, asked: Iterable[tuple[Place, Any]]) -> dict[str, int] | None:
+        """Spares of every node whose lookout answers; None until all have answered, or never will."""
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from ray.exceptions import RayError, RayTaskError
 
-        from rlpto.ray_cluster.preload import look_around
-
-        task: Any = ray.remote(look_around)
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
-        return task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote()
-
-    def _seen_by(self, tasks: list[Any]) -> list[tuple[int, list[int]]] | None:
-        """What tasks have seen: process id of each, and of others that are idle; None while some have not ended."""
-        import ray
-        from ray.exceptions import RayError
-
-        if len(ray.wait(tasks, num_returns=len(tasks), timeout=0)[0]) < len(tasks):
+        answers = [answer for _, answer in asked]
+        if len(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) < len(answers):
             return None
+        counts: dict[str, int] = {}
+        for place, answer in asked:
+            try:
+                counts[place.node] = ray.get(answer)
+            except RayError:  # the node is gone, or its lookout
+                self._lookouts.pop(place.node, None)
+        begun = self._begun.pop(machine, None)
         try:
-            seen: list[tuple[int, list[int]]] = ray.get(tasks)
+            ray.get([] if begun is None else [begun])
+        except RayTaskError as error:
+            self._refused = True
+            first = str(error.cause).strip().splitlines()[0]
+            warnings.warn(f"no processes are kept in reserve, Ray does not start them ahead: {first}", stacklevel=2)
+            return {}
         except RayError:
-            return []  # the node is gone
-        return seen
-
-    def _go_on(self, present: _Round) -> None:
-        """End a round once its tasks have: with enough spares, or else with a round of more tasks at once."""
-        seen = self._seen_by(present.tasks)
-        if seen is None:
-            return
-        node = present.node
-        self._used |= {(node, pid) for pid, _ in seen}
-        idle = [pid for pid in (seen[-1][1] if seen else []) if (node, pid) not in self._used]
-        if len(idle) < self._count and seen and present.number < ROUNDS:
-            # One more than there are processes for tasks: what Ray starts for the last of them is left over.
-            more = 1 + len({pid for _, others in seen for pid in others} | {pid for pid, _ in seen})
-            self._round = _Round(node, present.number + 1, [self._touch(node) for _ in range(more)])
-            return
-        self._round = None
-        self._next_at = time.monotonic() + APART_SECONDS
-
-
-@dataclass(frozen=True)
-class _Round:
-    """Tasks that were sent to a node at once. number: of the rounds on this node, from 1."""
-
-    node: str
-    number: int
-    tasks: list[Any]
+            return counts  # the node is gone
+        return counts
 
 
 def at_rest(report: JobReport, now: float) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.backend import control_node
+from rlpto.ray_cluster.backend import control_node, places_for_spares
 from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.lookout import IDLE
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import children_titled
-from rlpto.ray_cluster.spares import QUIET_SECONDS, ROUNDS, Spares, at_rest
+from rlpto.ray_cluster.spares import APART_SECONDS, QUIET_SECONDS, ROUNDS, Place, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 
@@ -42,29 +43,27 @@ class TestAtRest:
 
 
 class Noted(Spares):
-    """Notes where a spare would be made, and is done with it at once."""
+    """Notes where how many are made; `have`: how many spares each node has, those that are made at once among them.
 
-    def __init__(self, count: int = 1, nodes: tuple[str, ...] = ("head", "a", "b", "c")) -> None:
-        super().__init__(count, lambda: "head", lambda: nodes)
-        self.made: list[str] = []
+    machines: of each node. useless: nothing comes of what is made.
+    """
 
-    def _touch(self, node: str) -> str:
-        self.made.append(node)
-        return node
+    def __init__(self, count: int = 1, machines: dict[str, str] | None = None, useless: bool = False) -> None:
+        self.machines = {"head": "", "a": "", "b": "", "c": ""} if machines is None else machines
+        super().__init__(lambda: "head", lambda: [Place(node, count, at) for node, at in self.machines.items()])
+        self.have = dict.fromkeys(self.machines, 0)
+        self.made: list[tuple[str, int]] = []
+        self.useless = useless
 
-    def _seen_by(self, tasks: list[str]) -> list[tuple[int, list[int]]]:
-        return [(1, [2])] * len(tasks)
+    def _ask(self, place: Place) -> int:
+        return self.have[place.node]
 
+    def _counts(self, machine: str, asked: Iterable[tuple[Place, int]]) -> dict[str, int]:  # noqa: ARG002
+        return {place.node: count for place, count in asked}
 
-class Scripted(Noted):
-    """One node, on which tasks see one thing after the other."""
-
-    def __init__(self, looks: list[list[tuple[int, list[int]]]]) -> None:
-        super().__init__(nodes=("a",))
-        self.looks = looks
-
-    def _seen_by(self, tasks: list[str]) -> list[tuple[int, list[int]]]:  # noqa: ARG002
-        return self.looks.pop(0)
+    def _start(self, place: Place, count: int) -> None:
+        self.made.append((place.node, count))
+        self.have[place.node] += 0 if self.useless else count
 
 
 @pytest.fixture
@@ -80,20 +79,44 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], JobReport]:
 
 
 class TestOrder:
-    def test_nodes_in_use_come_first_and_each_comes_once(self, now: Callable[[float], JobReport]) -> None:
+    def test_all_nodes_are_stocked_before_the_first_job(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted()
+        assert not spares.complete
+        for second in range(60):
+            now(second)
+            spares.tend([])
+        assert spares.made == [("head", 1), ("a", 1), ("b", 1), ("c", 1)]
+        assert spares.complete
+
+    def test_where_somebody_has_started_since_another_is_made(self, now: Callable[[float], JobReport]) -> None:
         spares = Noted()
         for second in range(60):
             spares.tend([now(second)])
-        assert spares.made == ["a", "b", "head", "c"]
-
-    def test_a_node_where_somebody_was_replaced_gets_another(self, now: Callable[[float], JobReport]) -> None:
-        spares = Noted()
-        for second in range(30):
-            spares.tend([now(second)])
         del spares.made[:]
-        for second in range(30, 60):
+        spares.have |= {"a": 0, "c": 0}  # somebody took both, but only the job on a says so
+        for second in range(60, 90):
             spares.tend([replace(now(second), recoveries=1, holding=("a",), training_on=("a",))])
-        assert spares.made == ["a"]
+        assert spares.made == [("a", 1)]
+        for second in range(90, 120):
+            spares.tend([replace(now(second), pid=8, recoveries=1, holding=("c",), training_on=("c",))])
+        assert spares.made == [("a", 1), ("c", 1)]
+
+    def test_nodes_that_lack_most_come_first_a_few_spares_at_a_time(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted(count=3, machines={"a": "one", "b": "one"})
+        spares.have = {"a": 2, "b": 0}
+        made_at = {}
+        for tenth in range(300):
+            spares.tend([now(tenth / 10)])
+            made_at.setdefault(len(spares.made), tenth / 10)
+        assert spares.made == [("b", 2), ("a", 1), ("b", 1)]
+        assert made_at[2] - made_at[1] >= APART_SECONDS, "those on one machine share its cores"
+        assert spares.complete
+
+    def test_machines_do_not_wait_for_each_other(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted(machines={"a": "one", "b": "two", "c": "three"})
+        for second in (0, QUIET_SECONDS, QUIET_SECONDS):
+            spares.tend([now(second)])
+        assert spares.made == [("a", 1), ("b", 1), ("c", 1)]
 
     def test_none_is_made_while_somebody_starts(self, now: Callable[[float], JobReport]) -> None:
         spares = Noted()
@@ -102,43 +125,39 @@ class TestOrder:
             spares.tend([now(second), other])
         assert not spares.made
         spares.tend([now(31)])
+        spares.tend([now(31)])
         assert not spares.made, "not at once either"
-        spares.tend([now(31 + QUIET_SECONDS)])
-        assert spares.made == ["a"]
-
-    def test_all_nodes_are_stocked_before_the_first_job(self, now: Callable[[float], JobReport]) -> None:
-        spares = Noted()
-        assert not spares.complete
-        for second in range(60):
-            now(second)
-            spares.tend([])
-        assert spares.made == ["head", "a", "b", "c"]
-        assert spares.complete
-
-    def test_more_tasks_at_once_until_a_process_is_left_over(self, now: Callable[[float], JobReport]) -> None:
-        looks = [[(1, [])], [(1, [2]), (2, [1])], [(1, [2, 3]), (2, [1, 3]), (1, [2, 3])]]  # 1 and 2 have served tasks
-        spares = Scripted(looks)
-        for second in range(30):
-            spares.tend([now(second)])
-        assert spares.made == ["a"] * (1 + 2 + 3)
-        assert not looks
-        assert spares.complete
+        for _ in range(2):
+            spares.tend([now(31 + QUIET_SECONDS)])
+        assert spares.made == [("head", 1)]
 
     def test_a_node_where_nothing_helps_is_left_as_it_is(self, now: Callable[[float], JobReport]) -> None:
-        spares = Scripted([[(1, [])] for _ in range(100)])
-        for second in range(60):
+        spares = Noted(machines={"a": ""}, useless=True)
+        for second in range(300):
             spares.tend([now(second)])
-        assert len(spares.looks) == 100 - ROUNDS
+        assert spares.made == [("a", 1)] * ROUNDS
         assert spares.complete
 
-    def test_nodes_without_room_and_settings_without_spares_get_none(self, now: Callable[[float], JobReport]) -> None:
-        without, none = Noted(count=0), Noted(nodes=())
+    def test_settings_without_spares_make_none(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted(count=0)
         for second in range(30):
-            without.tend([now(second)])
-            none.tend([now(second)])
-        assert without.complete
-        assert not without.made
-        assert not none.made
+            spares.tend([now(second)])
+        assert spares.complete
+        assert not spares.made
+
+
+class TestPlaces:
+    def test_workers_have_theirs_on_nodes_with_gpus_and_runners_on_their_own(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head = {"NodeID": "h", "NodeManagerAddress": "1.1.1.1", "NodeManagerPort": 1}
+        node = {"NodeID": "n", "NodeManagerAddress": "1.1.1.2", "NodeManagerPort": 2, "Resources": {"GPU": 2.0}}
+        for own, expected in (({}, {"h": 3, "n": 2}), ({"GPU": 1.0}, {"h": 5, "n": 2})):
+            there = [{**head, "Resources": {"node:__internal_head__": 1.0, **own}}, node]
+            monkeypatch.setattr("rlpto.ray_cluster.backend.alive_nodes", lambda there=there: there)
+            found = places_for_spares(workers=2, runners=3)
+            assert {place.node: place.count for place in found} == expected
+            assert [place.raylet for place in found] == ["1.1.1.1:1", "1.1.1.2:2"]
 
 
 def is_warm(pid: int) -> bool:
@@ -149,24 +168,35 @@ def is_warm(pid: int) -> bool:
         return False
 
 
+def warm(cluster: LocalCluster, node: str) -> set[int]:
+    """Processes of a node that nobody uses and that have imported torch."""
+    return {pid for pid in children_titled(cluster.raylet_pid(node), IDLE) if is_warm(pid)}
+
+
 def test_a_worker_starts_in_the_process_that_was_kept_for_it(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
-    spares = Spares(1, control_node, lambda: [a])
-
-    def idle() -> set[int]:
-        return {pid for pid in children_titled(ray_cluster.raylet_pid(a), "ray::IDLE") if is_warm(pid)}
-
+    places = [place for place in places_for_spares(2, 0) if place.node == a]
+    spares = Spares(control_node, lambda: places)
     with running(ray_cluster, make_spec(tmp_path, checkpoint_interval=0.5)) as job:
         job.command([a])
+        before = warm(ray_cluster, a)  # of other tests
         deadline = time.monotonic() + PATIENCE
-        while not (idle() and spares.complete):
-            assert time.monotonic() < deadline, "no spare was made"
+        while not (len(warm(ray_cluster, a) - before) == 2 and spares.complete):
+            assert time.monotonic() < deadline, "no spares were made, or too many"
             spares.tend([job.report()])
             time.sleep(0.1)
-        kept = idle()
+        kept = warm(ray_cluster, a)
         job.signal_worker(a, KILL)
         job.until(lambda now: now.recoveries == 1)
         assert set(ray_cluster.worker_pids(a)) <= kept
+
+
+def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalCluster) -> None:
+    nobody = Place(ray_cluster.node_ids[0], 1, raylet="127.0.0.1:1")
+    spares = Spares(control_node, lambda: [nobody])
+    with pytest.warns(UserWarning, match="no processes are kept in reserve"):
+        spares.stock(PATIENCE)
+    assert spares.complete
 
 
 def test_a_worker_waits_for_the_end_of_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,109 @@
+"""Scale: 64 logical GPUs on the cores there are, under the command that users start.
+
+All is real, the training of 64 workers included, but paced: a step is stretched so much that the machine's cores are
+enough for all of them. Timing shows whether so many still keep pace; it says nothing about training speed.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from _common import Check
+from _ray_fidelity import rlpto
+from _ray_job import load
+
+NODES, GPUS, EACH = 4, 16, 4
+PACE = 4.0
+BATCH = 64
+SAMPLES = 1437
+TIMING, LATENCY = 0.02, 0.100
+POLICY = "equal_share"
+ENOUGH = 20
+"""Steps from which on the speed of a job is known."""
+SETTINGS = {
+    "name": "scale",
+    "cluster": {"nodes": [{"count": NODES, "gpus": GPUS}]},
+    "workload": {
+        "source": "jobs",
+        "jobs": [
+            {
+                "name": "job",
+                "model": "mlp",
+                "count": NODES * GPUS // EACH,
+                "every": 18.0,
+                "epochs": 18,
+                "gpus": EACH,
+                "max_gpus": EACH,
+            }
+        ],
+    },
+    "simulator": {"interval": 5},
+    "ray": {
+        "spare_workers": 0,
+        "spare_runners": 0,
+        "heartbeat_timeout": 30,
+        "tensorboard": False,
+        "programs": {
+            "mlp": {
+                "training": "rlpto.ray_cluster.jobs.digits:DigitsMlp",
+                "samples": SAMPLES,
+                "batch_size": BATCH,
+                "pace": PACE,
+            }
+        },
+    },
+}
+
+
+def run(repeats: int) -> tuple[list[Check], dict[str, object]]:  # noqa: ARG001
+    """One run, however many are asked for: it fills the machine's memory, and takes ten minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        config, results = Path(folder, "scale.yaml"), Path(folder, "run")
+        config.write_text(json.dumps(SETTINGS))  # which is YAML too
+        how = ["--policies", POLICY, "--run-dir", str(results), "--no-report", "--quiet"]
+        rlpto("evaluate", str(config), "--cluster", "ray", *how)
+        (books,) = results.glob("ray/*/state.sqlite")
+        with closing(sqlite3.connect(books)) as found:
+            return judged(found)
+
+
+def judged(books: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
+    """What the scheduler's books tell."""
+    latency = [row[0] for row in books.execute("SELECT latency FROM decisions")]
+    speeds = books.execute("SELECT samples_per_second, workers FROM profile WHERE count >= ?", (ENOUGH,)).fetchall()
+    timing = [abs(BATCH / speed * workers / PACE - 1.0) for speed, workers in speeds]
+    finished, failed = (
+        books.execute("SELECT count(*) FROM jobs WHERE state = ?", (state,)).fetchone()[0]
+        for state in ("finished", "failed")
+    )
+    checks = [
+        Check("step time off by, median job", statistics.median(timing), "", TIMING, least=False),
+        Check("decision, 99 %", float(np.quantile(latency, 0.99)), "s", LATENCY, least=False),
+        Check("GPUs held at once", most_held(books), "GPUs", NODES * GPUS, least=True),
+        Check("jobs finished", finished, "jobs", NODES * GPUS // EACH, least=True),
+    ]
+    facts = {
+        "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, of which little is training",
+        "decisions": len(latency),
+        "decision, median [ms]": round(1e3 * statistics.median(latency), 2),
+        "step time off by, worst job": round(max(timing), 4),
+        "jobs failed": failed,
+        "load during scale": load(),
+    }
+    return checks, facts
+
+
+def most_held(books: sqlite3.Connection) -> int:
+    """Most GPUs that workers held at once."""
+    held: dict[str, int] = {}
+    most = 0
+    for job, gpus in books.execute("SELECT job, gpus FROM changes ORDER BY id"):
+        held[job] = gpus
+        most = max(most, sum(held.values()))
+    return most
