@@ -1,7 +1,7 @@
 """What processes of Ray do while nobody uses them yet: they get warm (`RAY_preload_python_modules` names this module).
 
 Importing it in a process of Ray sets a timer. A process that nobody has put to use by the time it goes off imports what
-workers need and trains some steps of nothing, at a low priority.
+workers need and trains some steps of nothing. Not at a low priority: who needs it meanwhile has to wait for the rest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from rlpto.ray_cluster.lookout import IDLE
 
 IDLE_SECONDS = 1.0
 """A process that has been idle for so long is a spare."""
-NICENESS = 5
-"""Of the thread that warms up. Not the lowest: who needs the process in the middle of it has to wait for the rest."""
 REHEARSING = threading.Lock()
 """Held while a process trains nothing. There is one process group of torch in a process: a worker that starts in the
 middle of it has to wait for the end."""
@@ -35,8 +33,6 @@ def warm_up() -> None:
     touched before Ray has told the process which GPU is its own."""
     if "torch" in sys.modules or IDLE not in title():
         return  # somebody has started here, or is about to
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread alone
     import torch
     import torch._dynamo
 

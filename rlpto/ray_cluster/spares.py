@@ -25,7 +25,7 @@ AT_ONCE = 2
 """Spares of one machine that are made at once: each keeps a core busy until it is warm."""
 APART_SECONDS = 5.0
 """s until they are."""
-STOCK_SECONDS = 60.0
+STOCK_SECONDS = 90.0
 """Longest wait for spares before the first job: on a busy machine some are made later, or never."""
 ROUNDS = 8
 """Attempts after which a node that still has too few spares is left as it is until somebody starts there again."""
