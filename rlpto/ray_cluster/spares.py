@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class Spares:
         self._rounds: dict[str, int] = {}
         self._unsure: dict[str, None] = {}
         self._asked: dict[str, list[tuple[Place, Any]]] = {}
-        self._begun: dict[str, Any] = {}
+        self._begun: dict[str, list[Any]] = {}
         self._lookouts: dict[str, Any] = {}
         self._free_at: dict[str, float] = {}
         self._looked = self._refused = False
@@ -110,7 +111,7 @@ class Spares:
         self._unsure = {node: None for node in {**self._unsure, **dict.fromkeys(used)} if node in places}
 
     def _see_to(self, machine: str, places: Iterable[Place], now: float) -> None:
-        """Ask how many spares nodes of a machine have; once all have answered, start some where most are missing."""
+        """Ask how many spares nodes of a machine have; once all have answered, make some where most are missing."""
         if machine not in self._asked:
             doubtful = [place for place in places if place.node in self._unsure]
             if doubtful:
@@ -121,17 +122,17 @@ class Spares:
         if counts is None:
             return
         del self._asked[machine]
-        worst, share = None, 0.0
+        missing: dict[Place, int] = {}
         for place, _ in asked:
-            missing = place.count - counts.get(place.node, place.count)
-            if missing <= 0 or self._rounds.get(place.node, 0) >= ROUNDS:
+            lacks = place.count - counts.get(place.node, place.count)
+            if lacks > 0 and self._rounds.get(place.node, 0) < ROUNDS:
+                missing[place] = lacks
+            else:
                 self._unsure.pop(place.node, None)
-            elif missing / place.count > share:
-                worst, share = place, missing / place.count
-        if worst is not None:
-            self._rounds[worst.node] += 1
+        for place, count in most_wanted(missing, AT_ONCE).items():
+            self._rounds[place.node] += 1
+            self._begun.setdefault(machine, []).append(self._start(place, count))
             self._free_at[machine] = now + APART_SECONDS
-            self._begun[machine] = self._start(worst, min(worst.count - counts[worst.node], AT_ONCE))
 
     def _ask(self, place: Place) -> Any:
         """Ask the lookout of a node how many spares there are."""
@@ -156,9 +157,8 @@ class Spares:
                 counts[place.node] = ray.get(answer)
             except RayError:  # the node is gone, or its lookout
                 self._lookouts.pop(place.node, None)
-        begun = self._begun.pop(machine, None)
         try:
-            ray.get([] if begun is None else [begun])
+            ray.get(self._begun.pop(machine, []))
         except RayTaskError as error:
             self._refused = True
             first = str(error.cause).strip().splitlines()[0]
@@ -167,6 +167,16 @@ class Spares:
         except RayError:
             return counts  # the node is gone
         return counts
+
+
+def most_wanted(missing: Mapping[Place, int], most: int) -> Counter[Place]:
+    """Up to `most` of the spares that are missing, one after the other where the largest share of them is."""
+    left, chosen = Counter(missing), Counter[Place]()
+    for _ in range(min(most, left.total())):
+        worst = max(left, key=lambda place: left[place] / place.count)
+        chosen[worst] += 1
+        left[worst] -= 1
+    return chosen
 
 
 def at_rest(report: JobReport, now: float) -> bool:
