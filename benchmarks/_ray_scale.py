@@ -7,6 +7,7 @@ enough for all of them. Timing shows whether so many still keep pace; it says no
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import statistics
 import tempfile
@@ -83,7 +84,7 @@ def judged(books: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
         for state in ("finished", "failed")
     )
     checks = [
-        Check("step time off by, median job", statistics.median(timing), "", TIMING, least=False),
+        Check("step time off by, median job", statistics.median(timing or [math.inf]), "", TIMING, least=False),
         Check("decision, 99 %", float(np.quantile(latency, 0.99)), "s", LATENCY, least=False),
         Check("GPUs held at once", most_held(books), "GPUs", NODES * GPUS, least=True),
         Check("jobs finished", finished, "jobs", NODES * GPUS // EACH, least=True),
@@ -92,7 +93,7 @@ def judged(books: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
         "workers": f"paced: a step of {EACH} takes {PACE / EACH:g} s, of which little is training",
         "decisions": len(latency),
         "decision, median [ms]": round(1e3 * statistics.median(latency), 2),
-        "step time off by, worst job": round(max(timing), 4),
+        "step time off by, worst job": round(max(timing, default=math.inf), 4),
         "jobs failed": failed,
         "load during scale": load(),
     }

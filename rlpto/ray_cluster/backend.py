@@ -214,7 +214,9 @@ def keep_spares(workers: int, runners: int) -> Spares:
 
     workers: on every node with GPUs. runners: on the node that runners live on.
     """
-    return Spares(control_node, lambda: places_for_spares(workers, runners))
+    if not workers and not runners:
+        return Spares(None)
+    return Spares(lambda: places_for_spares(workers, runners))
 
 
 def places_for_spares(workers: int, runners: int) -> list[Place]:

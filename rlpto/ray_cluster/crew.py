@@ -12,9 +12,9 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.lookout import find_lookout
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.processes import TITLE, kill_titled
+from rlpto.ray_cluster.reserve import find_reserve
 from rlpto.ray_cluster.worker import Failure, Ready, TrainWorker
 
 T = TypeVar("T")
@@ -87,9 +87,9 @@ async def release(worker: Worker) -> None:
 
 async def kill_process(worker: Worker) -> bool:
     """Kill the process of a worker by its id, on its node. True if that was done."""
-    lookout = await asyncio.to_thread(find_lookout, worker.node)
-    if lookout is not None:
-        done = lookout.kill.remote(worker.pid, TITLE)
+    reserve = await asyncio.to_thread(find_reserve, worker.node)
+    if reserve is not None:
+        done = reserve.kill.remote(worker.pid, TITLE)
     else:
         here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
         task: Any = ray.remote(kill_titled)

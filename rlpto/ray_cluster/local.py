@@ -19,7 +19,7 @@ from rlpto.ray_cluster.processes import TITLE, agent_ports, children_titled, end
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
 CPUS = 4
-"""CPU slots of a node; workers take none, so that slots decide nothing but how many tasks start at once."""
+"""CPU slots of a node. Workers take none: slots only decide how many tasks and processes start at once."""
 STARTS = 4
 """Attempts to start a node."""
 START_SECONDS = 120.0

@@ -6,18 +6,24 @@ workers need and trains some steps of nothing. Not at a low priority: who needs 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from pathlib import Path
 
-from rlpto.ray_cluster.lookout import IDLE
+from rlpto.ray_cluster.processes import IDLE
 
+UNUSED = "rlpto-unused"
+"""Name of the main thread of a process until it serves somebody: then Ray gives it another."""
 IDLE_SECONDS = 1.0
 """A process that has been idle for so long is a spare."""
 REHEARSING = threading.Lock()
 """Held while a process trains nothing. There is one process group of torch in a process: a worker that starts in the
 middle of it has to wait for the end."""
+
+
+def asked_for() -> bool:
+    """True in processes of Ray that were told to import this module."""
+    return any(__name__ in argument for argument in sys.argv)
 
 
 def title() -> str:
@@ -45,7 +51,9 @@ def warm_up() -> None:
                 rehearse()
 
 
-if "RAY_RAYLET_PID" in os.environ:  # set by raylets for the processes they start
+if asked_for():
+    if sys.platform == "linux":
+        Path("/proc/self/comm").write_text(UNUSED)
     _timer = threading.Timer(IDLE_SECONDS, warm_up)
     _timer.daemon = True
     _timer.start()

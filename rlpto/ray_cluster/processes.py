@@ -66,6 +66,12 @@ TITLE = "TrainWorker"
 """What the command lines of jobs' workers have in them: Ray writes the actor's class there."""
 
 
+IDLE = "ray::IDLE"
+"""In the title of a process that no actor is in."""
+STARTING = "default_worker.py"
+"""In the command line of a process that has no title yet."""
+
+
 def kill_titled(pid: int, title: str) -> None:
     """Kill process `pid` of this machine if its command line has `title` in it."""
     try:

@@ -1,7 +1,7 @@
 """Warm processes in reserve: who starts a worker or a runner on their node gets one and is spared most of the boot.
 
 Ray gives an actor a process of its node that nobody has used yet, if there is one, and starts some ahead if it is asked
-to (`rlpto.ray_cluster.lookout`). What makes them warm is `rlpto.ray_cluster.preload`, which clusters that we start have
+to (`rlpto.ray_cluster.reserve`). What makes them warm is `rlpto.ray_cluster.preload`, which clusters that we start have
 their processes import; on others a spare saves only the start of its process. Spares hold no GPU, and end with the
 driver's connection.
 """
@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlpto.ray_cluster.lookout import start_lookout
 from rlpto.ray_cluster.messages import JobReport
 
 QUIET_SECONDS = 1.0
@@ -28,8 +27,8 @@ APART_SECONDS = 5.0
 """s until they are."""
 STOCK_SECONDS = 90.0
 """Longest wait for spares before the first job: on a busy machine some are made later, or never."""
-ROUNDS = 8
-"""Attempts after which a node that still has too few spares is left as it is until somebody starts there again."""
+IN_VAIN = 3
+"""Attempts in a row after which a node that has not got more spares is left as it is, until somebody starts again."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,28 @@ class Place:
 class Spares:
     """Sees to it that every node has its spares, those that lack most first, while all jobs train.
 
-    control: Ray's id of the node where runners are. places: all nodes that are to have spares now.
+    places: tells all nodes that are to have spares now; None: none ever.
 
     To be told often how jobs are, by `tend`; it never waits. Where Ray refuses to start processes ahead it says so in a
     warning, and makes none.
     """
 
-    def __init__(self, control: Callable[[], str], places: Callable[[], Iterable[Place]]) -> None:
-        self._control, self._places = control, places
-        self._seen: dict[str, tuple[int, int, int]] = {}
-        self._rounds: dict[str, int] = {}
-        self._unsure: dict[str, None] = {}
+    def __init__(self, places: Callable[[], Iterable[Place]] | None) -> None:
+        self._places = places
+        self._known: object = None
+        self._unsure: set[str] = set()
         self._asked: dict[str, list[tuple[Place, Any]]] = {}
-        self._begun: dict[str, list[Any]] = {}
-        self._lookouts: dict[str, Any] = {}
+        self._reserves: dict[str, Any] = {}
+        self._begun: list[Any] = []
+        self._had: dict[str, int] = {}
+        self._vain: Counter[str] = Counter()
         self._free_at: dict[str, float] = {}
-        self._looked = self._refused = False
         self._quiet_since: float | None = None
 
     def tend(self, reports: Collection[JobReport]) -> None:
         """Have made what is missing, if all jobs with a runner are at rest. reports: one of each."""
-        if self._refused:
+        self._see_to_refusals()
+        if self._places is None:
             return
         now = time.monotonic()
         if not all(at_rest(report, time.time()) for report in reports):
@@ -74,41 +74,35 @@ class Spares:
         self._quiet_since = now if self._quiet_since is None else self._quiet_since
         if now < self._quiet_since + QUIET_SECONDS:
             return
-        places = {place.node: place for place in self._places() if place.count}
-        self._look_for_used(reports, places)
-        for machine in dict.fromkeys(place.machine for place in places.values()):
+        places = [place for place in self._places() if place.count]
+        self._look_for_changes(reports, places)
+        for machine in dict.fromkeys(place.machine for place in places):
             if now >= self._free_at.get(machine, now):
-                self._see_to(machine, [place for place in places.values() if place.machine == machine], now)
+                self._see_to(machine, [place for place in places if place.machine == machine], now)
 
     @property
     def complete(self) -> bool:
         """True once no node is known to lack a spare, and the last ones have had time to get warm."""
         warming = any(free > time.monotonic() for free in self._free_at.values())
-        return self._refused or (self._looked and not (self._unsure or self._asked or warming))
+        return self._places is None or not (self._known is None or self._unsure or warming)
 
     def stock(self, seconds: float = STOCK_SECONDS) -> None:
         """Wait, before there is any job, until every node has its spares, or so long."""
         by = time.monotonic() + seconds
-        self._looked = False
-        self._rounds.clear()
+        self._known = None
         while not self.complete and time.monotonic() < by:
             self.tend([])
             time.sleep(0.1)
 
-    def _look_for_used(self, reports: Iterable[JobReport], places: Collection[str]) -> None:
-        """Which nodes may lack some: where somebody has started since the last look, and those that are new."""
-        self._looked = True
-        used: list[str] = []
-        for report in reports:
-            known = (report.pid, report.generation, report.recoveries)
-            before = self._seen.get(report.name)
-            if known != before:
-                self._seen[report.name] = known
-                used += [self._control()] if before is None or before[0] != report.pid else []
-                used += report.holding
-        used += [node for node in places if node not in self._rounds]
-        self._rounds |= dict.fromkeys(used, 0)
-        self._unsure = {node: None for node in {**self._unsure, **dict.fromkeys(used)} if node in places}
+    def _look_for_changes(self, reports: Iterable[JobReport], places: Iterable[Place]) -> None:
+        """After any start of anybody, and with any new node, nobody knows who has how many spares."""
+        jobs = {report.name: (report.pid, report.generation, report.recoveries) for report in reports}
+        known = jobs, {place.node for place in places}
+        if known != self._known:
+            self._known, self._unsure = known, {place.node for place in places}
+            self._asked.clear()
+            self._had.clear()
+            self._vain.clear()
 
     def _see_to(self, machine: str, places: Iterable[Place], now: float) -> None:
         """Ask how many spares nodes of a machine have; once all have answered, make some where most are missing."""
@@ -117,56 +111,67 @@ class Spares:
             if doubtful:
                 self._asked[machine] = [(place, self._ask(place)) for place in doubtful]
             return
-        asked = self._asked[machine]
-        counts = self._counts(machine, asked)
+        counts = self._answers(self._asked[machine])
         if counts is None:
             return
         del self._asked[machine]
         missing: dict[Place, int] = {}
-        for place, _ in asked:
-            lacks = place.count - counts.get(place.node, place.count)
-            if lacks > 0 and self._rounds.get(place.node, 0) < ROUNDS:
-                missing[place] = lacks
-            else:
-                self._unsure.pop(place.node, None)
-        for place, count in most_wanted(missing, AT_ONCE).items():
-            self._rounds[place.node] += 1
-            self._begun.setdefault(machine, []).append(self._start(place, count))
+        for place, count in counts.items():
+            before = self._had.pop(place.node, -1)
+            self._vain[place.node] = self._vain[place.node] + 1 if count is None or count <= before else 0
+            if self._vain[place.node] >= IN_VAIN or (count is not None and count >= place.count):
+                self._unsure.discard(place.node)
+            elif count is not None:
+                missing[place] = place.count - count
+        for place, more in most_wanted(missing, AT_ONCE).items():
+            self._had[place.node] = place.count - missing[place]
+            self._begun.append(self._start(place, more))
             self._free_at[machine] = now + APART_SECONDS
 
     def _ask(self, place: Place) -> Any:
-        """Ask the lookout of a node how many spares there are."""
-        if place.node not in self._lookouts:
-            self._lookouts[place.node] = start_lookout(place.node, place.raylet)
-        return self._lookouts[place.node].spares.remote()
+        """Ask how many spares a node has."""
+        from rlpto.ray_cluster.reserve import start_reserve
+
+        if place.node not in self._reserves:
+            self._reserves[place.node] = start_reserve(place.node)
+        return self._reserves[place.node].spares.remote()
 
     def _start(self, place: Place, count: int) -> Any:
-        return self._lookouts[place.node].start.remote(count)
+        return self._reserves[place.node].start.remote(place.raylet, count)
 
-    def _counts(self, machine: str, asked: Iterable[tuple[Place, Any]]) -> dict[str, int] | None:
-        """Spares of every node whose lookout answers; None until all have answered, or never will."""
+    def _answers(self, asked: Iterable[tuple[Place, Any]]) -> dict[Place, int | None] | None:
+        """Spares of every node, None of one that cannot be asked any more; None until all have answered."""
         import ray
-        from ray.exceptions import RayError, RayTaskError
+        from ray.exceptions import RayError
 
         answers = [answer for _, answer in asked]
         if len(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) < len(answers):
             return None
-        counts: dict[str, int] = {}
+        counts: dict[Place, int | None] = {}
         for place, answer in asked:
             try:
-                counts[place.node] = ray.get(answer)
-            except RayError:  # the node is gone, or its lookout
-                self._lookouts.pop(place.node, None)
-        try:
-            ray.get(self._begun.pop(machine, []))
-        except RayTaskError as error:
-            self._refused = True
-            first = str(error.cause).strip().splitlines()[0]
-            warnings.warn(f"no processes are kept in reserve, Ray does not start them ahead: {first}", stacklevel=2)
-            return {}
-        except RayError:
-            return counts  # the node is gone
+                counts[place] = ray.get(answer)
+            except RayError:  # the node is gone, or the actor
+                self._reserves.pop(place.node, None)
+                counts[place] = None
         return counts
+
+    def _see_to_refusals(self) -> None:
+        """Give up if a raylet does not start processes ahead, and never will."""
+        if not self._begun:
+            return
+        import ray
+        from ray.exceptions import RayError
+
+        ready, self._begun = ray.wait(self._begun, num_returns=len(self._begun), timeout=0)
+        for answer in ready:
+            try:
+                refusal = ray.get(answer)
+            except RayError:
+                continue  # the node is gone
+            if refusal and self._places is not None:
+                self._places = None
+                warnings.warn(f"no processes are kept in reserve, Ray does not start them: {refusal}", stacklevel=2)
 
 
 def most_wanted(missing: Mapping[Place, int], most: int) -> Counter[Place]:

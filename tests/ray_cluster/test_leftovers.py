@@ -6,11 +6,22 @@ import re
 from pathlib import Path
 
 import pytest
+import ray
 from ray.util import list_named_actors
 
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.processes import arguments_of, of_folder, with_children
+from rlpto.ray_cluster.processes import (
+    IDLE,
+    arguments_of,
+    children_titled,
+    family_of,
+    of_folder,
+    start_time,
+    with_children,
+)
+from rlpto.ray_cluster.reserve import driver_of
 from tests.ray_cluster.test_commands import column, command, experiment, once, said
+from tests.ray_cluster.test_real import wait_until
 
 ONE = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]", "--set", "workload.jobs=[{model: tiny, epochs: 4}]")
 
@@ -30,11 +41,13 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) 
         once(started, lambda: bool(column(run, "state")))
         folders = cluster_folders(started.pid)
         assert len(folders) == 1
-        assert of_folder(*folders)
+        family = family_of(*folders)  # spares and workers too, whose command lines do not tell
+        assert any(IDLE in argument for pid in family for argument in arguments_of(pid))
         said(started, 0)
     assert column(run, "state") == ["finished"]
     (folder,) = folders
     assert not of_folder(folder)
+    assert not [pid for pid, ticks in family.items() if start_time(pid) == ticks]
     assert not Path(folder).exists()
 
 
@@ -44,5 +57,12 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
     with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE[2:]) as started:
         said(started, 0)
     assert column(run, "state") == ["finished"]
-    assert list_named_actors(all_namespaces=True) == []
+    own = ray.get_runtime_context().get_job_id()
+    # Ray ends what belonged to a driver shortly after it.
+    wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
+    raylets = [
+        pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
+    ]
+    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where runners are"
+    wait_until(lambda: all(driver_of(pid) == own for raylet in raylets for pid in children_titled(raylet, IDLE)))
     assert [ray_cluster.worker_pids(node) for node in ray_cluster.node_ids] == [[]] * len(ray_cluster.node_ids)

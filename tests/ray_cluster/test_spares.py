@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -9,14 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
 
-from rlpto.ray_cluster.backend import control_node, places_for_spares
+from rlpto.ray_cluster.backend import keep_spares, places_for_spares
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.lookout import IDLE
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.preload import REHEARSING
-from rlpto.ray_cluster.processes import children_titled
-from rlpto.ray_cluster.spares import APART_SECONDS, QUIET_SECONDS, ROUNDS, Place, Spares, at_rest
+from rlpto.ray_cluster.processes import IDLE, children_titled
+from rlpto.ray_cluster.reserve import find_reserve, start_reserve
+from rlpto.ray_cluster.spares import APART_SECONDS, IN_VAIN, QUIET_SECONDS, Place, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 
@@ -45,25 +48,28 @@ class TestAtRest:
 class Noted(Spares):
     """Notes where how many are made; `have`: how many spares each node has, those that are made at once among them.
 
-    machines: of each node. useless: nothing comes of what is made.
+    machines: of each node. useless: nothing comes of what is made. Nodes that are missing in `have` cannot be asked.
     """
 
     def __init__(self, count: int = 1, machines: dict[str, str] | None = None, useless: bool = False) -> None:
         self.machines = {"head": "", "a": "", "b": "", "c": ""} if machines is None else machines
-        super().__init__(lambda: "head", lambda: [Place(node, count, at) for node, at in self.machines.items()])
+        super().__init__(lambda: [Place(node, count, at) for node, at in self.machines.items()])
         self.have = dict.fromkeys(self.machines, 0)
         self.made: list[tuple[str, int]] = []
         self.useless = useless
 
-    def _ask(self, place: Place) -> int:
-        return self.have[place.node]
+    def _ask(self, place: Place) -> int | None:
+        return self.have.get(place.node)
 
-    def _counts(self, machine: str, asked: Iterable[tuple[Place, int]]) -> dict[str, int]:  # noqa: ARG002
-        return {place.node: count for place, count in asked}
+    def _answers(self, asked: Iterable[tuple[Place, int | None]]) -> dict[Place, int | None]:
+        return dict(asked)
 
     def _start(self, place: Place, count: int) -> None:
         self.made.append((place.node, count))
         self.have[place.node] += 0 if self.useless else count
+
+    def _see_to_refusals(self) -> None:
+        self._begun.clear()
 
 
 @pytest.fixture
@@ -93,13 +99,13 @@ class TestOrder:
         for second in range(60):
             spares.tend([now(second)])
         del spares.made[:]
-        spares.have |= {"a": 0, "c": 0}  # somebody took both, but only the job on a says so
+        spares.have["a"] = 0
         for second in range(60, 90):
-            spares.tend([replace(now(second), recoveries=1, holding=("a",), training_on=("a",))])
-        assert spares.made == [("a", 1)]
+            spares.tend([now(second)])
+        assert not spares.made, "nobody looks while nothing happens"
         for second in range(90, 120):
-            spares.tend([replace(now(second), pid=8, recoveries=1, holding=("c",), training_on=("c",))])
-        assert spares.made == [("a", 1), ("c", 1)]
+            spares.tend([replace(now(second), recoveries=1)])
+        assert spares.made == [("a", 1)]
 
     def test_nodes_that_lack_most_come_first_a_few_spares_at_a_time(self, now: Callable[[float], JobReport]) -> None:
         spares = Noted(count=3, machines={"a": "one", "b": "one"})
@@ -133,19 +139,47 @@ class TestOrder:
             spares.tend([now(31 + QUIET_SECONDS)])
         assert spares.made == [("head", 1), ("a", 1)]
 
-    def test_a_node_where_nothing_helps_is_left_as_it_is(self, now: Callable[[float], JobReport]) -> None:
+    def test_an_answer_from_before_a_start_is_not_believed(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted(machines={"a": ""})
+        spares.have["a"] = 1
+        spares.tend([now(0)])
+        spares.tend([now(2)])  # asks: there is one
+        spares.have["a"] = 0  # somebody takes it before the answer is looked at
+        for second in (3, 4, 5, 6):
+            spares.tend([replace(now(second), generation=4, applied=4)])
+        assert spares.made == [("a", 1)]
+
+    def test_a_node_where_nothing_helps_is_left_as_it_is_until_somebody_starts(
+        self, now: Callable[[float], JobReport]
+    ) -> None:
         spares = Noted(machines={"a": ""}, useless=True)
         for second in range(300):
             spares.tend([now(second)])
-        assert spares.made == [("a", 1)] * ROUNDS
+        assert spares.made == [("a", 1)] * IN_VAIN
+        assert spares.complete
+        for second in range(300, 600):
+            spares.tend([replace(now(second), recoveries=1)])
+        assert spares.made == [("a", 1)] * 2 * IN_VAIN
+
+    def test_a_node_that_cannot_be_asked_or_is_gone_is_nobodys_concern(self, now: Callable[[float], JobReport]) -> None:
+        spares = Noted(machines={"a": "one", "b": "two"})
+        del spares.have["a"]
+        for second in range(60):
+            spares.tend([now(second)])
+        assert spares.made == [("b", 1)]
+        assert spares.complete
+        del spares.machines["a"]
+        for second in range(60, 120):
+            spares.tend([now(second)])
         assert spares.complete
 
     def test_settings_without_spares_make_none(self, now: Callable[[float], JobReport]) -> None:
-        spares = Noted(count=0)
+        none = Noted(count=0)
         for second in range(30):
-            spares.tend([now(second)])
-        assert spares.complete
-        assert not spares.made
+            none.tend([now(second)])
+        assert none.complete
+        assert not none.made
+        assert keep_spares(0, 0).complete
 
 
 class TestPlaces:
@@ -178,7 +212,7 @@ def warm(cluster: LocalCluster, node: str) -> set[int]:
 def test_a_worker_starts_in_the_process_that_was_kept_for_it(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
     places = [place for place in places_for_spares(2, 0) if place.node == a]
-    spares = Spares(control_node, lambda: places)
+    spares = Spares(lambda: places)
     with running(ray_cluster, make_spec(tmp_path, checkpoint_interval=0.5)) as job:
         job.command([a])
         before = warm(ray_cluster, a)  # of other tests
@@ -194,11 +228,25 @@ def test_a_worker_starts_in_the_process_that_was_kept_for_it(ray_cluster: LocalC
 
 
 def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalCluster) -> None:
-    nobody = Place(ray_cluster.node_ids[0], 1, raylet="127.0.0.1:1")
-    spares = Spares(control_node, lambda: [nobody])
-    with pytest.warns(UserWarning, match="no processes are kept in reserve"):
+    other = Place(ray_cluster.node_ids[0], 9, raylet=ray_cluster.address)  # who listens there is no raylet
+    spares = Spares(lambda: [other])
+    with pytest.warns(UserWarning, match="no processes are kept in reserve, Ray does not start them: UNIMPLEMENTED"):
         spares.stock(PATIENCE)
     assert spares.complete
+
+
+def test_a_process_is_killed_by_who_keeps_the_reserve_of_its_node(ray_cluster: LocalCluster) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    assert find_reserve(b) is None
+    reserve = start_reserve(a)
+    ray.get(reserve.spares.remote(), timeout=PATIENCE)
+    found = find_reserve(a)
+    assert found is not None
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "Worker"]) as process:
+        ray.get(found.kill.remote(process.pid, "Somebody else"), timeout=PATIENCE)
+        assert process.poll() is None
+        ray.get(found.kill.remote(process.pid, "Worker"), timeout=PATIENCE)
+        assert process.wait(PATIENCE) == -KILL
 
 
 def test_a_worker_waits_for_the_end_of_a_rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
