@@ -130,14 +130,16 @@ class LocalCluster:
 
             ray.shutdown()
             self._connected = False
+        # Agents of a node cannot be found any more once their raylet is gone.
+        family = family_of(str(self._folder))
         try:
             if self._cluster is not None:
                 self._cluster.shutdown()
                 self._cluster = None
         finally:
-            # Ray's own shutdown knows no processes of a node whose raylet was killed, and fails over one that did not
-            # come up.
-            end_processes(family_of(str(self._folder)))
+            # Ray's own shutdown knows no processes of a node whose raylet was killed, fails over one that did not come
+            # up, and on a busy machine leaves agents behind.
+            end_processes({**family, **family_of(str(self._folder))})
             shutil.rmtree(self._folder, ignore_errors=True)
             restore_environment(self._before)
 
