@@ -30,9 +30,9 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
     counts = [tmp_path / "always", tmp_path / "once"]
     for folder in counts:
         folder.mkdir()
-    always = make_spec(
-        tmp_path / "a", name="always", training=FAULTY, options={"folder": str(counts[0])}, retries=1, pace=0.05
-    )
+    # Without a checkpoint meanwhile: a job that gets on between failures is tried again for ever.
+    patient = {"retries": 1, "pace": 0.05, "checkpoint_interval": 600.0}
+    always = make_spec(tmp_path / "a", name="always", training=FAULTY, options={"folder": str(counts[0])}, **patient)
     once = make_spec(
         tmp_path / "b", name="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
     )
