@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from _common import CONFIGS, ROOT, Check
-from _ray_job import load
+from _common import CONFIGS, Check
+from _ray_job import load, rlpto
 
 POLICIES = "fifo,equal_share,optimus"
 MEAN, JOB = 0.05, 0.10
@@ -59,8 +57,3 @@ def checks_of(found: dict[str, object]) -> list[Check]:
     assert isinstance(same, dict)
     checks.append(Check("policies ranked the same by mean JCT", float(same["jct_mean"]), "", 1, least=True))
     return checks
-
-
-def rlpto(*arguments: str) -> None:
-    """Run the command in a process of its own, as Ray runs once in a process."""
-    subprocess.run([sys.executable, "-m", "rlpto.cli.main", *arguments], check=True, cwd=ROOT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from _common import ROOT
 
 from rlpto.ray_cluster.backend import control_node, keep_spares
 from rlpto.ray_cluster.local import LocalCluster
@@ -96,6 +99,11 @@ def job(spares: int = 0, **values: Any) -> Iterator[Job]:
 def send(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
         os.kill(pid, number)
+
+
+def rlpto(*arguments: str) -> None:
+    """Run the command in a process of its own, as Ray runs once in a process."""
+    subprocess.run([sys.executable, "-m", "rlpto.cli.main", *arguments], check=True, cwd=ROOT)
 
 
 def load() -> str:

@@ -1,7 +1,7 @@
 """Scale: 64 logical GPUs on the cores there are, under the command that users start.
 
-All is real, the training of 64 workers included, but paced: a step is stretched so much that the machine's cores are
-enough for all of them. Timing shows whether so many still keep pace; it says nothing about training speed.
+All is real, the training of 64 workers included, but paced: little of a step is training. Timing shows whether so many
+still keep pace; it says nothing about training speed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 from _common import Check
-from _ray_fidelity import rlpto
-from _ray_job import load
+from _ray_job import load, rlpto
 
 NODES, GPUS, EACH = 4, 16, 4
 PACE = 4.0
@@ -63,7 +62,7 @@ SETTINGS = {
 }
 
 
-def run(repeats: int) -> tuple[list[Check], dict[str, object]]:  # noqa: ARG001
+def run(_: int) -> tuple[list[Check], dict[str, object]]:
     """One run, however many are asked for: it takes 15 GB of memory and twenty minutes."""
     with tempfile.TemporaryDirectory() as folder:
         config, results = Path(folder, "scale.yaml"), Path(folder, "run")

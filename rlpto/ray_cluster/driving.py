@@ -31,12 +31,6 @@ from rlpto.ray_cluster.training import Chunk
 from rlpto.ray_cluster.watch import FaultError, collect
 from rlpto.ray_cluster.worker import Failure, Seat
 
-AHEAD = 2
-"""Chunks handed to the workers at once: they need not wait for the runner."""
-LONG_STEP = 0.3
-"""Seconds of a step from which on one chunk is handed out at a time: waiting for the runner counts for little then, and
-a change comes a step sooner. Asynchronous workers would wait for each other."""
-
 STILL_BEATS, STILL_STEPS = 3.0, 10.0
 """A worker that answers may be slow: it is given up after so many heartbeat timeouts and usual steps without a step."""
 
@@ -273,7 +267,7 @@ class Driver:
         """Train until the group has to change, or the job has finished."""
         flight: deque[list[Any]] = deque()
         while True:
-            ahead = 1 if self._tally.step_seconds >= LONG_STEP and not self._spec.asynchronous else AHEAD
+            ahead = self._tally.chunks_ahead(self._spec.asynchronous)
             while len(flight) < ahead and not self._change_due():
                 self._sent += self._tally.chunk_steps()
                 flight.append([worker.handle.run.remote(self._sent) for worker in self._staff.training])

@@ -20,6 +20,11 @@ RECENT = 20
 CHUNK_SECONDS = 0.12
 """s that a chunk should take: long enough that its overhead does not count, short enough to react."""
 
+AHEAD = 2
+"""Chunks handed to the workers at once: they need not wait for the runner."""
+LONG_STEP = 0.3
+"""Seconds of a step from which on waiting for the runner counts for little."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -98,6 +103,11 @@ class Tally:
     def chunk_steps(self) -> int:
         """Steps of a chunk that takes about `CHUNK_SECONDS`."""
         return max(1, min(10_000, round(CHUNK_SECONDS / self.step_seconds))) if self.step_seconds > 0 else 1
+
+    def chunks_ahead(self, asynchronous: bool) -> int:
+        """Chunks to hand out at once. One where steps are long, so that a change comes a step sooner; but asynchronous
+        workers would then wait for each other at every step."""
+        return 1 if self.step_seconds >= LONG_STEP and not asynchronous else AHEAD
 
     def throughput(self) -> tuple[Measured, ...]:
         """Samples per second of every size measured so far."""

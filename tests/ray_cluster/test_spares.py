@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.backend import keep_spares, places_for_spares
 from rlpto.ray_cluster.local import LocalCluster
@@ -22,6 +24,7 @@ from rlpto.ray_cluster.reserve import find_reserve, start_reserve
 from rlpto.ray_cluster.spares import APART_SECONDS, IN_VAIN, QUIET_SECONDS, Place, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
+from tests.ray_cluster.test_real import wait_until
 
 CALM = JobReport("job", generation=3, applied=3, state="running", holding=("a", "b"), training_on=("b", "a"), pid=7)
 
@@ -233,6 +236,24 @@ def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalC
     with pytest.warns(UserWarning, match="no processes are kept in reserve, Ray does not start them: UNIMPLEMENTED"):
         spares.stock(PATIENCE)
     assert spares.complete
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def test_a_process_that_has_served_a_task_is_no_spare(ray_cluster: LocalCluster) -> None:
+    c = ray_cluster.node_ids[2]
+    here = NodeAffinitySchedulingStrategy(c, soft=False)
+    task = ray.remote(num_cpus=0)(own_pid).options(scheduling_strategy=here)
+    served = ray.get(task.remote(), timeout=PATIENCE)
+    reserve = start_reserve(c)
+    before = ray.get(reserve.spares.remote(), timeout=PATIENCE)
+    assert served in children_titled(ray_cluster.raylet_pid(c), IDLE)
+    (raylet,) = [place.raylet for place in places_for_spares(1, 0) if place.node == c]
+    assert ray.get(reserve.start.remote(raylet, 1), timeout=PATIENCE) == ""
+    wait_until(lambda: len(set(children_titled(ray_cluster.raylet_pid(c), IDLE)) - {served}) == before + 1)
+    wait_until(lambda: ray.get(reserve.spares.remote(), timeout=PATIENCE) == before + 1)
 
 
 def test_a_process_is_killed_by_who_keeps_the_reserve_of_its_node(ray_cluster: LocalCluster) -> None:
