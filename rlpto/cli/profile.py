@@ -26,7 +26,8 @@ from rlpto.errors import ConfigError, ProfileError
 if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.performance.profiles import Profile
-    from rlpto.ray_cluster.profiling import Change, Effort
+    from rlpto.ray_cluster.moving import Change
+    from rlpto.ray_cluster.profiling import Effort
     from rlpto.ray_cluster.settings import ProgramSettings
 
 
@@ -51,9 +52,10 @@ def profile(
 ) -> None:
     """Measure training programs: speed by workers and placement, start-up and pauses, accuracy, gradient noise.
 
-    Every program really trains, on its own, twice: through all its epochs, and moved from one worker to as many as the
-    cluster has and back. The file is what `profiles.folder` and `rlpto evaluate --profiles` take. It is written after
-    every program; the same command measures those that are missing from it, or have other settings by now.
+    Every program really trains: on its own through all its epochs, on its own moved from one worker to as many as the
+    cluster has and back, and up to four times at once, handing GPUs from job to job. The file is what `profiles.folder`
+    and `rlpto evaluate --profiles` take. It is written after every program; the same command measures those that are
+    missing from it, or have other settings by now.
     """
     settled = read_config(config, set_, seed)
     wanted = chosen_programs(settled, programs)
@@ -149,6 +151,8 @@ def _measure(
                 console.print(summary(known[name]))
                 for change in measured.changes:
                     console.print(f"  {told(change)}", style="dim")
+                for change in measured.handed:
+                    console.print(f"  on GPUs of another job: {told(change)}", style="dim")
 
 
 def _source(gpus: Mapping[str, int]) -> str:
@@ -169,7 +173,7 @@ def summary(found: Profile) -> str:
     return (
         f"{found.name}: accuracy {curve.untrained:.3f} to {curve.final:.3f} (rmse {errors.accuracy_rmse:.3f}), "
         f"step error median {errors.throughput_median:.1%}, p90 {errors.throughput_p90:.1%}, "
-        f"training {found.rescale_delay:.1f} s after a start"
+        f"training {found.rescale_delay:.1f} s after a decision"
     )
 
 

@@ -43,20 +43,25 @@ class Conductor:
             # In the books first: what may have been sent counts as sent.
             self._books.commanded(command.generation, time)
             self._send(command, time)
-        for job in list(self.ledger.entries):
+        for job, entry in list(self.ledger.entries.items()):
+            if entry.planned:
+                self._start(job)  # while others make room for its workers
             again = self.ledger.unconfirmed(job)
             if again is not None and time >= self._sent_at.get(job, -np.inf) + REPEAT_SECONDS:
                 self._send(again, time)
 
     def _send(self, command: Command, time: float) -> None:
-        job = command.job
+        self._start(command.job)
+        self._sent_at[command.job] = time
+        self._backend.command(command)
+
+    def _start(self, job: str) -> None:
+        """See to it that a job has a runner."""
         if job not in self._there:
             self._there.add(job)
             self._books.set_job(job, started=1)
             self._backend.start(self._specs[job], resume=job in self._ever)
             self._ever.add(job)
-        self._sent_at[job] = time
-        self._backend.command(command)
 
     def end(self, job: str) -> None:
         """The job needs no runner any more."""

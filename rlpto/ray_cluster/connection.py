@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError, ConfigError, JobError
+from rlpto.ray_cluster.attachment import Attachment
 from rlpto.ray_cluster.background import running_cluster
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, runner_name
@@ -32,14 +32,15 @@ class Connection:
     def __init__(self, address: str = AUTO) -> None:
         found = running_cluster() if address == AUTO else None
         self._before = use_ray_environment(found.temporary if found else None)
-        self._connected = False
         try:
-            self.address = self._connect(found.address if found else address)
+            self._attachment = self._connect(found.address if found else address)
         except BaseException:
             restore_environment(self._before)
             raise
+        self.address = self._attachment.address
 
-    def _connect(self, address: str) -> str:
+    @staticmethod
+    def _connect(address: str) -> Attachment:
         import ray
 
         if ray.is_initialized():
@@ -47,19 +48,13 @@ class Connection:
         if address != AUTO:
             _reach(address)
         try:
-            context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            return Attachment(address)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise ClusterError(_explain(address, error)) from error
-        self._connected = True
-        return str(context.address_info["gcs_address"])
 
     def close(self) -> None:
         """Disconnect. Detached runners go on."""
-        import ray
-
-        if self._connected:
-            ray.shutdown()
-            self._connected = False
+        self._attachment.detach()
         restore_environment(self._before)
 
     def __enter__(self) -> Connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.attachment import Attachment
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.processes import TITLE, agent_ports, children_titled, end_processes, family_of
 
@@ -40,7 +40,7 @@ class LocalCluster:
         self._cpus = cpus
         self._cluster: Any = None
         self._nodes: dict[str, Any] = {}
-        self._connected = False
+        self._attachment: Attachment | None = None
         try:
             self._start(gpus)
         except BaseException:
@@ -59,8 +59,7 @@ class LocalCluster:
             for count in gpus:
                 self._add(count, wait=False)
             self._cluster.wait_for_nodes(timeout=START_SECONDS)
-            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-            self._connected = True
+            self._attachment = Attachment(self._cluster.address)
         except Exception as error:  # Ray raises nothing more special where a node does not come up
             raise ClusterError(f"the local Ray cluster does not start: {_line(error)}") from error
 
@@ -125,11 +124,9 @@ class LocalCluster:
 
     def close(self) -> None:
         """Disconnect, end every process that was started, and remove the folder."""
-        if self._connected:
-            import ray
-
-            ray.shutdown()
-            self._connected = False
+        if self._attachment is not None:
+            self._attachment.detach()
+            self._attachment = None
         # Agents of a node cannot be found any more once their raylet is gone.
         family = family_of(str(self._folder))
         try:

@@ -15,15 +15,17 @@ from rlpto.performance.noise import NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, relative_errors
 from rlpto.ray_cluster.messages import Measured
-from rlpto.ray_cluster.profiling import Change, ProgramMeasurements
+from rlpto.ray_cluster.moving import Change
+from rlpto.ray_cluster.profiling import ProgramMeasurements
 from rlpto.ray_cluster.settings import ProgramSettings
 
 
 def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasurements, source: str) -> Profile:
     """All fits of one program. source: where it was measured, in words.
 
-    rescale_delay is the time until new workers train, the median over starts and growth. What a job loses meanwhile the
-    simulator's `growth` says: on Ray it trains on with the workers it has.
+    rescale_delay is the time from a decision until new workers train, the median over starts and growth: where another
+    job has to make room for them, if that was measured. What a job loses meanwhile the simulator's `growth` says: on
+    Ray it trains on with the workers it has.
     Raises ProfileError if too little was measured.
     """
     steps = steps_of(program, measured.sizes)
@@ -45,7 +47,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
         accuracy=replace(
             curve, final=round(curve.final, 4), scale=_digits(curve.scale, 4), shape=_digits(curve.shape, 4)
         ),
-        rescale_delay=round(start_delay(measured.changes), 3),
+        rescale_delay=round(start_delay(measured.handed or measured.changes), 3),
         errors=FitErrors(
             throughput_median=_digits(float(np.median(errors)), 3),
             throughput_p90=_digits(float(np.quantile(errors, 0.9)), 3),

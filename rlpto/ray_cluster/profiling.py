@@ -1,33 +1,33 @@
 """Measuring what training programs do on the cluster at hand: speed by size and placement, delays, learning.
 
-Two runs of a program that nobody schedules: one learns as fast as it can with one worker, which tells the accuracy
-curve and the gradient noise; one is moved through sizes and placements, which tells speeds and delays.
+Runs of a program that nobody schedules: one learns as fast as it can with one worker, which tells the accuracy
+curve and the gradient noise; one is moved through sizes and placements, which tells speeds and pauses; and some share
+the cluster and hand each other GPUs, which tells how long a decision takes to become training where all is in use.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.messages import JobSpec, Measured
+from rlpto.ray_cluster.moving import Change, MovedJob, Placement, hand_over, stage
 from rlpto.ray_cluster.spares import Spares
 
-Placement = tuple[str, ...]
-"""Node id of every worker."""
-
-POLL = 0.02
-"""Seconds between two looks at a job: what a delay may be off by."""
-PATIENCE = 300.0
-"""Seconds after which a change that does not take effect never will."""
+LOOK_SECONDS = 0.1
+"""Seconds between two looks at a job that learns."""
 FEWEST_STEPS = 20
 """Steps that a speed must rest on, however long they take."""
+CROWD, CROWD_GPUS = 4, 8
+"""Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
+PEACE_SECONDS = 3.0
+"""Shortest time between two of their changes."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,11 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of a job's workers. start: from no runner at all; restart: from none. workers: afterwards; new: of them
-    started for it. seconds: from the command until all of them train. pause: of them without a training step, NaN where
-    the job did not train before."""
-
-    kind: Literal["start", "restart", "grow", "shrink", "move"]
-    workers: int
-    new: int
-    seconds: float
-    pause: float = math.nan
-
-
-@dataclass(frozen=True)
 class ProgramMeasurements:
     """All that was measured of one program.
 
-    sizes: speed by workers and nodes. changes: of workers. untrained: accuracy before training. accuracy: after so many
+    sizes: speed by workers and nodes. changes: of workers, of a job that is alone. handed: of workers that train where
+    another job's did; none where there is one GPU only. untrained: accuracy before training. accuracy: after so many
     epochs. noise_scale: in samples, likewise. complete: the training that tells them went through all epochs.
     """
 
@@ -65,6 +53,7 @@ class ProgramMeasurements:
     accuracy: tuple[tuple[float, float], ...]
     noise_scale: tuple[tuple[float, float], ...]
     complete: bool
+    handed: tuple[Change, ...] = ()
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -80,7 +69,7 @@ def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
     as nodes allow.
     """
     nodes = sorted(gpus, key=lambda node: -gpus[node])
-    slots = [node for node in nodes for _ in range(gpus[node])]
+    slots = _slots(gpus)
     found: list[Placement] = []
     for size in sizes_up_to(min(most, len(slots))):
         found.append(tuple(slots[:size]))
@@ -94,6 +83,43 @@ def visits(gpus: Mapping[str, int], most: int) -> list[Placement]:
     """The way of the job whose speed is measured: up through all placements, down to one worker, none, and half."""
     way = placements(gpus, most)
     return [*way, way[0], (), way[(len(way) - 1) // 2]]
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A decision by which job `giver` keeps `left` only, and job `taker` has `place` from then on."""
+
+    giver: int
+    left: Placement
+    taker: int
+    place: Placement
+
+
+def shares(gpus: Mapping[str, int]) -> list[Placement]:
+    """What jobs of a crowd have that share up to `CROWD_GPUS` GPUs: two each or more; of two or three GPUs the first
+    has one. None if there is one GPU only. gpus: of every node.
+    """
+    slots = _slots(gpus)[:CROWD_GPUS]
+    if len(slots) < 2:
+        return []
+    jobs = min(max(len(slots) // 2, 2), CROWD)
+    borders = [len(slots) * job // jobs for job in range(jobs + 1)]
+    return [tuple(slots[start:end]) for start, end in pairwise(borders)]
+
+
+def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
+    """How a crowd with `parts` trades. At first job 0 is not there, and job 1 has its part too.
+
+    Job 0 starts on what job 1 gives up. Then every other job that can gives it a worker, and gets it back.
+    """
+    if not parts:
+        return []
+    first = parts[0]
+    found = [HandOver(1, parts[1], 0, first)]
+    for job, own in enumerate(parts[1:], 1):
+        if len(own) > 1:
+            found += [HandOver(job, own[:-1], 0, first + own[-1:]), HandOver(0, first, job, own)]
+    return found
 
 
 def measure_program(
@@ -112,120 +138,70 @@ def measure_program(
     """
     tell("learning")
     untrained = _untrained(spec)
-    learner = replace(spec, name=f"{spec.name}-learning", folder=str(Path(spec.folder, "learning")), pace=None)
     way = visits(gpus, most)
-    with _job(learner, spares) as job:
-        first = job.go(way[0])
-        accuracy, noise, complete = _learn(job, effort.learning)
-    mover = replace(spec, name=f"{spec.name}-speed", folder=str(Path(spec.folder, "speed")), epochs=1e9)
-    changes = [first]
-    with _job(mover, spares) as job:
+    with stage(spares) as alone:
+        learner = alone.job(replace(_part(spec, "learning"), pace=None))
+        first = learner.go(way[0])
+        accuracy, noise, complete = _learn(learner, effort.learning)
+    sizes, changes = _through_sizes(spec, way, effort, tell, spares)
+    handed = _crowd(spec, shares(gpus), effort, tell, spares)
+    return ProgramMeasurements(sizes, (first, *changes), untrained, accuracy, noise, complete, handed)
+
+
+def stages(gpus: Mapping[str, int], most: int) -> int:
+    """How often `measure_program` tells what comes next."""
+    return 1 + len(visits(gpus, most)) + len(hand_overs(shares(gpus)))
+
+
+def _part(spec: JobSpec, name: str) -> JobSpec:
+    """The program as one of the jobs that are measured."""
+    return replace(spec, name=f"{spec.name}-{name}", folder=str(Path(spec.folder, name)))
+
+
+def _through_sizes(
+    spec: JobSpec, way: Sequence[Placement], effort: Effort, tell: Callable[[str], None], spares: Spares | None
+) -> tuple[tuple[Measured, ...], list[Change]]:
+    """Speeds of a job that is moved along `way`, and what its changes took."""
+    changes = []
+    with stage(spares) as alone:
+        job = alone.job(replace(_part(spec, "speed"), epochs=1e9))
         for place in way:
             tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
             change = job.go(place)
             if change.kind != "restart" or change.workers:
                 changes.append(change)
             if place:
-                job.train(effort.seconds)
-        sizes = job.report().throughput
-    return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete)
+                job.train(effort.seconds, FEWEST_STEPS)
+        return job.report().throughput, changes
 
 
-def stages(gpus: Mapping[str, int], most: int) -> int:
-    """How often `measure_program` tells what comes next."""
-    return 1 + len(visits(gpus, most))
+def _crowd(
+    spec: JobSpec, parts: Sequence[Placement], effort: Effort, tell: Callable[[str], None], spares: Spares | None
+) -> tuple[Change, ...]:
+    """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
+    handed = []
+    with stage(spares) as crowd:
+        specs = [replace(_part(spec, f"crowd-{number}"), epochs=1e9) for number in range(len(parts))]
+        jobs: dict[int, MovedJob] = {}
+        for number in range(1, len(parts)):
+            jobs[number] = crowd.job(specs[number])
+            jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
+        for trade in hand_overs(parts):
+            tell(f"hand-over to {len(trade.place)} workers")
+            crowd.rest(PEACE_SECONDS, effort.seconds)
+            if trade.taker not in jobs:
+                jobs[trade.taker] = crowd.job(specs[trade.taker])  # its runner starts while the other job gives up
+            handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
+    return tuple(handed)
 
 
-class _Moved:
-    """A job that this process commands."""
-
-    def __init__(self, spec: JobSpec, spares: Spares | None) -> None:
-        from rlpto.ray_cluster.backend import control_node
-        from rlpto.ray_cluster.runner import start_runner
-
-        self.spec, self._spares = spec, spares
-        self._began = time.monotonic()
-        self.runner: Any = start_runner(spec, control_node(), resume=False)
-        self._generation = 0
-        self._present: Placement = ()
-
-    def report(self) -> JobReport:
-        """What the runner says. Raises JobError once the job has failed."""
-        import ray
-
-        report: JobReport = ray.get(self.runner.report.remote())
-        if report.state == "failed":
-            lines = report.failure.strip().splitlines()
-            raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
-        if self._spares is not None:
-            self._spares.tend([report])
-        return report
-
-    def go(self, place: Placement) -> Change:
-        """Move the workers, and wait until those of `place` train and no others are there."""
-        import ray
-
-        before, first = self._present, self._generation == 0
-        began = self._began if first else time.monotonic()
-        rescales = 0 if first else self.report().rescales
-        self._generation += 1
-        ray.get(self.runner.command.remote(self._generation, place))
-        report = self._until(lambda now: now.applied == self._generation and sorted(now.training_on) == sorted(place))
-        seconds = time.monotonic() - began
-        self._present = place
-        new = (Counter(place) - Counter(before)).total()
-        if before and place:
-            report = self._until(lambda now: now.ended or (len(now.pauses) > 0 and now.rescales > rescales))
-        pause = sum(report.pauses[-(report.rescales - rescales) :]) if before and place else math.nan
-        return Change(_kind(before, place, first), len(place), new, seconds, pause)
-
-    def train(self, seconds: float) -> None:
-        """Let it train at its present size until its speed rests on enough steps."""
-        size = (len(self._present), len(set(self._present)))
-        earliest = time.monotonic() + seconds
-
-        def enough(report: JobReport) -> bool:
-            steps = next((m.count for m in report.throughput if (m.workers, m.nodes) == size), 0)
-            return time.monotonic() >= earliest and steps >= FEWEST_STEPS
-
-        self._until(enough)
-
-    def _until(self, holds: Callable[[JobReport], bool]) -> JobReport:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            report = self.report()
-            if holds(report):
-                return report
-            time.sleep(POLL)
-        raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self._present)} workers")
-
-
-@contextmanager
-def _job(spec: JobSpec, spares: Spares | None) -> Iterator[_Moved]:
-    """A job that is gone at the end, with its workers."""
-    from rlpto.ray_cluster.runner import stop_runner
-
-    job = _Moved(spec, spares)
-    try:
-        yield job
-    finally:
-        stop_runner(job.runner)
-
-
-def _kind(
-    before: Sequence[str], after: Sequence[str], first: bool
-) -> Literal["start", "restart", "grow", "shrink", "move"]:
-    if first:
-        return "start"
-    if not before or not after:
-        return "restart"
-    if len(after) == len(before):
-        return "move"
-    return "grow" if len(after) > len(before) else "shrink"
+def _slots(gpus: Mapping[str, int]) -> list[str]:
+    """The node of every GPU, large nodes first."""
+    return [node for node in sorted(gpus, key=lambda node: -gpus[node]) for _ in range(gpus[node])]
 
 
 def _learn(
-    job: _Moved, seconds: float
+    job: MovedJob, seconds: float
 ) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
     """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
     noise: list[tuple[float, float]] = []
@@ -236,7 +212,7 @@ def _learn(
             noise.append((report.progress, report.noise_scale))
         if report.state == "finished" or time.monotonic() >= by:
             return report.accuracy_curve, tuple(noise), report.state == "finished"
-        time.sleep(5 * POLL)
+        time.sleep(LOOK_SECONDS)
 
 
 def _untrained(spec: JobSpec) -> float:

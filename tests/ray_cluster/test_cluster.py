@@ -94,6 +94,20 @@ class TestRun:
         assert np.isnan(record.jobs.finish_time).all()
         assert record.decisions.time.max() <= 25.0
 
+    def test_a_runner_starts_while_others_make_room_for_its_workers(self, books: Store) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0), elastic(1, 5.0)], books)
+        seen = []
+
+        def look() -> None:
+            seen.append((backend.runners["job0"].holding, backend.runners["job1"].generation))
+            backend.deaf.clear()
+
+        deaf = Interrupted(cluster, 4.0, lambda: backend.deaf.add("job0"))
+        play(Interrupted(deaf, 6.0, look))
+        assert seen == [(("n", "n"), 0)], "the second job has a runner, and no command to take what is not free"
+        assert cluster.accounts.finished.all()
+
     def test_policies_see_measured_accuracies(self, books: Store) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
         cluster = make_cluster(backend, [elastic(0, most=1)], books)

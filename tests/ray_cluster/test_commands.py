@@ -131,7 +131,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: Lo
 
     with command(*whole) as second:  # takes the runners over, and is left in turn: now they write checkpoints and end
         once(second, lambda: steps_of(run) > before)
-        second.send_signal(signal.SIGINT)
+        second.send_signal(signal.SIGTERM)  # as Ctrl-C
         said(second, 130)
     assert jobs_with_runners() == []
 

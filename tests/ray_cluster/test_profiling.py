@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,16 @@ from rlpto.performance.throughput import throughput
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.moving import Change
 from rlpto.ray_cluster.profiling import (
-    Change,
+    CROWD,
+    CROWD_GPUS,
     Effort,
     ProgramMeasurements,
+    hand_overs,
     measure_program,
     placements,
+    shares,
     sizes_up_to,
     stages,
     visits,
@@ -59,7 +65,36 @@ def test_what_fits_on_one_node_is_measured_on_two_as_well() -> None:
 def test_the_way_goes_up_down_and_through_none() -> None:
     way = visits({"a": 2, "b": 2}, 4)
     assert way[-3:] == [("a",), (), ("a", "b")]
-    assert stages({"a": 2, "b": 2}, 4) == 1 + len(way)
+    assert stages({"a": 2, "b": 2}, 4) == 1 + len(way) + 3
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_a_crowd_has_all_gpus_and_no_hand_over_takes_one_twice_or_a_job_its_last(gpus: list[int]) -> None:
+    nodes = {f"n{i}": count for i, count in enumerate(gpus)}
+    parts = shares(nodes)
+    if sum(gpus) == 1:
+        assert parts == []
+        assert hand_overs(parts) == []
+        return
+    whole = Counter(node for part in parts for node in part)
+    assert len(parts) <= CROWD
+    assert whole.total() == min(sum(gpus), CROWD_GPUS)
+    assert whole <= Counter(nodes)
+    held = dict(enumerate(map(Counter, parts)))
+    held[1] += held.pop(0)
+    for trade in hand_overs(parts):
+        held[trade.giver] = Counter(trade.left)
+        before = held.get(trade.taker, Counter())
+        held[trade.taker] = Counter(trade.place)
+        assert before < held[trade.taker], "whoever takes keeps what it has"
+        assert all(count.total() for count in held.values())
+        assert sum(held.values(), Counter()) == whole
+
+
+def test_jobs_of_a_crowd_start_grow_and_get_back_what_they_gave() -> None:
+    trades = hand_overs(shares({"a": 2, "b": 2, "c": 2}))
+    moves = [(trade.giver, trade.taker, len(trade.left), len(trade.place)) for trade in trades]
+    assert moves == [(1, 0, 2, 2), (1, 0, 1, 3), (0, 1, 2, 2), (2, 0, 1, 3), (0, 2, 2, 2)]
 
 
 def measurements(pace: float = 0.4, sync: float = 0.01, epochs: float = 4.0) -> ProgramMeasurements:
@@ -96,6 +131,11 @@ def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "here.yaml"
     path.write_text(profiles_yaml([profile]))
     assert load_file(path) == {"mine": profile}
+
+
+def test_a_start_takes_as_long_as_where_another_job_makes_room_for_it() -> None:
+    crowded = replace(measurements(), handed=(Change("start", 2, 2, 6.0), Change("grow", 3, 1, 7.0, 0.05)))
+    assert fit_program("mine", PROGRAM, crowded, "here").rescale_delay == 6.5
 
 
 def test_a_batch_for_each_worker_grows_with_them() -> None:
@@ -138,6 +178,9 @@ def test_a_real_program_is_measured_and_leaves_no_runner(ray_cluster: LocalClust
     assert kinds == ["start", "start", "grow", "shrink", "restart"]
     assert all(change.seconds > 0 for change in measured.changes)
     assert [math.isnan(change.pause) for change in measured.changes] == [True, True, False, False, True]
+    (handed,) = measured.handed
+    assert (handed.kind, handed.workers, handed.new) == ("start", 1, 1)
+    assert handed.seconds > 0
     assert measured.complete
     assert measured.accuracy[-1][0] == 3.0
     assert 0 <= measured.untrained <= 1

@@ -1,0 +1,183 @@
+"""Jobs that nobody schedules: this process moves them from one set of workers to the next, and times what happens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.spares import Spares
+
+Placement = tuple[str, ...]
+"""Node id of every worker."""
+
+POLL = 0.02
+"""Seconds between two looks at a job: what a delay may be off by."""
+TEND_SECONDS = 0.5
+"""Seconds between two looks at all jobs, for the spares."""
+PATIENCE = 300.0
+"""Seconds after which a change that does not take effect never will."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a job's workers. start: from no runner at all; restart: from none. workers: afterwards; new: of them
+    started for it. seconds: from the decision until all of them train. pause: of them without a training step, NaN
+    where the job did not train before."""
+
+    kind: Literal["start", "restart", "grow", "shrink", "move"]
+    workers: int
+    new: int
+    seconds: float
+    pause: float = math.nan
+
+
+class Stage:
+    """All jobs that are moved at the same time. spares: kept meanwhile, as while jobs are scheduled."""
+
+    def __init__(self, spares: Spares | None) -> None:
+        self.jobs: list[MovedJob] = []
+        self._spares = spares
+        self._tended = -math.inf
+
+    def job(self, spec: JobSpec) -> MovedJob:
+        """A new job; its runner starts now."""
+        self.jobs.append(MovedJob(spec, self))
+        return self.jobs[-1]
+
+    def rest(self, least: float, most: float) -> None:
+        """Let all jobs train so many seconds, longer if spares are missing."""
+        began = time.monotonic()
+        while (passed := time.monotonic() - began) < most:
+            self.tend()
+            if passed >= least and (self._spares is None or self._spares.complete):
+                return
+            time.sleep(TEND_SECONDS / 5)
+
+    def tend(self) -> None:
+        """Keep the spares, now and then. Raises JobError once any job has failed."""
+        now = time.monotonic()
+        if self._spares is not None and now >= self._tended + TEND_SECONDS:
+            self._tended = now
+            if any(job.starting for job in self.jobs):  # its runner could not answer yet
+                return
+            self._spares.tend([job.report() for job in self.jobs])
+
+
+class MovedJob:
+    """A job that this process commands."""
+
+    def __init__(self, spec: JobSpec, stage: Stage) -> None:
+        from rlpto.ray_cluster.backend import control_node
+        from rlpto.ray_cluster.runner import start_runner
+
+        self.spec, self._stage = spec, stage
+        self._began = time.monotonic()
+        self.runner: Any = start_runner(spec, control_node(), resume=False)
+        self._generation = 0
+        self.present: Placement = ()
+
+    @property
+    def starting(self) -> bool:
+        """True until its first command: its runner may not be there yet."""
+        return self._generation == 0
+
+    def report(self) -> JobReport:
+        """What the runner says. Raises JobError once the job has failed."""
+        import ray
+
+        report: JobReport = ray.get(self.runner.report.remote())
+        if report.state == "failed":
+            lines = report.failure.strip().splitlines()
+            raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
+        return report
+
+    def go(self, place: Placement, since: float | None = None) -> Change:
+        """Move the workers, and wait until those of `place` train and no others are there.
+
+        since: `time.monotonic()` of the decision, if it was made before others could make room.
+        """
+        before, first = self.present, self.starting
+        if since is None:
+            since = self._began if first else time.monotonic()
+        rescales = 0 if first else self.report().rescales
+        self._command(place)
+        report = self.until(lambda now: now.applied == self._generation and sorted(now.training_on) == sorted(place))
+        seconds = time.monotonic() - since
+        new = (Counter(place) - Counter(before)).total()
+        if before and place:
+            report = self.until(lambda now: now.ended or (len(now.pauses) > 0 and now.rescales > rescales))
+        pause = sum(report.pauses[-(report.rescales - rescales) :]) if before and place else math.nan
+        return Change(_kind(before, place, first), len(place), new, seconds, pause)
+
+    def give_up(self, left: Placement) -> None:
+        """Keep the workers of `left` only, and wait until no others hold a GPU."""
+        self._command(left)
+        self.until(lambda now: now.generation == self._generation and not Counter(now.holding) - Counter(left))
+
+    def train(self, seconds: float, steps: int) -> None:
+        """Let it train at its present size for so long, and until its speed rests on so many steps."""
+        size = (len(self.present), len(set(self.present)))
+        earliest = time.monotonic() + seconds
+
+        def enough(report: JobReport) -> bool:
+            done = next((m.count for m in report.throughput if (m.workers, m.nodes) == size), 0)
+            return time.monotonic() >= earliest and done >= steps
+
+        self.until(enough)
+
+    def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
+        """The first report of which something holds. Raises JobError if that takes too long."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            report = self.report()
+            if holds(report):
+                return report
+            self._stage.tend()
+            time.sleep(POLL)
+        raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self.present)} workers")
+
+    def _command(self, place: Placement) -> None:
+        import ray
+
+        self._generation += 1
+        ray.get(self.runner.command.remote(self._generation, place))
+        self.present = place
+
+
+def hand_over(giver: MovedJob, left: Placement, taker: MovedJob, place: Placement) -> Change:
+    """Decide that a job keeps the workers of `left` only, and another takes `place`, as soon as it is free."""
+    since = time.monotonic()
+    giver.give_up(left)
+    return taker.go(place, since)
+
+
+@contextmanager
+def stage(spares: Spares | None) -> Iterator[Stage]:
+    """Jobs that are gone at the end, with their workers."""
+    from rlpto.ray_cluster.runner import stop_runner
+
+    found = Stage(spares)
+    try:
+        yield found
+    finally:
+        for job in found.jobs:
+            stop_runner(job.runner)
+
+
+def _kind(
+    before: Sequence[str], after: Sequence[str], first: bool
+) -> Literal["start", "restart", "grow", "shrink", "move"]:
+    if first:
+        return "start"
+    if not before or not after:
+        return "restart"
+    if len(after) == len(before):
+        return "move"
+    return "grow" if len(after) > len(before) else "shrink"
