@@ -22,8 +22,8 @@ EVERY = 20.0
 """s between faults."""
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
-SHARE = 0.65
-"""Of all GPU time that there is in the soak, what the jobs need: faults and growing take the rest."""
+SHARE, STARTS = 0.65, 20.0
+"""Of all GPU time that there is in the soak, what the jobs need; GPU seconds of it that starts of each take."""
 INTERVAL = 10.0
 """s between checkpoints."""
 SLACK = 5.0
@@ -34,7 +34,7 @@ SEED = 5
 
 
 def run(minutes: float) -> tuple[list[Check], dict[str, object]]:
-    epochs = max(round(SHARE * 60 * minutes * NODES * GPUS / JOBS / (PACE * STEPS)), 1)
+    epochs = max(round((SHARE * 60 * minutes * NODES * GPUS / JOBS - STARTS) / (PACE * STEPS)), 1)
     with tempfile.TemporaryDirectory() as folder, cluster(NODES, GPUS) as started:
         scheduler = Scheduler(Path(folder), started.address, config(minutes, epochs))
         watcher = Watcher(started, scheduler.session, scheduler.books, GPUS)

@@ -32,9 +32,11 @@ class Store:
         self.path = path
         self._lock = _lock(path)
         try:
+            if not path.exists():
+                _make(path)
             self._base = _open(path)
             self._prepare()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self._lock.close()
             raise ClusterError(f"{path}: cannot be used as the scheduler's books: {error}") from None
         self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
@@ -45,12 +47,7 @@ class Store:
         self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute("PRAGMA synchronous = NORMAL")
         version = self._one("PRAGMA user_version")
-        if version == 0:
-            with self.together():
-                for statement in TABLES.split(";\n"):
-                    self._base.execute(statement)
-                self._base.execute(f"PRAGMA user_version = {SCHEMA}")
-        elif version != SCHEMA:
+        if version != SCHEMA:
             raise ClusterError(f"{self.path}: books of version {version}, expected {SCHEMA}; use another run folder")
 
     @contextmanager
@@ -349,6 +346,18 @@ def _looking(path: Path) -> Iterator[sqlite3.Connection]:
     finally:
         if base is not None:
             base.close()
+
+
+def _make(path: Path) -> None:
+    """New books, which others see with all their tables or not at all."""
+    unfinished = path.with_name(path.name + ".new")
+    unfinished.unlink(missing_ok=True)
+    base = _open(unfinished)
+    try:
+        base.executescript(f"BEGIN; {TABLES}; PRAGMA user_version = {SCHEMA}; COMMIT")
+    finally:
+        base.close()
+    unfinished.replace(path)
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -30,15 +30,20 @@ EPOCHS = 60
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
 
-def experiment(folder: Path, **changes: object) -> Path:
-    """The file of an experiment with two small jobs of the tests' program."""
+def experiment(folder: Path, spares: int = 0, **changes: object) -> Path:
+    """The file of an experiment with two small jobs of the tests' program. spares: on every node."""
     program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": EPOCHS, "batch_size": 20}
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "max_gpus": 2}]
     content = {
         "name": "commands",
         "workload": {"source": "jobs", "jobs": [{"model": "tiny", "epochs": EPOCHS, **job} for job in jobs]},
         "simulator": {"interval": 2},
-        "ray": {"programs": {"tiny": {**program, "pace": 0.2}}, "checkpoint_interval": 2},
+        "ray": {
+            "programs": {"tiny": {**program, "pace": 0.2}},
+            "checkpoint_interval": 2,
+            "spare_workers": spares,
+            "spare_runners": spares,
+        },
         "policies": ["elastic_fifo"],
         "evaluation": {"reference": "elastic_fifo"},
         **changes,
@@ -82,7 +87,7 @@ def books_of(run: Path) -> Path | None:
 def column(run: Path, name: str) -> list[object]:
     """A column of the table of jobs of the only session of a run; empty before there is one."""
     books = books_of(run)
-    if books is None or not books.stat().st_size:
+    if books is None:
         return []
     columns, rows = read_table(books, "jobs")
     return [row[columns.index(name)] for row in rows]

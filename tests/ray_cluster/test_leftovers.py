@@ -35,7 +35,16 @@ def cluster_folders(pid: int) -> set[str]:
 @pytest.mark.cluster
 def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--run-dir", str(run), "--no-report", *ONE)
+    evaluate = (
+        "evaluate",
+        str(experiment(tmp_path, spares=1)),
+        "--cluster",
+        "ray",
+        "--run-dir",
+        str(run),
+        "--no-report",
+        *ONE,
+    )
     folders: set[str] = set()
     with command(*evaluate) as started:
         once(started, lambda: bool(column(run, "state")))
@@ -53,7 +62,7 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) 
 
 def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
+    evaluate = ("evaluate", str(experiment(tmp_path, spares=1)), "--cluster", "ray", "--address", ray_cluster.address)
     with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE[2:]) as started:
         said(started, 0)
     assert column(run, "state") == ["finished"]

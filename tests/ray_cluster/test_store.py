@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,35 @@ class TestStore:
         subprocess.run([sys.executable, "-c", program, str(path)], check=False)
         with Store(path) as books:
             assert [event[1] for event in books.events()] == ["submitted"]
+
+    def test_who_looks_while_books_are_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
+        paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
+        wrong: list[str] = []
+
+        def look() -> None:
+            for path in paths:
+                found = False
+                while not found:
+                    try:
+                        read_table(path, "jobs")
+                        found = True
+                    except ClusterError as error:
+                        if "no such file" not in str(error):
+                            wrong.append(str(error))
+                            return
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        for path in paths:
+            Store(path).close()
+        looking.join()
+        assert wrong == []
+
+    def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
+        empty = tmp_path / "state.sqlite"
+        empty.touch()
+        with pytest.raises(ClusterError, match="books of version 0, expected 1; use another run folder"):
+            Store(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
         with Store(path) as books:
