@@ -1,19 +1,23 @@
 """What processes of Ray do while nobody uses them yet: they get warm (`RAY_preload_python_modules` names this module).
 
-Importing it in a process of Ray sets a timer. A process that nobody has put to use by the time it goes off imports what
-workers need and trains some steps of nothing. Not at a low priority: who needs it meanwhile has to wait for the rest.
+Importing it in a process of Ray on Linux starts a thread. If nobody has put the process to use a second later, it
+imports what workers need and trains some steps of nothing. Not at a low priority: who needs it meanwhile has to wait
+for the rest.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 from rlpto.ray_cluster.processes import IDLE
 
 UNUSED = "rlpto-unused"
 """Name of the main thread of a process until it serves somebody: then Ray gives it another."""
+WARMING = "rlpto-warming"
+"""Name of the thread that warms a process up, from its start to its end."""
 IDLE_SECONDS = 1.0
 """A process that has been idle for so long is a spare."""
 REHEARSING = threading.Lock()
@@ -34,6 +38,13 @@ def title() -> str:
         return ""
 
 
+def wait_and_warm_up() -> None:
+    """Warm this process up, unless somebody uses it soon."""
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(WARMING)
+    time.sleep(IDLE_SECONDS)
+    warm_up()
+
+
 def warm_up() -> None:
     """Import and do what is slow the first time. Where torch was built for CUDA nothing is trained: CUDA must not be
     touched before Ray has told the process which GPU is its own."""
@@ -51,9 +62,6 @@ def warm_up() -> None:
                 rehearse()
 
 
-if asked_for():
-    if sys.platform == "linux":
-        Path("/proc/self/comm").write_text(UNUSED)
-    _timer = threading.Timer(IDLE_SECONDS, warm_up)
-    _timer.daemon = True
-    _timer.start()
+if asked_for() and sys.platform == "linux":
+    Path("/proc/self/comm").write_text(UNUSED)
+    threading.Thread(target=wait_and_warm_up, daemon=True).start()

@@ -6,6 +6,7 @@ A raylet is asked by the call that Ray itself starts processes ahead with; it ha
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.messages import NAMESPACE
-from rlpto.ray_cluster.preload import UNUSED, asked_for
+from rlpto.ray_cluster.preload import UNUSED, WARMING, asked_for
 from rlpto.ray_cluster.processes import IDLE, STARTING, children_titled, kill_titled
 
 KEEP_SECONDS = 24 * 3600
@@ -25,18 +26,27 @@ LASTING = "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"
 """Answers of a raylet that will be the same the next time."""
 
 
+@dataclass(frozen=True)
+class Stock:
+    """Processes of a node that wait for whoever starts there. warming: of them not warm yet."""
+
+    spares: int
+    warming: int
+
+
 class Reserve:
     """Actor on a node. Ray gives processes to those alone that the driver has started who had them started, so that it
     counts those of its own driver."""
 
-    def spares(self) -> int:
+    def stock(self) -> Stock:
         """How many processes wait for whoever starts here."""
         raylet = os.getppid()
         # In this order: one that gets its title meanwhile is found twice rather than not at all.
         starting = children_titled(raylet, STARTING)
         idle = [pid for pid in children_titled(raylet, IDLE) if unused(pid)]
-        own = ray.get_runtime_context().get_job_id()
-        return sum(driver_of(pid) == own for pid in {*starting, *idle})
+        job = ray.get_runtime_context().get_job_id()
+        own = [pid for pid in {*starting, *idle} if driver_of(pid) == job]
+        return Stock(len(own), sum(pid in starting or is_warming(pid) for pid in own))
 
     def start(self, raylet: str, count: int) -> str:
         """Have the node's raylet (HOST:PORT) start so many more. Why it never will; empty if it may."""
@@ -57,6 +67,14 @@ def unused(pid: int) -> bool:
         return Path(f"/proc/{pid}/comm").read_text().strip() == UNUSED
     except OSError:
         return False
+
+
+def is_warming(pid: int) -> bool:
+    """True for a process that is about to import what workers need, or does."""
+    try:
+        return any(name.read_text().strip() == WARMING for name in Path(f"/proc/{pid}/task").glob("*/comm"))
+    except OSError:
+        return False  # a thread has ended, or the process has
 
 
 def driver_of(pid: int) -> str:

@@ -11,20 +11,26 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpto.ray_cluster.messages import JobReport
+
+if TYPE_CHECKING:
+    from rlpto.ray_cluster.reserve import Stock
 
 QUIET_SECONDS = 1.0
 """All jobs have to train undisturbed for so long before a spare is made: nobody who starts is to share its cores."""
 RECENT_SECONDS = 2.0
 """A report that is older says nothing about whether its job trains."""
 AT_ONCE = 2
-"""Spares of one machine that are made at once: each keeps a core busy until it is warm."""
-APART_SECONDS = 5.0
-"""s until they are."""
+"""Spares of one machine that are made at once before there is any job: each keeps a core busy until it is warm. One at
+a time beside jobs."""
+LOOK_SECONDS = 1.0
+"""s between two looks at spares that get warm."""
+WARM_SECONDS = 60.0
+"""s after which those that are not warm are no reason any more to wait with others."""
 STOCK_SECONDS = 90.0
 """Longest wait for spares before the first job: on a busy machine some are made later, or never."""
 IN_VAIN = 3
@@ -59,7 +65,8 @@ class Spares:
         self._begun: list[Any] = []
         self._had: dict[str, int] = {}
         self._vain: Counter[str] = Counter()
-        self._free_at: dict[str, float] = {}
+        self._warming: dict[str, float] = {}
+        self._look_at: dict[str, float] = {}
         self._quiet_since: float | None = None
 
     def tend(self, reports: Collection[JobReport]) -> None:
@@ -76,15 +83,15 @@ class Spares:
             return
         places = [place for place in self._places() if place.count]
         self._look_for_changes(reports, places)
+        at_once = 1 if reports else AT_ONCE
         for machine in dict.fromkeys(place.machine for place in places):
-            if now >= self._free_at.get(machine, now):
-                self._see_to(machine, [place for place in places if place.machine == machine], now)
+            if now >= self._look_at.get(machine, now):
+                self._see_to(machine, [place for place in places if place.machine == machine], at_once, now)
 
     @property
     def complete(self) -> bool:
-        """True once no node is known to lack a spare, and the last ones have had time to get warm."""
-        warming = any(free > time.monotonic() for free in self._free_at.values())
-        return self._places is None or not (self._known is None or self._unsure or warming)
+        """True once no node is known to lack a spare, and all that were made are warm."""
+        return self._places is None or not (self._known is None or self._unsure or self._warming)
 
     def stock(self, seconds: float = STOCK_SECONDS) -> None:
         """Wait, before there is any job, until every node has its spares, or so long."""
@@ -103,30 +110,47 @@ class Spares:
             self._asked.clear()
             self._had.clear()
             self._vain.clear()
+            self._warming = {node: until for node, until in self._warming.items() if node in self._unsure}
 
-    def _see_to(self, machine: str, places: Iterable[Place], now: float) -> None:
-        """Ask how many spares nodes of a machine have; once all have answered, make some where most are missing."""
+    def _see_to(self, machine: str, places: Sequence[Place], at_once: int, now: float) -> None:
+        """Ask how many spares nodes of a machine have. Once all have answered, and none gets warm any more, make some
+        where most are missing."""
         if machine not in self._asked:
-            doubtful = [place for place in places if place.node in self._unsure]
+            doubtful = [place for place in places if place.node in self._unsure or place.node in self._warming]
             if doubtful:
                 self._asked[machine] = [(place, self._ask(place)) for place in doubtful]
             return
-        counts = self._answers(self._asked[machine])
-        if counts is None:
+        stocks = self._answers(self._asked[machine])
+        if stocks is None:
             return
         del self._asked[machine]
-        missing: dict[Place, int] = {}
-        for place, count in counts.items():
-            before = self._had.pop(place.node, -1)
-            self._vain[place.node] = self._vain[place.node] + 1 if count is None or count <= before else 0
-            if self._vain[place.node] >= IN_VAIN or (count is not None and count >= place.count):
-                self._unsure.discard(place.node)
-            elif count is not None:
-                missing[place] = place.count - count
-        for place, more in most_wanted(missing, AT_ONCE).items():
-            self._had[place.node] = place.count - missing[place]
+        if self._still_warming(stocks, now):
+            self._look_at[machine] = now + LOOK_SECONDS
+            return
+        for place, more in most_wanted(self._missing(stocks), at_once).items():
+            self._had[place.node] = 0 if (stock := stocks[place]) is None else stock.spares
             self._begun.append(self._start(place, more))
-            self._free_at[machine] = now + APART_SECONDS
+            self._warming[place.node] = now + WARM_SECONDS
+            self._look_at[machine] = now + LOOK_SECONDS
+
+    def _still_warming(self, stocks: Mapping[Place, Stock | None], now: float) -> bool:
+        """True if any of these nodes has spares that were made lately and are not warm."""
+        for place, stock in stocks.items():
+            if stock is None or not stock.warming or now >= self._warming.get(place.node, now):
+                self._warming.pop(place.node, None)
+        return any(place.node in self._warming for place in stocks)
+
+    def _missing(self, stocks: Mapping[Place, Stock | None]) -> dict[Place, int]:
+        """How many spares nodes lack; those that have all of them, or get no more, are left alone from now on."""
+        missing: dict[Place, int] = {}
+        for place, stock in stocks.items():
+            before = self._had.pop(place.node, -1)
+            self._vain[place.node] = self._vain[place.node] + 1 if stock is None or stock.spares <= before else 0
+            if self._vain[place.node] >= IN_VAIN or (stock is not None and stock.spares >= place.count):
+                self._unsure.discard(place.node)
+            elif stock is not None:
+                missing[place] = place.count - stock.spares
+        return missing
 
     def _ask(self, place: Place) -> Any:
         """Ask how many spares a node has."""
@@ -134,27 +158,27 @@ class Spares:
 
         if place.node not in self._reserves:
             self._reserves[place.node] = start_reserve(place.node)
-        return self._reserves[place.node].spares.remote()
+        return self._reserves[place.node].stock.remote()
 
     def _start(self, place: Place, count: int) -> Any:
         return self._reserves[place.node].start.remote(place.raylet, count)
 
-    def _answers(self, asked: Iterable[tuple[Place, Any]]) -> dict[Place, int | None] | None:
-        """Spares of every node, None of one that cannot be asked any more; None until all have answered."""
+    def _answers(self, asked: Iterable[tuple[Place, Any]]) -> dict[Place, Stock | None] | None:
+        """Stock of every node, None of one that cannot be asked any more; None until all have answered."""
         import ray
         from ray.exceptions import RayError
 
         answers = [answer for _, answer in asked]
         if len(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) < len(answers):
             return None
-        counts: dict[Place, int | None] = {}
+        stocks: dict[Place, Stock | None] = {}
         for place, answer in asked:
             try:
-                counts[place] = ray.get(answer)
+                stocks[place] = ray.get(answer)
             except RayError:  # the node is gone, or the actor
                 self._reserves.pop(place.node, None)
-                counts[place] = None
-        return counts
+                stocks[place] = None
+        return stocks
 
     def _see_to_refusals(self) -> None:
         """Give up if a raylet does not start processes ahead, and never will."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import IDLE, children_titled
-from rlpto.ray_cluster.reserve import find_reserve, start_reserve
-from rlpto.ray_cluster.spares import APART_SECONDS, IN_VAIN, QUIET_SECONDS, Place, Spares, at_rest
+from rlpto.ray_cluster.reserve import Stock, find_reserve, start_reserve
+from rlpto.ray_cluster.spares import IN_VAIN, QUIET_SECONDS, WARM_SECONDS, Place, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 from tests.ray_cluster.test_real import wait_until
 
+TO_WARM = 4.0
+"""s until a spare is warm in `Noted`."""
 CALM = JobReport("job", generation=3, applied=3, state="running", holding=("a", "b"), training_on=("b", "a"), pid=7)
 
 
@@ -60,15 +63,18 @@ class Noted(Spares):
         self.have = dict.fromkeys(self.machines, 0)
         self.made: list[tuple[str, int]] = []
         self.useless = useless
+        self.warm_at = dict.fromkeys(self.machines, 0.0)
 
-    def _ask(self, place: Place) -> int | None:
-        return self.have.get(place.node)
+    def _ask(self, place: Place) -> Stock | None:
+        have = self.have.get(place.node)
+        return None if have is None else Stock(have, min(have, time.monotonic() < self.warm_at[place.node]))
 
-    def _answers(self, asked: Iterable[tuple[Place, int | None]]) -> dict[Place, int | None]:
+    def _answers(self, asked: Iterable[tuple[Place, Stock | None]]) -> dict[Place, Stock | None]:
         return dict(asked)
 
     def _start(self, place: Place, count: int) -> None:
         self.made.append((place.node, count))
+        self.warm_at[place.node] = time.monotonic() + TO_WARM
         self.have[place.node] += 0 if self.useless else count
 
     def _see_to_refusals(self) -> None:
@@ -111,17 +117,37 @@ class TestOrder:
         assert spares.made == [("a", 1)]
 
     def test_nodes_that_lack_most_come_first_a_few_spares_at_a_time(self, now: Callable[[float], JobReport]) -> None:
-        spares = Noted(count=3, machines={"a": "one", "b": "one"})
-        spares.have = {"a": 2, "b": 0}
-        made_at: dict[int, float] = {}
-        for tenth in range(300):
-            spares.tend([now(tenth / 10)])
-            for number in range(len(made_at), len(spares.made)):
-                made_at[number] = tenth / 10
-        assert spares.made == [("b", 2), ("a", 1), ("b", 1)]
-        assert made_at[2] == made_at[1], "two at once, on whatever nodes"
-        assert made_at[1] - made_at[0] >= APART_SECONDS, "those on one machine share its cores"
-        assert spares.complete
+        for with_jobs, expected in (
+            (False, [("b", 2), ("a", 1), ("b", 1)]),  # two at once, on whatever nodes
+            (True, [("b", 1), ("b", 1), ("a", 1), ("b", 1)]),
+        ):
+            spares = Noted(count=3, machines={"a": "one", "b": "one"})
+            spares.have = {"a": 2, "b": 0}
+            made_at: list[float] = []
+            for tenth in range(300):
+                report = now(tenth / 10)
+                spares.tend([report] if with_jobs else [])
+                made_at += [tenth / 10] * (len(spares.made) - len(made_at))
+            assert spares.made == expected
+            apart = [after - before for before, after in pairwise(dict.fromkeys(made_at))]
+            assert min(apart) >= TO_WARM, "those on one machine share its cores"
+            assert spares.complete
+
+    def test_a_spare_that_never_gets_warm_holds_up_others_for_a_while_only(
+        self, now: Callable[[float], JobReport]
+    ) -> None:
+        spares = Noted(machines={"a": "one", "b": "one"})
+        spares.tend([now(0)])
+        for second in range(1, 5):
+            spares.tend([now(second)])
+        spares.warm_at["a"] = 1e9
+        for second in range(5, int(WARM_SECONDS)):
+            spares.tend([now(second)])
+        assert spares.made == [("a", 1)]
+        assert not spares.complete
+        for second in range(int(WARM_SECONDS), int(WARM_SECONDS) + 10):
+            spares.tend([now(second)])
+        assert spares.made == [("a", 1), ("b", 1)]
 
     def test_machines_do_not_wait_for_each_other(self, now: Callable[[float], JobReport]) -> None:
         spares = Noted(machines={"a": "one", "b": "two", "c": "three"})
@@ -140,7 +166,7 @@ class TestOrder:
         assert not spares.made, "not at once either"
         for _ in range(2):
             spares.tend([now(31 + QUIET_SECONDS)])
-        assert spares.made == [("head", 1), ("a", 1)]
+        assert spares.made == [("head", 1)]
 
     def test_an_answer_from_before_a_start_is_not_believed(self, now: Callable[[float], JobReport]) -> None:
         spares = Noted(machines={"a": ""})
@@ -248,19 +274,19 @@ def test_a_process_that_has_served_a_task_is_no_spare(ray_cluster: LocalCluster)
     task = ray.remote(num_cpus=0)(own_pid).options(scheduling_strategy=here)
     served = ray.get(task.remote(), timeout=PATIENCE)
     reserve = start_reserve(c)
-    before = ray.get(reserve.spares.remote(), timeout=PATIENCE)
+    before = ray.get(reserve.stock.remote(), timeout=PATIENCE).spares
     assert served in children_titled(ray_cluster.raylet_pid(c), IDLE)
     (raylet,) = [place.raylet for place in places_for_spares(1, 0) if place.node == c]
     assert ray.get(reserve.start.remote(raylet, 1), timeout=PATIENCE) == ""
     wait_until(lambda: len(set(children_titled(ray_cluster.raylet_pid(c), IDLE)) - {served}) == before + 1)
-    wait_until(lambda: ray.get(reserve.spares.remote(), timeout=PATIENCE) == before + 1)
+    wait_until(lambda: ray.get(reserve.stock.remote(), timeout=PATIENCE) == Stock(before + 1, 0))
 
 
 def test_a_process_is_killed_by_who_keeps_the_reserve_of_its_node(ray_cluster: LocalCluster) -> None:
     a, b, *_ = ray_cluster.node_ids
     assert find_reserve(b) is None
     reserve = start_reserve(a)
-    ray.get(reserve.spares.remote(), timeout=PATIENCE)
+    ray.get(reserve.stock.remote(), timeout=PATIENCE)
     found = find_reserve(a)
     assert found is not None
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "Worker"]) as process:
