@@ -16,8 +16,8 @@ def place(
     """Where the jobs of `wanted` (GPUs each is to have) are to be, by node id; only those that change are returned.
 
     gpus: of every node. present: nodes that each job is on by the present plan, one entry for each GPU. All of `wanted`
-    together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs; then jobs grow, those that want
-    most GPUs first, spanning few nodes (`rlpto.placement`).
+    together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs, of those the ones they came to
+    last and may not train on yet; then jobs grow, those that want most GPUs first, on few nodes (`rlpto.placement`).
     """
     names = list(gpus)
     number = {name: at for at, name in enumerate(names)}
@@ -45,8 +45,8 @@ def place(
 
 
 def _grouped(nodes: list[int], room: int) -> IntArray:
-    """Node numbers with equal ones side by side, as the placement functions expect them."""
-    return np.array(sorted(nodes), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)
+    """Node numbers in order of their first, equal ones side by side, as the placement functions expect them."""
+    return np.array(sorted(nodes, key=nodes.index), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)
 
 
 def by_node(nodes: Sequence[str]) -> dict[str, int]:

@@ -23,6 +23,16 @@ def numbers() -> itertools.count[int]:
     return itertools.count(1)
 
 
+class TestPlace:
+    def test_who_shrinks_gives_up_where_it_came_last(self) -> None:
+        gpus = {"m": 1, "n": 1, "o": 2}
+        assert place(gpus, {"a": ("n", "m")}, {"a": 1}) == {"a": ["n"]}
+        assert place(gpus, {"a": ("m", "n")}, {"a": 1}) == {"a": ["m"]}
+
+    def test_who_shrinks_empties_the_node_with_fewest_of_its_gpus(self) -> None:
+        assert place({"m": 1, "o": 2}, {"a": ("m", "o", "o")}, {"a": 2}) == {"a": ["o", "o"]}
+
+
 class TestLedger:
     def test_growers_wait_until_shrinkers_have_let_go(self) -> None:
         ledger, generation = Ledger({"n": 2}), numbers()
