@@ -74,7 +74,7 @@ def test_programs_with_other_settings_are_measured_anew(experiment: Path, tmp_pa
 def test_the_summary_says_what_was_found(experiment: Path) -> None:
     profile = fit_program("one", load_config(experiment).ray.programs["one"], MEASURED, "a test")
     assert summary(profile).startswith("one: accuracy 0.100 to 0.6")
-    assert "training 4.0 s after a start" in summary(profile)
+    assert "training 4.0 s after a decision" in summary(profile)
     assert told(MEASURED.changes[0]) == "start to 1 workers, 1 of them new: 4.0 s"
     grown = Change("grow", 4, 2, 4.44, 0.044)
     assert told(grown) == "grow to 4 workers, 2 of them new: 4.4 s, of them 44 ms without training"
