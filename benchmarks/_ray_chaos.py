@@ -22,7 +22,7 @@ EVERY = 20.0
 """s between faults."""
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
-SHARE, STARTS = 0.65, 20.0
+SHARE, STARTS = 0.78, 20.0
 """Of all GPU time that there is in the soak, what the jobs need; GPU seconds of it that starts of each take."""
 INTERVAL = 10.0
 """s between checkpoints."""
