@@ -7,6 +7,16 @@ import signal
 import threading
 from typing import Any
 
+from rlpto.errors import ClusterError
+
+
+def refuse_second() -> None:
+    """Raises ClusterError if this process is a driver of a cluster already."""
+    import ray
+
+    if ray.is_initialized():
+        raise ClusterError("this process is connected to a Ray cluster already, expected none")
+
 
 class Attachment:
     """Connects this process to the cluster at `address`, until `detach`. Raises what Ray raises.

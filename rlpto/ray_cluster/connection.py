@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError, ConfigError, JobError
-from rlpto.ray_cluster.attachment import Attachment
+from rlpto.ray_cluster.attachment import Attachment, refuse_second
 from rlpto.ray_cluster.background import running_cluster
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, runner_name
@@ -41,10 +41,7 @@ class Connection:
 
     @staticmethod
     def _connect(address: str) -> Attachment:
-        import ray
-
-        if ray.is_initialized():
-            raise ClusterError("this process is connected to a Ray cluster already, expected none")
+        refuse_second()
         if address != AUTO:
             _reach(address)
         try:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.attachment import Attachment
+from rlpto.ray_cluster.attachment import Attachment, refuse_second
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.processes import TITLE, agent_ports, children_titled, end_processes, family_of
 
@@ -48,11 +48,9 @@ class LocalCluster:
             raise
 
     def _start(self, gpus: Sequence[int]) -> None:
-        import ray
         from ray.cluster_utils import Cluster
 
-        if ray.is_initialized():
-            raise ClusterError("this process is connected to a Ray cluster already, expected none")
+        refuse_second()
         try:
             self._cluster = Cluster()
             _patiently(lambda: self._cluster.add_node(**self._arguments(0)))

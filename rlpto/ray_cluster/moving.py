@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal
 
 from rlpto.errors import JobError
@@ -38,15 +38,29 @@ class Change:
     pause: float = math.nan
 
 
-class Stage:
-    """All jobs that are moved at the same time. spares: kept meanwhile, as while jobs are scheduled."""
+class MovedJobs:
+    """All jobs that are moved at the same time; to be used with `with`, at whose end they are gone with their workers.
+
+    spares: kept meanwhile, as while jobs are scheduled.
+    """
 
     def __init__(self, spares: Spares | None) -> None:
         self.jobs: list[MovedJob] = []
         self._spares = spares
         self._tended = -math.inf
 
-    def job(self, spec: JobSpec) -> MovedJob:
+    def __enter__(self) -> MovedJobs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from rlpto.ray_cluster.runner import stop_runner
+
+        for job in self.jobs:
+            stop_runner(job.runner)
+
+    def start(self, spec: JobSpec) -> MovedJob:
         """A new job; its runner starts now."""
         self.jobs.append(MovedJob(spec, self))
         return self.jobs[-1]
@@ -73,11 +87,11 @@ class Stage:
 class MovedJob:
     """A job that this process commands."""
 
-    def __init__(self, spec: JobSpec, stage: Stage) -> None:
+    def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
         from rlpto.ray_cluster.backend import control_node
         from rlpto.ray_cluster.runner import start_runner
 
-        self.spec, self._stage = spec, stage
+        self.spec, self._others = spec, others
         self._began = time.monotonic()
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self._generation = 0
@@ -139,7 +153,7 @@ class MovedJob:
             report = self.report()
             if holds(report):
                 return report
-            self._stage.tend()
+            self._others.tend()
             time.sleep(POLL)
         raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self.present)} workers")
 
@@ -156,19 +170,6 @@ def hand_over(giver: MovedJob, left: Placement, taker: MovedJob, place: Placemen
     since = time.monotonic()
     giver.give_up(left)
     return taker.go(place, since)
-
-
-@contextmanager
-def stage(spares: Spares | None) -> Iterator[Stage]:
-    """Jobs that are gone at the end, with their workers."""
-    from rlpto.ray_cluster.runner import stop_runner
-
-    found = Stage(spares)
-    try:
-        yield found
-    finally:
-        for job in found.jobs:
-            stop_runner(job.runner)
 
 
 def _kind(

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.messages import JobSpec, Measured
-from rlpto.ray_cluster.moving import Change, MovedJob, Placement, hand_over, stage
+from rlpto.ray_cluster.moving import Change, MovedJob, MovedJobs, Placement, hand_over
 from rlpto.ray_cluster.spares import Spares
 
 LOOK_SECONDS = 0.1
@@ -139,10 +139,10 @@ def measure_program(
     tell("learning")
     untrained = _untrained(spec)
     way = visits(gpus, most)
-    with stage(spares) as alone:
-        learner = alone.job(replace(_part(spec, "learning"), pace=None))
+    with MovedJobs(spares) as alone:
+        learner = alone.start(replace(_part(spec, "learning"), pace=None))
         first = learner.go(way[0])
-        accuracy, noise, complete = _learn(learner, effort.learning)
+        accuracy, noise, complete = _learn(alone, learner, effort.learning)
     sizes, changes = _through_sizes(spec, way, effort, tell, spares)
     handed = _crowd(spec, shares(gpus), effort, tell, spares)
     return ProgramMeasurements(sizes, (first, *changes), untrained, accuracy, noise, complete, handed)
@@ -163,8 +163,8 @@ def _through_sizes(
 ) -> tuple[tuple[Measured, ...], list[Change]]:
     """Speeds of a job that is moved along `way`, and what its changes took."""
     changes = []
-    with stage(spares) as alone:
-        job = alone.job(replace(_part(spec, "speed"), epochs=1e9))
+    with MovedJobs(spares) as alone:
+        job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
         for place in way:
             tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
             change = job.go(place)
@@ -180,17 +180,17 @@ def _crowd(
 ) -> tuple[Change, ...]:
     """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
     handed = []
-    with stage(spares) as crowd:
+    with MovedJobs(spares) as crowd:
         specs = [replace(_part(spec, f"crowd-{number}"), epochs=1e9) for number in range(len(parts))]
         jobs: dict[int, MovedJob] = {}
         for number in range(1, len(parts)):
-            jobs[number] = crowd.job(specs[number])
+            jobs[number] = crowd.start(specs[number])
             jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
         for trade in hand_overs(parts):
             tell(f"hand-over to {len(trade.place)} workers")
             crowd.rest(PEACE_SECONDS, effort.seconds)
             if trade.taker not in jobs:
-                jobs[trade.taker] = crowd.job(specs[trade.taker])  # its runner starts while the other job gives up
+                jobs[trade.taker] = crowd.start(specs[trade.taker])  # its runner starts while the other job gives up
             handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
     return tuple(handed)
 
@@ -201,7 +201,7 @@ def _slots(gpus: Mapping[str, int]) -> list[str]:
 
 
 def _learn(
-    job: MovedJob, seconds: float
+    alone: MovedJobs, job: MovedJob, seconds: float
 ) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
     """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
     noise: list[tuple[float, float]] = []
@@ -212,6 +212,7 @@ def _learn(
             noise.append((report.progress, report.noise_scale))
         if report.state == "finished" or time.monotonic() >= by:
             return report.accuracy_curve, tuple(noise), report.state == "finished"
+        alone.tend()
         time.sleep(LOOK_SECONDS)
 
 

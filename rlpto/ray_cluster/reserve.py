@@ -63,18 +63,20 @@ def unused(pid: int) -> bool:
     `rlpto.ray_cluster.preload`; elsewhere it is true."""
     if not asked_for():
         return True
+    return name_of(Path(f"/proc/{pid}")) == UNUSED
+
+
+def name_of(entry: Path) -> str:
+    """Name of the process or thread with this entry in /proc; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() == UNUSED
+        return (entry / "comm").read_text().strip()
     except OSError:
-        return False
+        return ""
 
 
 def is_warming(pid: int) -> bool:
     """True for a process that is about to import what workers need, or does."""
-    try:
-        return any(name.read_text().strip() == WARMING for name in Path(f"/proc/{pid}/task").glob("*/comm"))
-    except OSError:
-        return False  # a thread has ended, or the process has
+    return any(name_of(thread) == WARMING for thread in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def driver_of(pid: int) -> str:

@@ -28,7 +28,7 @@ AT_ONCE = 2
 """Spares of one machine that are made at once before there is any job: each keeps a core busy until it is warm. One at
 a time beside jobs."""
 LOOK_SECONDS = 1.0
-"""s between two looks at spares that get warm."""
+"""s between two looks at the spares of a machine."""
 WARM_SECONDS = 60.0
 """s after which those that are not warm are no reason any more to wait with others."""
 STOCK_SECONDS = 90.0
@@ -124,14 +124,14 @@ class Spares:
         if stocks is None:
             return
         del self._asked[machine]
+        self._look_at[machine] = now + LOOK_SECONDS
         if self._still_warming(stocks, now):
-            self._look_at[machine] = now + LOOK_SECONDS
             return
-        for place, more in most_wanted(self._missing(stocks), at_once).items():
-            self._had[place.node] = 0 if (stock := stocks[place]) is None else stock.spares
+        missing = self._missing(stocks)
+        for place, more in most_wanted(missing, at_once).items():
+            self._had[place.node] = place.count - missing[place]
             self._begun.append(self._start(place, more))
             self._warming[place.node] = now + WARM_SECONDS
-            self._look_at[machine] = now + LOOK_SECONDS
 
     def _still_warming(self, stocks: Mapping[Place, Stock | None], now: float) -> bool:
         """True if any of these nodes has spares that were made lately and are not warm."""

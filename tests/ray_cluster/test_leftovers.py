@@ -33,7 +33,8 @@ def cluster_folders(pid: int) -> set[str]:
 
 
 @pytest.mark.cluster
-def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked_to_end", [False, True], ids=["finished", "terminated"])
+def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate = (
         "evaluate",
@@ -52,8 +53,10 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(tmp_path: Path) 
         assert len(folders) == 1
         family = family_of(*folders)  # spares and workers too, whose command lines do not tell
         assert len(family) > len(of_folder(*folders)) > 0
-        said(started, 0)
-    assert column(run, "state") == ["finished"]
+        if asked_to_end:
+            started.terminate()
+        said(started, 130 if asked_to_end else 0)
+    assert column(run, "state") == ["active" if asked_to_end else "finished"]
     (folder,) = folders
     assert not of_folder(folder)
     assert not [pid for pid, ticks in family.items() if start_time(pid) == ticks]

@@ -16,12 +16,13 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlpto.ray_cluster import preload
 from rlpto.ray_cluster.backend import keep_spares, places_for_spares
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import IDLE, children_titled
-from rlpto.ray_cluster.reserve import Stock, find_reserve, start_reserve
+from rlpto.ray_cluster.reserve import Stock, find_reserve, is_warming, start_reserve
 from rlpto.ray_cluster.spares import IN_VAIN, QUIET_SECONDS, WARM_SECONDS, Place, Spares, at_rest
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
@@ -262,6 +263,18 @@ def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalC
     with pytest.warns(UserWarning, match="no processes are kept in reserve, Ray does not start them: UNIMPLEMENTED"):
         spares.stock(PATIENCE)
     assert spares.complete
+
+
+def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm = threading.Event()
+    monkeypatch.setattr(preload, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(preload, "warm_up", warm.wait)
+    warming = threading.Thread(target=preload.wait_and_warm_up)
+    warming.start()
+    wait_until(lambda: is_warming(os.getpid()))
+    warm.set()
+    warming.join()
+    assert not is_warming(os.getpid())
 
 
 def own_pid() -> int:
