@@ -273,8 +273,7 @@ def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch) 
     warming.start()
     wait_until(lambda: is_warming(os.getpid()))
     warm.set()
-    warming.join()
-    assert not is_warming(os.getpid())
+    wait_until(lambda: not is_warming(os.getpid()))  # the system's thread may outlive Python's a little
 
 
 def own_pid() -> int:
