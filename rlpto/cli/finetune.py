@@ -141,8 +141,8 @@ def _tuned(
     """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
     from agents.finetuning import fine_tune
     from envs.cluster_env import LiveSetup
+    from rlpto.cli.interrupts import interruptible
     from rlpto.cli.runfolder import command_line
-    from rlpto.cli.training import interruptible
     from rlpto.config import resolved_yaml
 
     setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)

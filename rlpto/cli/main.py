@@ -14,6 +14,7 @@ from rlpto.cli.configs import app as configs
 from rlpto.cli.evaluate import evaluate
 from rlpto.cli.export import export
 from rlpto.cli.forecast import app as forecast
+from rlpto.cli.interrupts import interrupts_kept
 from rlpto.cli.policies import policies
 from rlpto.cli.profile import profile
 from rlpto.cli.profiles import app as profiles
@@ -66,9 +67,10 @@ def main(
 
 
 def run() -> None:
-    """Entry point: bad input ends with exit code 2 and one line on stderr."""
+    """Entry point: bad input ends with exit code 2 and one line on stderr; Ctrl-C is heard wherever it comes."""
     try:
-        app()
+        with interrupts_kept():
+            app()
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)

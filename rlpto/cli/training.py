@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,6 +17,7 @@ from agents.settings import BEST, LAST
 from agents.training import Outcome, Status, train
 from agents.validation import Evaluator
 from rlpto.arrays import FloatArray
+from rlpto.cli.interrupts import interruptible
 from rlpto.cli.runfolder import command_line, git_commit, versions
 from rlpto.config import Config, resolved_yaml
 from rlpto.environments import start_weights, training_setup
@@ -34,39 +31,6 @@ from rlpto.records import RunRecord
 
 BASELINES = "baselines"
 """Folder of a run with the baselines' cells on its validation windows."""
-
-
-class Interrupt:
-    """The first Ctrl-C asks a training to stop, once it learns; otherwise it ends it at once.
-
-    after: what it then still does.
-    """
-
-    def __init__(self, after: str) -> None:
-        self.after = after
-        self.asked = False
-        self.learning = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle SIGINT."""
-        if self.asked or not self.learning:
-            raise KeyboardInterrupt
-        self.asked = True
-        print(f"rlpto: stopping after this {self.after}; Ctrl-C again stops at once", file=sys.stderr)
-
-
-@contextmanager
-def interruptible(after: str = "update") -> Iterator[Interrupt]:
-    """Handle Ctrl-C by an `Interrupt` while the block runs; in a thread, where signals do not arrive, by nothing."""
-    interrupt = Interrupt(after)
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def train_run(
