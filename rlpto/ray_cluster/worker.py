@@ -21,7 +21,7 @@ from rlpto.ray_cluster.data import Position
 from rlpto.ray_cluster.group import AllReduce, Alone
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.parameter_server import ServerGroup
-from rlpto.ray_cluster.preload import REHEARSING
+from rlpto.ray_cluster.preload import REHEARSING, look_for_garbage
 from rlpto.ray_cluster.training import Chunk, Trainer
 
 T = TypeVar("T")
@@ -82,6 +82,7 @@ class TrainWorker:
 
     def __init__(self, spec: str) -> None:
         die_with_parent()
+        import_the_rest()
         self._spec = JobSpec.from_json(spec)
         self._trainer: Trainer | None = None
         self._failure: Failure | None = None
@@ -201,6 +202,13 @@ def describe(error: BaseException) -> str:
     if isinstance(error, RlptoError):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def import_the_rest() -> None:
+    """Import what the first step of an optimizer would, while nobody looks for garbage yet."""
+    import torch._dynamo  # noqa: F401
+
+    look_for_garbage()
 
 
 def use_few_threads(device: Device) -> None:

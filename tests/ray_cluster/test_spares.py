@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -265,15 +266,20 @@ def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalC
     assert spares.complete
 
 
-def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     warm = threading.Event()
     monkeypatch.setattr(preload, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(preload, "warm_up", warm.wait)
+    request.addfinalizer(gc.unfreeze)
+    request.addfinalizer(gc.enable)
+    gc.disable()
     warming = threading.Thread(target=preload.wait_and_warm_up)
     warming.start()
     wait_until(lambda: is_warming(os.getpid()))
+    assert not gc.isenabled()
     warm.set()
     wait_until(lambda: not is_warming(os.getpid()))  # the system's thread may outlive Python's a little
+    assert gc.isenabled()
 
 
 def own_pid() -> int:
