@@ -25,7 +25,7 @@ test: $(VENV)/.dev  ## run the tests, on all cores; those that train jobs on a R
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 
 test-cluster: $(VENV)/.dev  ## run the tests that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -m cluster tests/ray_cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/ray_cluster
 
 lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 	$(BIN)/ruff format --check .
