@@ -18,7 +18,10 @@ SIZES = {"7 ms": (64, 0.10), "50 ms": (512, 0.03)}
 REPORTS = 0.02
 SECONDS = 6.0
 BLOCK = 40
-PAIRS = 5
+"""Steps with, then steps without measuring."""
+BLOCKS_SECONDS = 40.0
+"""CPU seconds of such blocks for every repeat: on a shared machine one block differs from the next by a tenth."""
+LEAST_PAIRS = 5
 
 
 def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
@@ -46,7 +49,8 @@ def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
             checks.append(Check(f"overhead of {name} steps", statistics.median(ratios), "of a step", limit, False))
             facts[f"overhead of {name} steps, each"] = [round(ratio, 3) for ratio in ratios]
             facts[f"plain torch at {name}, ms"] = steps
-            cost = reporting(spec, repeats)
+            cost, pairs = reporting(spec, repeats)
+            facts[f"pairs of blocks compared for reporting, {name} steps"] = pairs
             checks.append(Check(f"reporting, {name} steps", cost, "of a step", REPORTS, False))
     facts["load during overhead"] = load()
     return checks, facts
@@ -60,14 +64,15 @@ def plain_seconds(spec: JobSpec, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def reporting(spec: JobSpec, repeats: int) -> float:
-    """CPU time that measuring the noise of gradients adds to a step: median over pairs of blocks with and without."""
+def reporting(spec: JobSpec, repeats: int) -> tuple[float, int]:
+    """CPU time that measuring the noise of gradients adds to a step: median over pairs of blocks with and without, and
+    how many pairs."""
     trainer = Trainer(spec)
     trainer.run(5)
-    usual, ratios = group.EVERY, []
+    usual, ratios, spent = group.EVERY, [], 0.0
     try:
-        for pair in range(PAIRS * repeats):
-            taken = {}
+        while len(ratios) < LEAST_PAIRS * repeats or spent < BLOCKS_SECONDS * repeats:
+            pair, taken = len(ratios), {}
             # Which of the two comes first changes, so that a machine that grows slower is no advantage.
             for measured in (pair % 2 == 0, pair % 2 == 1):
                 group.EVERY = usual if measured else 10**12
@@ -76,6 +81,7 @@ def reporting(spec: JobSpec, repeats: int) -> float:
                 trainer.run(trainer.position.step + BLOCK)
                 taken[measured] = time.process_time() - start
             ratios.append(taken[True] / taken[False] - 1)
+            spent += sum(taken.values())
     finally:
         group.EVERY = usual
-    return statistics.median(ratios)
+    return statistics.median(ratios), len(ratios)

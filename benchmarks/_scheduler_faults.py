@@ -16,7 +16,7 @@ from _ray_job import DIGITS
 
 from rlpto.ray_cluster.background import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.processes import head_family
+from rlpto.ray_cluster.processes import head_family, signal_to
 
 PACE = 0.2
 GONE = 5.0
@@ -77,7 +77,7 @@ def head_killed() -> Back:
             wait_for(lambda: steps(scheduler) > 5)
             before, killed = steps(scheduler), time.monotonic()
             for pid in head_family(up.temporary):
-                os.kill(pid, signal.SIGKILL)
+                signal_to(pid, signal.SIGKILL)
             time.sleep(GONE)
             scheduler.kill()
             began = time.monotonic()

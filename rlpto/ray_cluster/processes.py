@@ -19,7 +19,7 @@ def end_processes(family: Mapping[int, int]) -> None:
     for how in (signal.SIGTERM, signal.SIGKILL):
         for pid, ticks in family.items():
             if start_time(pid) == ticks:
-                _signal(pid, how)
+                signal_to(pid, how)
         by = time.monotonic() + END_SECONDS
         while any(start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
             time.sleep(0.05)
@@ -79,7 +79,7 @@ def kill_titled(pid: int, title: str) -> None:
     except OSError:
         return
     if title.encode() in arguments:
-        _signal(pid, signal.SIGKILL)
+        signal_to(pid, signal.SIGKILL)
 
 
 def free_ports(count: int) -> list[int]:
@@ -165,7 +165,8 @@ def start_time(pid: int) -> int | None:
     return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
-def _signal(pid: int, how: signal.Signals) -> None:
+def signal_to(pid: int, how: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended."""
     try:
         os.kill(pid, how)
     except ProcessLookupError:

@@ -11,7 +11,7 @@ import pytest
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.background import StartedCluster, restart_head, running_cluster
-from rlpto.ray_cluster.processes import arguments_of, head_family, of_folder, start_time
+from rlpto.ray_cluster.processes import arguments_of, head_family, of_folder, signal_to, start_time
 from tests.ray_cluster.running import KILL
 from tests.ray_cluster.test_commands import column, command, experiment, once, said, steps_of
 
@@ -43,7 +43,7 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(
             assert any("gcs_server" in " ".join(arguments_of(pid)) for pid in head)
             before, killed = steps_of(run)[0], time.monotonic()
             for pid in head:
-                os.kill(pid, KILL)
+                signal_to(pid, KILL)
             time.sleep(GONE)
         with command("cluster", "restart-head") as again:
             assert "the head is back" in said(again, 0)
