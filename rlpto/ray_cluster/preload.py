@@ -45,10 +45,12 @@ def title() -> str:
 def wait_and_warm_up() -> None:
     """Warm this process up, unless somebody uses it soon."""
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(WARMING)
-    time.sleep(IDLE_SECONDS)
-    if not warm_up():
-        time.sleep(USED_SECONDS)
-    look_for_garbage()
+    try:
+        time.sleep(IDLE_SECONDS)
+        if not warm_up():
+            time.sleep(USED_SECONDS)
+    finally:
+        look_for_garbage()
 
 
 def look_for_garbage() -> None:

@@ -282,6 +282,17 @@ def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch, 
     assert gc.isenabled()
 
 
+def test_a_worker_collects_garbage_whoever_started_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr("rlpto.ray_cluster.worker.die_with_parent", lambda: None)
+    request.addfinalizer(gc.unfreeze)
+    request.addfinalizer(gc.enable)
+    gc.disable()  # as processes do that import `preload`
+    TrainWorker(make_spec(tmp_path).to_json())
+    assert gc.isenabled()
+
+
 def own_pid() -> int:
     return os.getpid()
 
