@@ -21,8 +21,9 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: $(VENV)/.dev  ## run the tests, on all cores; those that train jobs on a Ray cluster are test-cluster's
+test: $(VENV)/.dev  ## run the tests, on all cores; of those that train jobs on a Ray cluster the first: test-cluster has all
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
+	$(BIN)/python -m pytest -m cluster tests/ray_cluster/test_runner.py tests/ray_cluster/test_faults.py
 
 test-cluster: $(VENV)/.dev  ## run the tests that train real jobs on a Ray cluster of several nodes
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/ray_cluster

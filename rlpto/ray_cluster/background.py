@@ -171,7 +171,7 @@ def _command(arguments: Sequence[str]) -> list[str]:
     # The command line calls one of them by another name.
     ports["dashboard_agent_grpc_port"] = ports.pop("metrics_agent_port")
     named = [f"--{name.replace('_', '-')}={port}" for name, port in ports.items()]
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, *_COMMON, *named]
+    return [sys.executable, "-m", "rlpto.ray_cluster.ray_start", "start", *arguments, *_COMMON, *named]
 
 
 def _ray_start(arguments: Sequence[str], temporary: str, durable: bool = False) -> None:

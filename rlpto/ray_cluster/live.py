@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ class LiveCurves:
     """
 
     def __init__(self, folder: Path, weights: RewardWeights) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        # TensorBoard's own writer rather than torch's: a scheduler needs no torch, which takes seconds to import.
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        writer: Any = SummaryWriter
+        writer: Any = EventFileWriter
         self._writer = writer(str(folder), flush_secs=FLUSH_SECONDS)
         self._weights = weights
 
@@ -55,9 +57,14 @@ class LiveCurves:
         self._write("reward", reward, step)
 
     def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._writer.add_scalar(f"{group}/{name}", value, step)
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        event: Any = Event(wall_time=time.time(), step=step)
+        scalar: Any = Summary.Value
+        finite = [scalar(tag=f"{group}/{name}", simple_value=x) for name, x in values.items() if math.isfinite(x)]
+        event.summary.value.extend(finite)
+        self._writer.add_event(event)
 
     def close(self) -> None:
         """Write what is left."""

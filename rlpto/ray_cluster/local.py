@@ -14,6 +14,7 @@ from typing import Any
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.attachment import Attachment, refuse_second
 from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
+from rlpto.ray_cluster.forkserver import program
 from rlpto.ray_cluster.processes import TITLE, agent_ports, children_titled, end_processes, family_of
 
 OBJECT_STORE = 80 * 1024 * 1024
@@ -67,6 +68,9 @@ class LocalCluster:
             "num_gpus": gpus,
             "object_store_memory": OBJECT_STORE,
             "include_dashboard": False,
+            "no_monitor": True,  # that of an autoscaler, and that of what is printed, which no driver of ours shows
+            "include_log_monitor": False,
+            "worker_path": program(),
             **agent_ports(),
         }
 

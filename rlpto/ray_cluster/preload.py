@@ -1,83 +1,10 @@
-"""What processes of Ray do while nobody uses them yet: they get warm (`RAY_preload_python_modules` names this module).
+"""Processes of Ray import this when they start, where `RAY_preload_python_modules` names it: then they get warm.
 
-Importing it in a process of Ray on Linux starts a thread. If nobody has put the process to use a second later, it
-imports what workers need and trains some steps of nothing. Not at a low priority: who needs it meanwhile has to wait
-for the rest. Until then Python does not look for garbage: it would do so again and again among all that is imported,
-which takes a fifth of the time and finds none.
+Importing it does something, in processes of Ray on Linux: others have no business with it.
 """
 
 from __future__ import annotations
 
-import gc
-import sys
-import threading
-import time
-from pathlib import Path
+from rlpto.ray_cluster.warming import begin
 
-from rlpto.ray_cluster.processes import IDLE
-
-UNUSED = "rlpto-unused"
-"""Name of the main thread of a process until it serves somebody: then Ray gives it another."""
-WARMING = "rlpto-warming"
-"""Name of the thread that warms a process up, from its start to its end."""
-IDLE_SECONDS = 1.0
-"""A process that has been idle for so long is a spare."""
-USED_SECONDS = 10.0
-"""By then a process that was used before it was warm has imported what it needs."""
-REHEARSING = threading.Lock()
-"""Held while a process trains nothing. There is one process group of torch in a process: a worker that starts in the
-middle of it has to wait for the end."""
-
-
-def asked_for() -> bool:
-    """True in processes of Ray that were told to import this module."""
-    return any(__name__ in argument for argument in sys.argv)
-
-
-def title() -> str:
-    """Command line of this process, where Ray writes what it does."""
-    try:
-        return Path("/proc/self/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def wait_and_warm_up() -> None:
-    """Warm this process up, unless somebody uses it soon."""
-    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(WARMING)
-    try:
-        time.sleep(IDLE_SECONDS)
-        if not warm_up():
-            time.sleep(USED_SECONDS)
-    finally:
-        look_for_garbage()
-
-
-def look_for_garbage() -> None:
-    """From now on, and not among what there is already: it stays."""
-    gc.freeze()
-    gc.enable()
-
-
-def warm_up() -> bool:
-    """Import and do what is slow the first time; False if somebody uses the process already. Where torch was built for
-    CUDA nothing is trained: CUDA must not be touched before Ray has told the process which GPU is its own."""
-    if "torch" in sys.modules or IDLE not in title():
-        return False  # somebody has started here, or is about to
-    import torch
-    import torch._dynamo
-
-    from rlpto.ray_cluster import runner  # noqa: F401
-    from rlpto.ray_cluster.rehearsal import rehearse
-
-    if torch.version.cuda is None:
-        with REHEARSING:
-            if IDLE in title():
-                rehearse()
-    return True
-
-
-if asked_for() and sys.platform == "linux":
-    gc.disable()
-    Path("/proc/self/comm").write_text(UNUSED)
-    threading.Thread(target=wait_and_warm_up, daemon=True).start()
+begin()

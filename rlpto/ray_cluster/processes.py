@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from rlpto.ray_cluster.forkserver import DEFAULT_WORKER, SERVER, program
+
 END_SECONDS = 4.0
 """Time for processes to end by themselves before they are killed."""
 
@@ -68,8 +70,8 @@ TITLE = "TrainWorker"
 
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
-STARTING = "default_worker.py"
-"""In the command line of a process that has no title yet."""
+STARTING = DEFAULT_WORKER, program()
+"""In the command lines of processes that have no title yet."""
 
 
 def kill_titled(pid: int, title: str) -> None:
@@ -122,26 +124,25 @@ def of_folder(folder: str) -> set[int]:
     return found
 
 
-def children_titled(parent: int, title: str) -> list[int]:
-    """Processes that `parent` has started and whose command line has `title` in it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None and int(fields[1]) == parent:
-            try:
-                arguments = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended since
-            if title.encode() in arguments:
-                found.append(int(entry.name))
-    return sorted(found)
+def children_titled(raylet: int, *titles: str) -> list[int]:
+    """Processes of a raylet's node, forked or not, whose command lines have one of `titles` in them."""
+    children = _children()
+    servers = {pid for pid in children.get(raylet, []) if name_of(pid) == SERVER}
+    started = {pid for parent in (raylet, *servers) for pid in children.get(parent, [])}
+    return sorted(pid for pid in started - servers if any(title in _command_line(pid) for title in titles))
+
+
+def name_of(pid: int, thread: int | None = None) -> str:
+    """Name of a process's main thread, or of another one; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/task/{thread or pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def with_children(pids: set[int]) -> set[int]:
     """Processes, and those that they have started, and so on."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    children = _children()
     found, todo = set(), list(pids)
     while todo:
         pid = todo.pop()
@@ -151,12 +152,31 @@ def with_children(pids: set[int]) -> set[int]:
     return found
 
 
+def _children() -> dict[int, list[int]]:
+    """Processes of this machine by the one that has started them."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    return children
+
+
+def _command_line(pid: int) -> str:
+    return "\0".join(arguments_of(pid))
+
+
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat after the name: state, parent, ...; None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def parent_of(pid: int) -> int | None:
+    """The process that has started this one; None if it has ended."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[1])
 
 
 def start_time(pid: int) -> int | None:

@@ -14,9 +14,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlpto.ray_cluster.forkserver import UNUSED
 from rlpto.ray_cluster.messages import NAMESPACE
-from rlpto.ray_cluster.preload import UNUSED, WARMING, asked_for
-from rlpto.ray_cluster.processes import IDLE, STARTING, children_titled, kill_titled
+from rlpto.ray_cluster.processes import IDLE, STARTING, children_titled, kill_titled, name_of
+from rlpto.ray_cluster.warming import WARMING, asked_for
 
 KEEP_SECONDS = 24 * 3600
 """So long Ray keeps a process that nobody uses."""
@@ -40,9 +41,9 @@ class Reserve:
 
     def stock(self) -> Stock:
         """How many processes wait for whoever starts here."""
-        raylet = os.getppid()
+        raylet = int(os.environ["RAY_RAYLET_PID"])
         # In this order: one that gets its title meanwhile is found twice rather than not at all.
-        starting = children_titled(raylet, STARTING)
+        starting = children_titled(raylet, *STARTING)
         idle = [pid for pid in children_titled(raylet, IDLE) if unused(pid)]
         job = ray.get_runtime_context().get_job_id()
         own = [pid for pid in {*starting, *idle} if driver_of(pid) == job]
@@ -63,24 +64,19 @@ def unused(pid: int) -> bool:
     `rlpto.ray_cluster.preload`; elsewhere it is true."""
     if not asked_for():
         return True
-    return name_of(Path(f"/proc/{pid}")) == UNUSED
-
-
-def name_of(entry: Path) -> str:
-    """Name of the process or thread with this entry in /proc; empty if it has ended."""
-    try:
-        return (entry / "comm").read_text().strip()
-    except OSError:
-        return ""
+    return name_of(pid).startswith(UNUSED)
 
 
 def is_warming(pid: int) -> bool:
     """True for a process that is about to import what workers need, or does."""
-    return any(name_of(thread) == WARMING for thread in Path(f"/proc/{pid}/task").glob("*"))
+    return any(name_of(pid, int(entry.name)) == WARMING for entry in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def driver_of(pid: int) -> str:
-    """Ray's id of the driver that a process is meant for; empty if it has ended."""
+    """Ray's id of the driver that a process is meant for which has served nobody yet; empty if it has ended."""
+    name = name_of(pid)
+    if name.startswith(UNUSED):
+        return name.removeprefix(UNUSED)
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

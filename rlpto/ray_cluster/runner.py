@@ -18,7 +18,6 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.driving import Driver
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
 
 GOODBYE = 0.3
@@ -37,6 +36,8 @@ class JobRunner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own, of what it calls inside
             restarted = bool(context.was_current_actor_reconstructed)
+        from rlpto.ray_cluster.driving import Driver  # torch, that is: whoever only starts and asks runners needs none
+
         self._driver = Driver(JobSpec.from_json(spec), context.get_node_id(), resume, restarted)
         self._work = asyncio.get_running_loop().create_task(self._driver.drive())
 

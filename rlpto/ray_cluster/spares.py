@@ -1,9 +1,8 @@
 """Warm processes in reserve: who starts a worker or a runner on their node gets one and is spared most of the boot.
 
 Ray gives an actor a process of its node that nobody has used yet, if there is one, and starts some ahead if it is asked
-to (`rlpto.ray_cluster.reserve`). What makes them warm is `rlpto.ray_cluster.preload`, which clusters that we start have
-their processes import; on others a spare saves only the start of its process. Spares hold no GPU, and end with the
-driver's connection.
+to (`rlpto.ray_cluster.reserve`). What makes them warm is `rlpto.ray_cluster.warming`, on clusters that we start; on
+others a spare saves only the start of its process. Spares hold no GPU, and end with the driver's connection.
 """
 
 from __future__ import annotations

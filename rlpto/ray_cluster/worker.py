@@ -21,8 +21,8 @@ from rlpto.ray_cluster.data import Position
 from rlpto.ray_cluster.group import AllReduce, Alone
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.parameter_server import ServerGroup
-from rlpto.ray_cluster.preload import REHEARSING, look_for_garbage
 from rlpto.ray_cluster.training import Chunk, Trainer
+from rlpto.ray_cluster.warming import REHEARSING, look_for_garbage
 
 T = TypeVar("T")
 

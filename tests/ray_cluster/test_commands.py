@@ -26,7 +26,7 @@ from rlpto.ray_cluster.store import read_table
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
-EPOCHS = 60
+EPOCHS = 40
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
 
@@ -53,6 +53,11 @@ def experiment(folder: Path, spares: int = 0, **changes: object) -> Path:
     return path
 
 
+def heed_interrupts() -> None:
+    """Tests that are started in the background of a shell ignore Ctrl-C, and so would whoever they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A command that runs, and does not outlive the test."""
@@ -64,6 +69,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C is for this command alone, as in a terminal of its own
+        preexec_fn=heed_interrupts,
     )
     try:
         yield started

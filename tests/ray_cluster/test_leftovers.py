@@ -19,7 +19,6 @@ from rlpto.ray_cluster.processes import (
     start_time,
     with_children,
 )
-from rlpto.ray_cluster.reserve import driver_of
 from tests.ray_cluster.test_commands import column, command, experiment, once, said
 from tests.ray_cluster.test_real import wait_until
 
@@ -64,6 +63,11 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bo
 
 
 def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    raylets = [
+        pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
+    ]
+    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where runners are"
+    before = {pid for raylet in raylets for pid in children_titled(raylet, IDLE)}  # of other tests
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path, spares=1)), "--cluster", "ray", "--address", ray_cluster.address)
     with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE[2:]) as started:
@@ -72,9 +76,5 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
     own = ray.get_runtime_context().get_job_id()
     # Ray ends what belonged to a driver shortly after it.
     wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
-    raylets = [
-        pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
-    ]
-    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where runners are"
-    wait_until(lambda: all(driver_of(pid) == own for raylet in raylets for pid in children_titled(raylet, IDLE)))
+    wait_until(lambda: before.issuperset(pid for raylet in raylets for pid in children_titled(raylet, IDLE)))
     assert [ray_cluster.worker_pids(node) for node in ray_cluster.node_ids] == [[]] * len(ray_cluster.node_ids)

@@ -17,14 +17,14 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster import preload
+from rlpto.ray_cluster import warming
 from rlpto.ray_cluster.backend import keep_spares, places_for_spares
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.preload import REHEARSING
 from rlpto.ray_cluster.processes import IDLE, children_titled
 from rlpto.ray_cluster.reserve import Stock, find_reserve, is_warming, start_reserve
 from rlpto.ray_cluster.spares import IN_VAIN, QUIET_SECONDS, WARM_SECONDS, Place, Spares, at_rest
+from rlpto.ray_cluster.warming import REHEARSING
 from rlpto.ray_cluster.worker import Ready, TrainWorker
 from tests.ray_cluster.running import KILL, PATIENCE, make_spec, running
 from tests.ray_cluster.test_real import wait_until
@@ -268,13 +268,13 @@ def test_where_ray_does_not_start_processes_ahead_it_is_said(ray_cluster: LocalC
 
 def test_a_process_is_warming_until_it_is_warm(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     warm = threading.Event()
-    monkeypatch.setattr(preload, "IDLE_SECONDS", 0.0)
-    monkeypatch.setattr(preload, "warm_up", warm.wait)
+    monkeypatch.setattr(warming, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(warming, "warm_up", lambda _: warm.wait())
     request.addfinalizer(gc.unfreeze)
     request.addfinalizer(gc.enable)
     gc.disable()
-    warming = threading.Thread(target=preload.wait_and_warm_up)
-    warming.start()
+    thread = threading.Thread(target=warming.wait_and_warm_up, args=(False,))
+    thread.start()
     wait_until(lambda: is_warming(os.getpid()))
     assert not gc.isenabled()
     warm.set()
