@@ -30,15 +30,16 @@ START_SECONDS = 120.0
 class LocalCluster:
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
-    gpus: logical GPUs of each node. To be used with `with`, or ended by `close`: every process it has started
-    is then gone, and so is its folder. Raises ClusterError if this process is connected to Ray already, or a node does
-    not start.
+    gpus: logical GPUs of each node. forking: nodes have fork servers. To be used with `with`, or ended by `close`:
+    every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
+    Ray already, or a node does not start.
     """
 
-    def __init__(self, gpus: Sequence[int], cpus: int = CPUS) -> None:
+    def __init__(self, gpus: Sequence[int], cpus: int = CPUS, forking: bool = True) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="rl"))
         self._before = use_ray_environment(self._folder)
         self._cpus = cpus
+        self._program = {"worker_path": program()} if forking else {}
         self._cluster: Any = None
         self._nodes: dict[str, Any] = {}
         self._attachment: Attachment | None = None
@@ -70,7 +71,7 @@ class LocalCluster:
             "include_dashboard": False,
             "no_monitor": True,  # that of an autoscaler, and that of what is printed, which no driver of ours shows
             "include_log_monitor": False,
-            "worker_path": program(),
+            **self._program,
             **agent_ports(),
         }
 
