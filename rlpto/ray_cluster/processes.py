@@ -76,11 +76,7 @@ STARTING = DEFAULT_WORKER, program()
 
 def kill_titled(pid: int, title: str) -> None:
     """Kill process `pid` of this machine if its command line has `title` in it."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return
-    if title.encode() in arguments:
+    if title in _command_line(pid):
         signal_to(pid, signal.SIGKILL)
 
 
@@ -171,12 +167,6 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-
-
-def parent_of(pid: int) -> int | None:
-    """The process that has started this one; None if it has ended."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[1])
 
 
 def start_time(pid: int) -> int | None:

@@ -18,9 +18,9 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.forkserver import SERVER, ask, socket_name
+from rlpto.ray_cluster.forkserver import MODULES, SERVER, ask, socket_name
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.processes import name_of, parent_of, start_time
+from rlpto.ray_cluster.processes import name_of, start_time, with_children
 from tests.ray_cluster.running import KILL, PATIENCE
 from tests.ray_cluster.test_real import wait_until
 
@@ -104,6 +104,25 @@ def test_only_processes_alike_share_a_server(monkeypatch: pytest.MonkeyPatch) ->
     assert socket_name(1) != name
 
 
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        # Ray's library keeps the driver's id that it finds when it is loaded.
+        (MODULES, "ray"),
+        # Seconds, for those who only schedule.
+        (("rlpto.cli.real", *(f"rlpto.ray_cluster.{name}" for name in ("backend", "live", "runner"))), "torch"),
+    ],
+    ids=["fork server", "scheduler"],
+)
+def test_what_is_imported_does_without(modules: tuple[str, ...], unwanted: str) -> None:
+    program = (
+        "import sys; from importlib import import_module\n"
+        "for module in sys.argv[2:]: import_module(module)\n"
+        "sys.exit(sys.argv[1] in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, unwanted, *modules], check=False).returncode == 0
+
+
 class Forked:
     """An actor that tells what its process is."""
 
@@ -132,7 +151,7 @@ def test_processes_of_a_node_are_forked_from_one_of_it(ray_cluster: LocalCluster
     other, second = start(a)
     assert first["server"] == second["server"] != ray_cluster.raylet_pid(a)
     assert name_of(first["server"]) == SERVER
-    assert parent_of(first["server"]) == ray_cluster.raylet_pid(a)
+    assert first["server"] in with_children({ray_cluster.raylet_pid(a)})
     assert first["imported"]
     assert first["looks for garbage"]
     assert first["job"] == second["job"] == ray.get_runtime_context().get_job_id()
