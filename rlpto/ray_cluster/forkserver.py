@@ -1,14 +1,16 @@
-"""Processes that start in a moment: forked from one of their node that has imported what jobs need already.
+"""Processes that start in a moment: forked from one of their machine that has imported what jobs need already.
 
-Nodes that we start run this file for every process they need, in place of Ray's `default_worker.py`. The first one
-becomes the node's fork server: it imports (seconds of a core, once), then forks a process for itself and for each that
-comes later; those hand it what they were told, and end. What was forked goes on as Ray's own program would have. Ray
-itself is not imported before: it reads variables then in which processes differ, and connects.
+Nodes that we start run this file for every process they need, in place of Ray's `default_worker.py`. The first one of a
+cluster on a machine imports (seconds of a core, once) and leaves the machine's fork server behind. From that one each
+node's fork server is forked, and from this all of the node's processes: whoever was started for it hands over what it
+was told, and ends. What was forked goes on as Ray's own program would have. Ray itself is not imported before: it reads
+variables then in which processes differ, and connects. A node's server ends with its raylet, the machine's with the
+last of them.
 
-Only processes with the same environment otherwise, the same Python and module paths share a fork server, so that
-nothing is lost of what a runtime environment asks for. A process that finds none starts by itself, which is slow: where
-a system has no abstract sockets (all but Linux), and where torch was built for CUDA, which must not be touched before a
-fork.
+Only processes with the same environment otherwise, the same Python and module paths share fork servers, so that nothing
+is lost of what a runtime environment asks for. A process that finds none starts by itself, which is slow: where a
+system has no abstract sockets (all but Linux), and where there are GPUs that torch was built for, which must not be
+touched before a fork.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ import signal
 import socket
 import struct
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-SERVER = "rlpto-server"
-"""Name of the main thread of a fork server."""
+MACHINE = "rlpto-server"
+"""Name of the main thread of a machine's fork server."""
+NODE = "rlpto@"
+"""Name of that of a node's, before the id of its raylet."""
 UNUSED = "rlpto-"
 """Name of the main thread of a process that has served nobody yet, before the id of its driver: Ray gives it another.
 Its environment, which tells the driver otherwise, is that of the fork server for those who look at it."""
@@ -45,11 +50,17 @@ MODULES = (
     *("torch", "torch._dynamo", "rlpto.ray_cluster.training"),
     *("google.protobuf.json_format", "jsonschema", "msgpack", "requests", "yaml"),  # Ray's, which take half of its time
 )
-"""What a fork server imports."""
-OWN = frozenset({"RAY_JOB_ID"})
-"""Variables in which processes that share a fork server may differ."""
+"""What is imported before anything is forked."""
+GPUS = "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"
+"""What a machine has of which a torch for CUDA or ROCm makes use."""
+OF_DRIVER = frozenset({"RAY_JOB_ID"})
+"""Variables in which processes that share a node's fork server may differ."""
+OF_NODE = frozenset({"RAY_RAYLET_PID"})
+"""The same for a machine's."""
+CLUSTER = "--cluster-id="
+"""What an argument starts with that tells the cluster of a process."""
 PATIENCE = 60.0
-"""Longest wait for a fork server, in s: it imports first."""
+"""Longest wait for a fork server, in s: somebody imports first."""
 CUT_SHORT = 5.0
 """Longest wait of a fork server for the rest of what a process says, in s."""
 _LENGTH = struct.Struct("!I")
@@ -57,18 +68,35 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def main() -> None:
-    """Have this process's work done by one that is forked; or become the fork server; or do it here."""
+    """Have this process's work done by one that is forked, or do it here."""
     arguments = sys.argv[1:]
-    if sys.platform == "linux":
-        raylet = os.getppid()
-        name = socket_name(raylet)
-        with socket.socket(socket.AF_UNIX) as listener:
-            if not _bind(listener, name):
-                if ask(name, arguments):
-                    os._exit(0)
-            elif _import_most():
-                arguments = Server(listener, raylet).serve(arguments)
-    run_ray(arguments)
+    run_ray(hand_over(arguments) if sys.platform == "linux" else arguments)
+
+
+def hand_over(arguments: list[str]) -> list[str]:
+    """Have a process forked that does what this one was told, and end.
+
+    Returns where nobody forks, and in processes that were forked: what they have to do.
+    """
+    name = node_socket(os.getppid())
+    with socket.socket(socket.AF_UNIX) as node:
+        if not _bind(node, name):
+            if ask(name, arguments):
+                os._exit(0)
+            return arguments
+        name = machine_socket(arguments)
+        with socket.socket(socket.AF_UNIX) as machine:
+            if _bind(machine, name):
+                if not _import_most():
+                    return arguments
+                importer = os.pidfd_open(os.getpid())
+                if os.fork() == 0:
+                    node.close()
+                    return serve(machine, importer)
+                os.close(importer)
+        if ask(name, arguments, node):
+            os._exit(0)
+    return arguments
 
 
 def program() -> str:
@@ -85,11 +113,21 @@ def run_ray(arguments: Sequence[str]) -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def socket_name(raylet: int) -> str:
-    """Name of the abstract socket of the fork server for processes like this one. raylet: process id."""
-    alike = sorted((name, value) for name, value in os.environ.items() if name not in OWN)
-    what = json.dumps([raylet, alike, sys.executable, sys.path, os.getcwd()])
-    return f"\0{SERVER}-{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+def node_socket(raylet: int) -> str:
+    """Name of the abstract socket of the node's fork server for processes like this one. raylet: process id."""
+    return _socket_name(str(raylet), OF_DRIVER)
+
+
+def machine_socket(arguments: Sequence[str]) -> str:
+    """The same of the machine's. arguments: of this process."""
+    cluster = [argument for argument in arguments if argument.startswith(CLUSTER)]
+    return _socket_name("".join(cluster), OF_DRIVER | OF_NODE)
+
+
+def _socket_name(what: str, differing: Collection[str]) -> str:
+    alike = sorted((name, value) for name, value in os.environ.items() if name not in differing)
+    said = json.dumps([what, alike, sys.executable, sys.path, os.getcwd()])
+    return f"\0{MACHINE}-{hashlib.sha256(said.encode()).hexdigest()[:32]}"
 
 
 def _bind(listener: socket.socket, name: str) -> bool:
@@ -102,16 +140,20 @@ def _bind(listener: socket.socket, name: str) -> bool:
     return True
 
 
-def ask(name: str, arguments: Sequence[str]) -> bool:
-    """Have a process forked that takes over this one's arguments, environment and open files; False if nobody does."""
-    said = json.dumps([list(arguments), dict(os.environ)]).encode()
+def ask(name: str, arguments: Sequence[str], listener: socket.socket | None = None) -> bool:
+    """Have a process forked that takes over this one's arguments, environment and open files; False if nobody does.
+
+    listener: socket of the node's fork server, which is to be forked first.
+    """
+    said = json.dumps([list(arguments), dict(os.environ), os.getppid()]).encode()
+    files = [0, 1, 2] if listener is None else [0, 1, 2, listener.fileno()]
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(PATIENCE)
         try:
             server.connect(name)
             if not _is_mine(server):
                 return False
-            socket.send_fds(server, [_LENGTH.pack(len(said))], [0, 1, 2])
+            socket.send_fds(server, [_LENGTH.pack(len(said))], files)
             server.sendall(said)
             return bool(server.recv(1))
         except OSError:
@@ -124,28 +166,40 @@ def _is_mine(peer: socket.socket) -> bool:
     return bool(user == os.getuid())
 
 
+def uses_gpus() -> bool:
+    """True where torch was built for GPUs, and there are some. Raises ImportError where there is no torch."""
+    import torch
+
+    return bool(torch.version.cuda or torch.version.hip) and any(Path(gpu).exists() for gpu in GPUS)
+
+
 def _import_most() -> bool:
     """Import what runners and workers need; False where it must not be shared, or cannot be imported."""
     gc.disable()  # it would look again and again among all that is imported, and find nothing
     try:
+        if uses_gpus():
+            return False
         for module in MODULES:
             import_module(module)
-        import torch
     except Exception:  # whoever needs it will raise it where users see it
         traceback.print_exc()
         return False
     finally:
         gc.enable()
     gc.freeze()
-    return torch.version.cuda is None
+    return True
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a process was told that wants another one to take its place, over a connection to it, and its open files."""
+    """What a process was told that wants another one to take its place, its raylet's id, and its open files.
+
+    peer: the connection to it.
+    """
 
     arguments: list[str]
     environment: dict[str, str]
+    raylet: int
     peer: socket.socket
     files: Sequence[int]
 
@@ -156,61 +210,95 @@ class Request:
             os.close(number)
 
 
-class Server:
-    """Forks processes of one raylet, and ends with it.
+def serve(listener: socket.socket, importer: int) -> list[str]:
+    """Be the machine's fork server. importer: pidfd of the process that has imported.
 
-    Its process has one thread, and has trained nothing: that would be lost in a fork.
+    Returns in processes that are forked in place of others: what they have to do. Those they are forked from have one
+    thread, and have trained nothing: that would be lost in a fork.
+    """
+    os.setpgrp()  # Ray ends a process's group with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the end of what is forked
+    first = Server(listener, MACHINE, {importer}, and_forked=True).serve()
+    # This process is a node's fork server from here on.
+    own = socket.socket(fileno=os.dup(first.files[3]))
+    node = Server(own, f"{NODE}{first.raylet}", {os.pidfd_open(first.raylet)})
+    if os.fork() == 0:
+        node.close()
+        return _leave(first)
+    first.close()
+    return _leave(node.serve())
+
+
+class Server:
+    """Forks a process for everyone who asks at `listener`; ends when all have ended that it lives for.
+
+    name: of the main thread. lives_for: pidfds of processes. and_forked: it lives for those it has forked, too.
     """
 
-    def __init__(self, listener: socket.socket, raylet: int) -> None:
-        self._listener = listener
-        self._raylet = os.pidfd_open(raylet)
-        self._group = os.getpgid(raylet)
+    def __init__(self, listener: socket.socket, name: str, lives_for: set[int], and_forked: bool = False) -> None:
+        self._listener, self._lives_for, self._and_forked = listener, lives_for, and_forked
+        Path("/proc/self/comm").write_text(name)
 
-    def serve(self, first: list[str]) -> list[str]:
-        """Fork a process in place of this one, told `first`, then for everyone who asks.
-
-        Returns in forked processes only: what they were told.
-        """
-        os.setpgid(0, self._group)  # Ray ends a process's group with it, and this one is no longer what Ray started
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the end of what is forked
-        if os.fork() == 0:
-            self._leave(dict(os.environ))
-            return first
-        Path("/proc/self/comm").write_text(SERVER)
+    def serve(self) -> Request:
+        """Returns in forked processes only: in whose place."""
         while True:
-            ready, _, _ = select.select([self._listener.fileno(), self._raylet], [], [])
-            if self._raylet in ready:
+            ready, _, _ = select.select([self._listener.fileno(), *self._lives_for], [], [])
+            for ended in self._lives_for.intersection(ready):
+                self._lives_for.remove(ended)
+                os.close(ended)
+            if not self._lives_for:
                 os._exit(0)
-            try:
-                request = _read(self._listener.accept()[0])
-                if request is None:
-                    continue
-                if os.fork() == 0:
-                    for number, file in enumerate(request.files):
-                        os.dup2(file, number)
-                    request.close()
-                    self._leave(request.environment)
-                    return request.arguments
-                request.peer.sendall(b"1")
-                request.close()
-            except (OSError, ValueError, struct.error):  # whoever asked has ended, or starts by itself
-                traceback.print_exc()
+            if self._listener.fileno() in ready and (request := self._fork()) is not None:
+                return request
 
-    def _leave(self, environment: Mapping[str, str]) -> None:
-        """Make a process that was just forked one of its own."""
-        import numpy as np
+    def _fork(self) -> Request | None:
+        """In the process that is forked: in whose place."""
+        try:
+            request = _read(self._listener.accept()[0])
+        except (OSError, ValueError, struct.error):  # whoever asked has ended, or starts by itself
+            traceback.print_exc()
+            return None
+        if request is None:
+            return None
+        try:
+            forked = os.fork()
+        except OSError:  # there are too many; whoever asked tries by itself
+            traceback.print_exc()
+            request.close()
+            return None
+        if forked == 0:
+            self.close()
+            for number, file in zip(range(3), request.files, strict=False):
+                os.dup2(file, number)
+            return request
+        with suppress(OSError):  # one of the two has ended already
+            if self._and_forked:
+                self._lives_for.add(os.pidfd_open(forked))
+            request.peer.sendall(b"1")
+        request.close()
+        return None
 
+    def close(self) -> None:
+        """Let go of all that is the server's, in a process that is none."""
         self._listener.close()
-        os.close(self._raylet)
-        os.setpgrp()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.environ.clear()
-        os.environ.update(environment)
-        np.random.seed()  # unlike Python's own generator, it would draw the same in all of them
-        Path("/proc/self/comm").write_text(UNUSED + environment.get("RAY_JOB_ID", ""))
+        for number in self._lives_for:
+            os.close(number)
+
+
+def _leave(request: Request) -> list[str]:
+    """Make a process that was just forked one of its own; returns what it has to do."""
+    import numpy as np
+
+    request.close()
+    os.setpgrp()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    np.random.seed()  # unlike Python's own generator, it would draw the same in all of them
+    Path("/proc/self/comm").write_text(UNUSED + request.environment.get("RAY_JOB_ID", ""))
+    return request.arguments
 
 
 def _read(peer: socket.socket) -> Request | None:
@@ -219,14 +307,14 @@ def _read(peer: socket.socket) -> Request | None:
     if not _is_mine(peer):
         peer.close()
         return None
-    length, files, _, _ = socket.recv_fds(peer, _LENGTH.size, 3)
-    request = Request([], {}, peer, files)
+    length, files, _, _ = socket.recv_fds(peer, _LENGTH.size, 4)
+    request = Request([], {}, 0, peer, files)
     try:
-        arguments, environment = json.loads(_receive(peer, *_LENGTH.unpack(length)))
+        arguments, environment, raylet = json.loads(_receive(peer, *_LENGTH.unpack(length)))
     except (OSError, ValueError, struct.error):
         request.close()
         raise
-    return replace(request, arguments=arguments, environment=environment)
+    return replace(request, arguments=arguments, environment=environment, raylet=raylet)
 
 
 def _receive(peer: socket.socket, length: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlpto.ray_cluster.forkserver import DEFAULT_WORKER, SERVER, program
+from rlpto.ray_cluster.forkserver import DEFAULT_WORKER, NODE, program
 
 END_SECONDS = 4.0
 """Time for processes to end by themselves before they are killed."""
@@ -123,7 +123,7 @@ def of_folder(folder: str) -> set[int]:
 def children_titled(raylet: int, *titles: str) -> list[int]:
     """Processes of a raylet's node, forked or not, whose command lines have one of `titles` in them."""
     children = _children()
-    servers = {pid for pid in children.get(raylet, []) if name_of(pid) == SERVER}
+    servers = {pid for pid in children.get(raylet, []) if name_of(pid).startswith(NODE)}
     started = {pid for parent in (raylet, *servers) for pid in children.get(parent, [])}
     return sorted(pid for pid in started - servers if any(title in _command_line(pid) for title in titles))
 
@@ -149,11 +149,13 @@ def with_children(pids: set[int]) -> set[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Processes of this machine by the one that has started them."""
+    """Processes of this machine by the one that has started them; for a node's fork server that is its raylet."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            raylet = fields[0].removeprefix(NODE) if fields[0].startswith(NODE) else ""
+            parent = raylet if raylet.isdecimal() else fields[2]
+            children.setdefault(int(parent), []).append(int(entry.name))
     return children
 
 
@@ -162,17 +164,18 @@ def _command_line(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the name: state, parent, ...; None if there is no such process."""
+    """Fields of /proc/PID/stat from the name on: name, state, parent, ...; None if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
         return None
+    return [before.partition("(")[2], *after.split()]
 
 
 def start_time(pid: int) -> int | None:
     """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] == "Z" else int(fields[19])
+    return None if fields is None or fields[1] == "Z" else int(fields[20])
 
 
 def signal_to(pid: int, how: signal.Signals) -> None:
