@@ -6,11 +6,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help quickstart install dev test test-cluster lint bench results clean
+.PHONY: help quickstart install dev test test-quick test-cluster lint bench results clean
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.installed  ## install, train a small agent, compare it with all baselines: runs/quickstart/evaluation/report.html
 	if [ -e runs/quickstart/evolution.json ]; then $(BIN)/rlpto train --resume runs/quickstart; \
@@ -21,12 +22,13 @@ install: $(VENV)/.installed  ## make .venv with RLPTO in it
 
 dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
-test: $(VENV)/.dev  ## run the tests, on all cores; of those that train jobs on a Ray cluster the first: test-cluster has all
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
-	$(BIN)/python -m pytest -m cluster tests/ray_cluster/test_runner.py tests/ray_cluster/test_faults.py
+test: test-quick test-cluster  ## run all tests
 
-test-cluster: $(VENV)/.dev  ## run the tests that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m cluster tests/ray_cluster
+test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
+
+test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster
 
 lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
 	$(BIN)/ruff format --check .

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from rlpto.ray_cluster.local import LocalCluster
 
 NODES, GPUS = 4, 2
+OWN = ("test_chaos.py", "test_head.py", "test_leftovers.py")
+"""Files whose tests start clusters of their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,6 +22,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("cluster")
+
+
+class OneSharesTheCluster(LoadScopeScheduling):
+    """Gives one process of xdist all tests but those of `OWN`, so that there is one shared cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = PurePosixPath(nodeid.partition("::")[0]).name
+        return file if file in OWN else "shared"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """How `pytest -n 2 --dist loadgroup tests/ray_cluster` shares tests out."""
+    return OneSharesTheCluster(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")
