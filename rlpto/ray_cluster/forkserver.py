@@ -7,10 +7,10 @@ was told, and ends. What was forked goes on as Ray's own program would have. Ray
 variables then in which processes differ, and connects. A node's server ends with its raylet, the machine's with the
 last of them.
 
-Only processes with the same environment otherwise, the same Python and module paths share fork servers, so that nothing
-is lost of what a runtime environment asks for. A process that finds none starts by itself, which is slow: where a
-system has no abstract sockets (all but Linux), and where there are GPUs that torch was built for, which must not be
-touched before a fork.
+Only processes share fork servers that have the same environment otherwise, the same Python and module paths, cores,
+limits, control group and namespaces, so that nothing is lost of what a runtime environment or whoever started a node
+asks for. A process that finds none starts by itself, which is slow: where a system has no abstract sockets (all but
+Linux) or no pidfds, and where there are GPUs that torch was built for, which must not be touched before a fork.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ OF_DRIVER = frozenset({"RAY_JOB_ID"})
 """Variables in which processes that share a node's fork server may differ."""
 OF_NODE = frozenset({"RAY_RAYLET_PID"})
 """The same for a machine's."""
+SPACES = "mnt", "pid", "user"
+"""Namespaces outside of which nobody is served: abstract sockets belong to another one, of networks."""
 CLUSTER = "--cluster-id="
 """What an argument starts with that tells the cluster of a process."""
 PATIENCE = 60.0
@@ -78,7 +80,12 @@ def hand_over(arguments: list[str]) -> list[str]:
 
     Returns where nobody forks, and in processes that were forked: what they have to do.
     """
-    name = node_socket(os.getppid())
+    raylet = os.getppid()
+    if str(raylet) != os.environ.get("RAY_RAYLET_PID"):  # it has ended; without it a server would never end
+        return arguments
+    if not _system_tells():
+        return arguments
+    name = node_socket(raylet)
     with socket.socket(socket.AF_UNIX) as node:
         if not _bind(node, name):
             if ask(name, arguments):
@@ -94,7 +101,7 @@ def hand_over(arguments: list[str]) -> list[str]:
                     node.close()
                     return serve(machine, importer)
                 os.close(importer)
-        if ask(name, arguments, node):
+        if ask(name, arguments, raylet, node):
             os._exit(0)
     return arguments
 
@@ -126,8 +133,29 @@ def machine_socket(arguments: Sequence[str]) -> str:
 
 def _socket_name(what: str, differing: Collection[str]) -> str:
     alike = sorted((name, value) for name, value in os.environ.items() if name not in differing)
-    said = json.dumps([what, alike, sys.executable, sys.path, os.getcwd()])
+    said = json.dumps([what, alike, sys.executable, sys.path, os.getcwd(), *_bounds()])
     return f"\0{MACHINE}-{hashlib.sha256(said.encode()).hexdigest()[:32]}"
+
+
+def _bounds() -> list[object]:
+    """What else this process has from whoever has started it: cores, niceness, limits, control group, namespaces."""
+    files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup")]
+    return [sorted(os.sched_getaffinity(0)), os.nice(0), *files, _spaces("self")]
+
+
+def _spaces(process: object) -> list[int]:
+    """Namespaces of a process, by its id."""
+    return [os.stat(f"/proc/{process}/ns/{space}").st_ino for space in SPACES]
+
+
+def _system_tells() -> bool:
+    """True where servers get to know what they have to. Old systems have no pidfds, and some forbid them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        _bounds()
+    except OSError:
+        return False
+    return True
 
 
 def _bind(listener: socket.socket, name: str) -> bool:
@@ -140,12 +168,12 @@ def _bind(listener: socket.socket, name: str) -> bool:
     return True
 
 
-def ask(name: str, arguments: Sequence[str], listener: socket.socket | None = None) -> bool:
+def ask(name: str, arguments: Sequence[str], raylet: int = 0, listener: socket.socket | None = None) -> bool:
     """Have a process forked that takes over this one's arguments, environment and open files; False if nobody does.
 
-    listener: socket of the node's fork server, which is to be forked first.
+    raylet, listener: process id and socket for the node's fork server, which is to be forked first.
     """
-    said = json.dumps([list(arguments), dict(os.environ), os.getppid()]).encode()
+    said = json.dumps([list(arguments), dict(os.environ), raylet]).encode()
     files = [0, 1, 2] if listener is None else [0, 1, 2, listener.fileno()]
     with socket.socket(socket.AF_UNIX) as server:
         server.settimeout(PATIENCE)
@@ -162,8 +190,24 @@ def ask(name: str, arguments: Sequence[str], listener: socket.socket | None = No
 
 def _is_mine(peer: socket.socket) -> bool:
     """True if this user is at the other end: anybody may use an abstract socket."""
-    _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return bool(user == os.getuid())
+    _, user = _credentials(peer)
+    return user == os.getuid()
+
+
+def _is_here(peer: socket.socket) -> bool:
+    """True if who has connected lives where this process does, rather than in a container that shares the network."""
+    process, _ = _credentials(peer)
+    try:
+        return _spaces(process) == _spaces("self")
+    except OSError:
+        return False
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    said = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(said)
+    return process, user
 
 
 def uses_gpus() -> bool:
@@ -203,6 +247,12 @@ class Request:
     peer: socket.socket
     files: Sequence[int]
 
+    def confirm(self) -> None:
+        """Let who asked end: another process has taken its place."""
+        with suppress(OSError):  # it has been killed
+            self.peer.sendall(b"1")
+        self.close()
+
     def close(self) -> None:
         """Let go of the connection and the files."""
         self.peer.close()
@@ -219,25 +269,26 @@ def serve(listener: socket.socket, importer: int) -> list[str]:
     os.setpgrp()  # Ray ends a process's group with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the end of what is forked
-    first = Server(listener, MACHINE, {importer}, and_forked=True).serve()
-    # This process is a node's fork server from here on.
-    own = socket.socket(fileno=os.dup(first.files[3]))
+    first = Server(listener, MACHINE, {importer}, of_nodes=True).serve()
+    # This process is a node's fork server from here on. If it fails to become one, who asked starts by itself.
+    own = socket.socket(fileno=os.dup(first.files[-1]))
     node = Server(own, f"{NODE}{first.raylet}", {os.pidfd_open(first.raylet)})
     if os.fork() == 0:
         node.close()
         return _leave(first)
-    first.close()
+    first.confirm()
     return _leave(node.serve())
 
 
 class Server:
     """Forks a process for everyone who asks at `listener`; ends when all have ended that it lives for.
 
-    name: of the main thread. lives_for: pidfds of processes. and_forked: it lives for those it has forked, too.
+    name: of the main thread. lives_for: pidfds of processes. of_nodes: it forks servers of nodes, each of which is
+    given its socket and confirms by itself, and lives for them, too.
     """
 
-    def __init__(self, listener: socket.socket, name: str, lives_for: set[int], and_forked: bool = False) -> None:
-        self._listener, self._lives_for, self._and_forked = listener, lives_for, and_forked
+    def __init__(self, listener: socket.socket, name: str, lives_for: set[int], of_nodes: bool = False) -> None:
+        self._listener, self._lives_for, self._of_nodes = listener, lives_for, of_nodes
         Path("/proc/self/comm").write_text(name)
 
     def serve(self) -> Request:
@@ -256,10 +307,13 @@ class Server:
         """In the process that is forked: in whose place."""
         try:
             request = _read(self._listener.accept()[0])
-        except (OSError, ValueError, struct.error):  # whoever asked has ended, or starts by itself
+        except (OSError, TypeError, ValueError, struct.error):  # whoever asked starts by itself
             traceback.print_exc()
             return None
         if request is None:
+            return None
+        if len(request.files) != 3 + self._of_nodes or select.select([request.peer], [], [], 0)[0]:
+            request.close()  # nonsense; or who asked says nothing more: it has given up, or was killed
             return None
         try:
             forked = os.fork()
@@ -269,13 +323,14 @@ class Server:
             return None
         if forked == 0:
             self.close()
-            for number, file in zip(range(3), request.files, strict=False):
-                os.dup2(file, number)
+            for number in range(3):
+                os.dup2(request.files[number], number)
             return request
-        with suppress(OSError):  # one of the two has ended already
-            if self._and_forked:
-                self._lives_for.add(os.pidfd_open(forked))
-            request.peer.sendall(b"1")
+        if not self._of_nodes:
+            request.confirm()
+            return None
+        with suppress(ProcessLookupError):  # it has failed
+            self._lives_for.add(os.pidfd_open(forked))
         request.close()
         return None
 
@@ -302,16 +357,16 @@ def _leave(request: Request) -> list[str]:
 
 
 def _read(peer: socket.socket) -> Request | None:
-    """What a process says that has connected; None if it is another user's."""
+    """What a process says that has connected; None if it is another user's, or from elsewhere."""
     peer.settimeout(CUT_SHORT)
-    if not _is_mine(peer):
+    if not (_is_mine(peer) and _is_here(peer)):
         peer.close()
         return None
     length, files, _, _ = socket.recv_fds(peer, _LENGTH.size, 4)
     request = Request([], {}, 0, peer, files)
     try:
         arguments, environment, raylet = json.loads(_receive(peer, *_LENGTH.unpack(length)))
-    except (OSError, ValueError, struct.error):
+    except (OSError, TypeError, ValueError, struct.error):
         request.close()
         raise
     return replace(request, arguments=arguments, environment=environment, raylet=raylet)

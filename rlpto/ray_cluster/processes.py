@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rlpto.ray_cluster.forkserver import DEFAULT_WORKER, NODE, program
@@ -153,10 +153,18 @@ def _children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            raylet = fields[0].removeprefix(NODE) if fields[0].startswith(NODE) else ""
-            parent = raylet if raylet.isdecimal() else fields[2]
-            children.setdefault(int(parent), []).append(int(entry.name))
+            parent = _raylet_of(entry, fields[0]) or int(fields[2])
+            children.setdefault(parent, []).append(int(entry.name))
     return children
+
+
+def _raylet_of(process: Path, name: str) -> int | None:
+    """The raylet of a node's fork server. Only of this user's: anybody may give a process that name."""
+    raylet = name.removeprefix(NODE)
+    with suppress(OSError):
+        if name.startswith(NODE) and raylet.isdecimal() and process.stat().st_uid == os.getuid():
+            return int(raylet)
+    return None
 
 
 def _command_line(pid: int) -> str:

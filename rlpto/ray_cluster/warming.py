@@ -13,9 +13,10 @@ import os
 import sys
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
-from rlpto.ray_cluster.forkserver import UNUSED
+from rlpto.ray_cluster.forkserver import UNUSED, uses_gpus
 from rlpto.ray_cluster.processes import IDLE
 
 WARMING = "rlpto-warming"
@@ -71,17 +72,15 @@ def look_for_garbage() -> None:
 
 
 def warm_up(forked: bool) -> bool:
-    """Import and do what is slow the first time; False if somebody uses the process already. Where torch was built for
-    CUDA nothing is trained: CUDA must not be touched before Ray has told the process which GPU is its own."""
+    """Import and do what is slow the first time; False if somebody uses the process already. Where torch uses GPUs
+    nothing is trained: they must not be touched before Ray has told the process which is its own."""
     if IDLE not in title() or ("torch" in sys.modules and not forked):
         return False  # somebody has started here, or is about to
-    import torch
-    import torch._dynamo
-
-    from rlpto.ray_cluster import runner  # noqa: F401
+    for module in ("torch._dynamo", "rlpto.ray_cluster.runner"):
+        import_module(module)
     from rlpto.ray_cluster.rehearsal import rehearse
 
-    if torch.version.cuda is None:
+    if not uses_gpus():
         with REHEARSING:
             if IDLE in title():
                 rehearse()

@@ -28,7 +28,7 @@ from rlpto.ray_cluster.store import read_table
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
-EPOCHS = 25
+EPOCHS = 30
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
@@ -128,7 +128,10 @@ def metrics_pages() -> str:
     return "\n".join(pages)
 
 
-def test_an_evaluation_is_watched_switched_left_and_gone_on_with(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
+    ray_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_metrics_report_interval_ms", "500")  # of the commands; by default jobs might be through
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
     whole = (*evaluate, "--run-dir", str(run), "--no-report", "--quiet")

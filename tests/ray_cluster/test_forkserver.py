@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlpto.ray_cluster import forkserver
 from rlpto.ray_cluster.forkserver import MACHINE, MODULES, NODE, ask, machine_socket, node_socket
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.processes import name_of, start_time, with_children
+from rlpto.ray_cluster.processes import name_of, of_folder, start_time, with_children
 from tests.ray_cluster.running import KILL, PATIENCE
 from tests.ray_cluster.test_real import wait_until
 
@@ -33,10 +34,10 @@ for line in sys.stdin:
 """
 """Starts a process for every line that it reads."""
 PROCESS = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 from rlpto.ray_cluster import forkserver
-forkserver._import_most = lambda: True
+forkserver._import_most = lambda: time.sleep(float(os.environ.get("IMPORT_SECONDS", "0"))) is None
 sockets = forkserver.node_socket(os.getppid()), forkserver.machine_socket(sys.argv[1:])
 arguments = forkserver.hand_over(sys.argv[1:])
 status = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
@@ -61,11 +62,15 @@ class Raylet:
 
     def start(self) -> dict[str, Any]:
         """What a process says that it starts."""
+        return told(self.begin())
+
+    def begin(self) -> Path:
+        """Start a process: the file in which it will say it."""
         self._started += 1
         file = self._folder / f"{self.process.pid}-{self._started}"
         assert self.process.stdin is not None
         print(file, f"--cluster-id={self._cluster}", file=self.process.stdin, flush=True)
-        return told(file)
+        return file
 
     def kill(self) -> None:
         self.process.kill()
@@ -132,10 +137,11 @@ def test_nodes_of_a_cluster_have_servers_of_their_own_and_import_once(raylets: l
 def test_servers_bear_nonsense_and_end_with_their_raylets(raylets: list[Raylet]) -> None:
     first, second, elsewhere = (raylet.start() for raylet in raylets)
     for name in first["sockets"]:
-        for nonsense in (b"", b"\0\0", b"\0\0\0\x02[]", b"\0\0\0\x09too short"):
+        for nonsense in (b"", b"\0\0", b"\0\0\0\x02[]", b"\0\0\0\x04null", b"\0\0\0\x09too short"):
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.connect(name)
                 peer.sendall(nonsense)
+    assert not ask(first["sockets"][1], ["without a socket"])
     assert raylets[0].start()["node"] == first["node"]
     raylets[0].kill()
     wait_until(lambda: start_time(first["node"]) is None)
@@ -144,6 +150,29 @@ def test_servers_bear_nonsense_and_end_with_their_raylets(raylets: list[Raylet])
     raylets[1].kill()
     wait_until(lambda: start_time(second["machine"]) is None)
     assert start_time(elsewhere["machine"]) is not None
+
+
+def test_a_raylet_that_ends_while_its_process_imports_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPORT_SECONDS", "1")
+    raylet = Raylet(tmp_path, tmp_path.name)
+    raylet.begin()
+    wait_until(lambda: bool(of_folder(str(tmp_path))))
+    raylet.kill()
+    wait_until(lambda: not of_folder(str(tmp_path)))
+
+
+def test_nobody_is_forked_for_who_has_given_up(
+    raylets: list[Raylet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = raylets[0].start()
+    monkeypatch.setattr(forkserver, "PATIENCE", 0.2)
+    os.kill(first["node"], signal.SIGSTOP)
+    assert not ask(first["sockets"][0], [str(tmp_path / "late")])
+    os.kill(first["node"], signal.SIGCONT)
+    assert raylets[0].start()["node"] == first["node"]
+    assert not (tmp_path / "late").exists()
 
 
 def test_a_server_of_somebody_else_is_left_alone(raylets: list[Raylet], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +191,9 @@ def test_only_processes_alike_share_a_server(monkeypatch: pytest.MonkeyPatch) ->
     assert machine_socket(other) != machine
     monkeypatch.setenv("RAY_RAYLET_PID", "2")
     assert machine_socket(cluster[::-1]) == machine
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "sched_getaffinity", lambda _: {99})
+        assert machine_socket(cluster) != machine
     monkeypatch.setenv("OF_A_RUNTIME_ENVIRONMENT", "1")
     assert node_socket(1) != node
     assert machine_socket(cluster) != machine
