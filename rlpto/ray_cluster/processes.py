@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import time
@@ -80,13 +81,29 @@ def kill_titled(pid: int, title: str) -> None:
         signal_to(pid, signal.SIGKILL)
 
 
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last of the ports that the system gives to whoever connects."""
+
+
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on now, all different."""
+    """So many ports that nobody listens on now, all different.
+
+    If possible they lie below those that the system gives to whoever connects: of these, one may be taken before it is
+    listened on, and a node that cannot listen takes Ray half a minute to give up.
+    """
+    lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
+    below = range(max(lowest - 10_000, 10_000), lowest)
+    drawn = random.SystemRandom().sample(below, len(below))
+    found: list[int] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        for port in (*drawn, *[0] * count):  # 0: the system chooses
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("", port))
+                found.append(int(probe.getsockname()[1]))
+            if len(found) == count:
+                break
+    return found
 
 
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
