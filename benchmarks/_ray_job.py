@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.backend import control_node, keep_spares
+from rlpto.ray_cluster.backend import control_node
 from rlpto.ray_cluster.local import LocalCluster
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.runner import start_runner, stop_runner
@@ -32,13 +32,12 @@ def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
 
 
 class Job:
-    """A job whose runner is on the head. spares: warm processes kept on every node, as a scheduler does."""
+    """A job whose runner is on the head."""
 
-    def __init__(self, spec: JobSpec, spares: int = 0) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
         self.runner: Any = start_runner(spec, control_node(), resume=False)
         self.generation = 0
-        self._spares = keep_spares(spares, spares)
 
     def command(self, nodes: Sequence[str]) -> JobReport:
         """Command workers on `nodes` and wait until all of them train."""
@@ -48,15 +47,7 @@ class Job:
 
     def report(self) -> JobReport:
         said: JobReport = ray.get(self.runner.report.remote())
-        self._spares.tend([said])
         return said
-
-    def with_spares(self, seconds: float = 40.0) -> None:
-        """Wait until all nodes have their spares, or so long."""
-        by = time.monotonic() + seconds
-        while time.monotonic() < by and not self._spares.complete:
-            self.report()
-            time.sleep(0.1)
 
     def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
         """The first report of which something holds."""
@@ -77,7 +68,7 @@ class Job:
 
 
 @contextmanager
-def job(spares: int = 0, **values: Any) -> Iterator[Job]:
+def job(**values: Any) -> Iterator[Job]:
     """A job in a folder of its own, stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
@@ -89,7 +80,7 @@ def job(spares: int = 0, **values: Any) -> Iterator[Job]:
             "epochs": 1e6,
             "data_size": 1437,
         }
-        running = Job(JobSpec(**given | values), spares)
+        running = Job(JobSpec(**given | values))
         try:
             yield running
         finally:

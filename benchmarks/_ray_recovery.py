@@ -15,15 +15,13 @@ from rlpto.ray_cluster.local import LocalCluster
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
 LIMITS |= {"worker frozen": 12.0, "runner killed": 8.0}
-WITHOUT = "without spares: only worker killed", "without spares: runner killed"
-"""Told, and not judged."""
 SCHEDULER, HEAD = 2.0, 15.0
 GOES_ON = 0.9
 """Of the steps that the pace allows, what a job must do while the head is gone."""
 
 
 def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
-    taken: dict[str, list[float]] = {name: [] for name in (*LIMITS, *WITHOUT)}
+    taken: dict[str, list[float]] = {name: [] for name in LIMITS}
     lost: list[int] = []
     with cluster() as started:
         for _ in range(repeats):
@@ -52,15 +50,12 @@ def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
     return checks, each | facts
 
 
-def one(started: LocalCluster, name: str) -> tuple[float, int]:
+def one(started: LocalCluster, fault: str) -> tuple[float, int]:
     """Seconds from a fault to the next step, and steps that had to be trained again."""
     a, b, *_ = started.node_ids
-    fault = name.rpartition(": ")[2]
-    with job(spares=0 if name in WITHOUT else 1, checkpoint_interval=2.0) as running:
+    with job(checkpoint_interval=2.0) as running:
         running.command([a] if fault == "only worker killed" else [a, b])
         running.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 0)
-        if name not in WITHOUT:
-            running.with_spares()
         seconds, steps = measure(running, faults(started, running)[fault])
     if fault == "node frozen":
         started.kill_node(b)

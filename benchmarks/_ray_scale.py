@@ -46,8 +46,6 @@ SETTINGS = {
     },
     "simulator": {"interval": 5},
     "ray": {
-        "spare_workers": 0,
-        "spare_runners": 0,
         "heartbeat_timeout": 30,
         "tensorboard": False,
         "programs": {

@@ -84,11 +84,7 @@ class Episodes:
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
-        from rlpto.ray_cluster.backend import keep_spares
-
         self._experiment, self._windows, self._folder = experiment, windows, folder / SESSIONS
-        settings = experiment.config.ray
-        self._spares = keep_spares(settings.spare_workers, settings.spare_runners)
         there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
         self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
         self._present = ExitStack()
@@ -101,7 +97,6 @@ class Episodes:
         from rlpto.ray_cluster.tables import write_tables
 
         self._present.close()
-        self._spares.stock()
         number, self._next = self._next, self._next + 1
         config = self._experiment.config
         window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
@@ -113,7 +108,7 @@ class Episodes:
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if config.ray.tensorboard:
                 observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
-            backend = RayBackend(session, spares=self._spares)
+            backend = RayBackend(session)
             cluster = self._experiment.real_cluster(window, seed, backend, books, session, observers)
             made.callback(cluster.close)
             cluster.deciding("agent", 0.0)

@@ -119,7 +119,7 @@ def _measure(
     from rlpto.cli.real import real_nodes
     from rlpto.files import write_text
     from rlpto.performance.profiles import profiles_yaml
-    from rlpto.ray_cluster.backend import RayBackend, keep_spares
+    from rlpto.ray_cluster.backend import RayBackend
     from rlpto.ray_cluster.connection import check_training
     from rlpto.ray_cluster.measured_profile import fit_program
     from rlpto.ray_cluster.profiling import measure_program, stages
@@ -129,7 +129,6 @@ def _measure(
     with real_nodes(config, address), tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder:
         gpus = {node.id: node.gpus for node in RayBackend("").nodes()}
         most = sum(gpus.values())
-        spares = keep_spares(config.ray.spare_workers, config.ray.spare_runners)
         session = f"profile-{os.getpid()}"
         specs = {
             name: program_spec(name, program, config.ray, session, Path(folder), config.seed)
@@ -143,8 +142,7 @@ def _measure(
                 def tell(stage: str, name: str = name) -> None:
                     bar.update(task, advance=1, description=f"{name}: {stage}")
 
-                spares.stock()
-                measured = measure_program(spec, gpus, most, effort, tell, spares)
+                measured = measure_program(spec, gpus, most, effort, tell)
                 known[name] = fit_program(name, missing[name], measured, _source(gpus))
                 text = profiles_yaml(known[key] for key in sorted(known))
                 write_text(out, text, "profiles", ProfileError)

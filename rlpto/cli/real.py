@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
     from rlpto.ray_cluster.cluster import RayCluster
-    from rlpto.ray_cluster.spares import Spares
     from rlpto.records import RunRecord
 
 SESSIONS = "ray"
@@ -131,13 +129,6 @@ class RealCells:
     folder: Path
     keep: bool = False
 
-    @cached_property
-    def spares(self) -> Spares:
-        """Warm processes for the jobs of all cells."""
-        from rlpto.ray_cluster.backend import keep_spares
-
-        return keep_spares(self.config.ray.spare_workers, self.config.ray.spare_runners)
-
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
         from rlpto.experiment import prepare
@@ -150,9 +141,7 @@ class RealCells:
         session = session_name(self.folder, cell)
         with ExitStack() as stack:
             books = stack.enter_context(Store(own / BOOKS))
-            if not books.decisions():  # nobody waits yet
-                self.spares.stock()
-            backend = RayBackend(session, spares=self.spares)
+            backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
                 curves = LiveCurves(own, self.config.reward)

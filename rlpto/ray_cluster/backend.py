@@ -10,7 +10,6 @@ from rlpto.errors import ClusterError
 from rlpto.ray_cluster.environment import CONTROL
 from rlpto.ray_cluster.ledger import Command
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
-from rlpto.ray_cluster.spares import Place, Spares
 
 ENDING_SECONDS = 20.0
 """A runner that has not ended by itself after so long is ended."""
@@ -66,18 +65,16 @@ class _Ending:
 class RayBackend:
     """Runners of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same runner. spares: to be kept while jobs run; None: none are.
+    period: s between two questions to the same runner.
     """
 
     session: str
     period: float = 0.2
-    spares: Spares | None = None
     _handles: dict[str, Any] = field(default_factory=dict)
     _asked: dict[Any, str] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
-    _latest: dict[str, JobReport] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
@@ -125,15 +122,7 @@ class RayBackend:
             ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         heard = [self._answer(answer) for answer in ready]
         self._see_to_endings()
-        self._latest.update({report.name: report for report in heard if report is not None})
-        self._see_to_spares()
         return [report for report in heard if report is not None]
-
-    def _see_to_spares(self) -> None:
-        """Keep spares for the runners, unless one of them has not been heard of yet or is on its way out."""
-        self._latest = {job: report for job, report in self._latest.items() if job in self._handles}
-        if self.spares is not None and len(self._latest) == len(self._handles) and not self._ending:
-            self.spares.tend(self._latest.values())
 
     def _answer(self, answer: Any) -> JobReport | None:
         """A runner's answer; None if it cannot answer now, or never will."""
@@ -209,42 +198,15 @@ def exists(session: str, job: str) -> bool:
     return True
 
 
-def keep_spares(workers: int, runners: int) -> Spares:
-    """Spares for the cluster that this process is connected to, for all its sessions.
-
-    workers: on every node with GPUs. runners: on the node that runners live on.
-    """
-    if not workers and not runners:
-        return Spares(None)
-    return Spares(lambda: places_for_spares(workers, runners))
-
-
-def places_for_spares(workers: int, runners: int) -> list[Place]:
-    """How many spares each node is to have."""
-    alive = alive_nodes()
-    control = control_among(alive) if alive else ""
-    return [
-        Place(
-            node=str(entry["NodeID"]),
-            count=(workers if entry["Resources"].get("GPU") else 0) + (runners if entry["NodeID"] == control else 0),
-            machine=str(entry["NodeManagerAddress"]),
-            raylet=f"{entry['NodeManagerAddress']}:{entry['NodeManagerPort']}",
-        )
-        for entry in alive
-    ]
-
-
 def control_node() -> str:
-    """Ray's id of the node that runners live on. Raises ClusterError if there is no node."""
+    """Ray's id of the node that runners live on: one that is kept for them, the head, else one without GPUs.
+
+    Raises ClusterError if no node is alive.
+    """
     alive = alive_nodes()
     if not alive:
         raise ClusterError("the Ray cluster has no node that is alive")
-    return control_among(alive)
-
-
-def control_among(alive: list[dict[str, Any]]) -> str:
-    """The node of those alive that runners live on: one that is kept for them, the head, else one without GPUs."""
     kept = [entry for entry in alive if CONTROL in entry["Resources"]]
     heads = [entry for entry in alive if "node:__internal_head__" in entry["Resources"]]
-    spare = [entry for entry in alive if not entry["Resources"].get("GPU")]
-    return str(next(iter((*kept, *heads, *spare, *alive)))["NodeID"])
+    without = [entry for entry in alive if not entry["Resources"].get("GPU")]
+    return str(next(iter((*kept, *heads, *without, *alive)))["NodeID"])

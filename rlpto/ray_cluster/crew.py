@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.processes import TITLE, kill_titled
-from rlpto.ray_cluster.reserve import find_reserve
 from rlpto.ray_cluster.worker import Failure, Ready, TrainWorker
 
 T = TypeVar("T")
@@ -87,15 +86,10 @@ async def release(worker: Worker) -> None:
 
 async def kill_process(worker: Worker) -> bool:
     """Kill the process of a worker by its id, on its node. True if that was done."""
-    reserve = await asyncio.to_thread(find_reserve, worker.node)
-    if reserve is not None:
-        done = reserve.kill.remote(worker.pid, TITLE)
-    else:
-        here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
-        task: Any = ray.remote(kill_titled)
-        done = task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE)
+    here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
+    task: Any = ray.remote(kill_titled)
     try:
-        await answer(done, 10.0)
+        await answer(task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE), 10.0)
     except LostError:
         return False
     return True

@@ -41,9 +41,8 @@ MACHINE = "rlpto-server"
 """Name of the main thread of a machine's fork server."""
 NODE = "rlpto@"
 """Name of that of a node's, before the id of its raylet."""
-UNUSED = "rlpto-"
-"""Name of the main thread of a process that has served nobody yet, before the id of its driver: Ray gives it another.
-Its environment, which tells the driver otherwise, is that of the fork server for those who look at it."""
+FORKED = "rlpto-forked"
+"""Name of that of a process that was forked, until Ray gives it another."""
 DEFAULT_WORKER = "default_worker.py"
 """What Ray would have run."""
 MODULES = (
@@ -352,7 +351,7 @@ def _leave(request: Request) -> list[str]:
     os.environ.clear()
     os.environ.update(request.environment)
     np.random.seed()  # unlike Python's own generator, it would draw the same in all of them
-    Path("/proc/self/comm").write_text(UNUSED + request.environment.get("RAY_JOB_ID", ""))
+    Path("/proc/self/comm").write_text(FORKED)
     return request.arguments
 
 

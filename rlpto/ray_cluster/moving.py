@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.spares import Spares
 
 Placement = tuple[str, ...]
 """Node id of every worker."""
 
 POLL = 0.02
 """Seconds between two looks at a job: what a delay may be off by."""
-TEND_SECONDS = 0.5
-"""Seconds between two looks at all jobs, for the spares."""
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at the jobs that are not waited for."""
 PATIENCE = 300.0
 """Seconds after which a change that does not take effect never will."""
 
@@ -39,15 +38,11 @@ class Change:
 
 
 class MovedJobs:
-    """All jobs that are moved at the same time; to be used with `with`, at whose end they are gone with their workers.
+    """Jobs that are moved at the same time; to be used with `with`, at whose end they are gone with their workers."""
 
-    spares: kept meanwhile, as while jobs are scheduled.
-    """
-
-    def __init__(self, spares: Spares | None) -> None:
+    def __init__(self) -> None:
         self.jobs: list[MovedJob] = []
-        self._spares = spares
-        self._tended = -math.inf
+        self._looked = -math.inf
 
     def __enter__(self) -> MovedJobs:
         return self
@@ -65,23 +60,21 @@ class MovedJobs:
         self.jobs.append(MovedJob(spec, self))
         return self.jobs[-1]
 
-    def rest(self, least: float, most: float) -> None:
-        """Let all jobs train so many seconds, longer if spares are missing."""
-        began = time.monotonic()
-        while (passed := time.monotonic() - began) < most:
-            self.tend()
-            if passed >= least and (self._spares is None or self._spares.complete):
-                return
-            time.sleep(TEND_SECONDS / 5)
+    def rest(self, seconds: float) -> None:
+        """Let all jobs train so long."""
+        by = time.monotonic() + seconds
+        while time.monotonic() < by:
+            self.look()
+            time.sleep(POLL)
 
-    def tend(self) -> None:
-        """Keep the spares, now and then. Raises JobError once any job has failed."""
+    def look(self) -> None:
+        """Look at all jobs, now and then. Raises JobError once any of them has failed."""
         now = time.monotonic()
-        if self._spares is not None and now >= self._tended + TEND_SECONDS:
-            self._tended = now
-            if any(job.starting for job in self.jobs):  # its runner could not answer yet
-                return
-            self._spares.tend([job.report() for job in self.jobs])
+        if now >= self._looked + LOOK_SECONDS:
+            self._looked = now
+            for job in self.jobs:
+                if not job.starting:  # its runner may not be able to answer yet
+                    job.report()
 
 
 class MovedJob:
@@ -153,7 +146,7 @@ class MovedJob:
             report = self.report()
             if holds(report):
                 return report
-            self._others.tend()
+            self._others.look()
             time.sleep(POLL)
         raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self.present)} workers")
 

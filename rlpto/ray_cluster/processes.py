@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rlpto.ray_cluster.forkserver import DEFAULT_WORKER, NODE, program
+from rlpto.ray_cluster.forkserver import NODE
 
 END_SECONDS = 4.0
 """Time for processes to end by themselves before they are killed."""
@@ -67,12 +67,6 @@ def listens(address: str) -> bool:
 
 TITLE = "TrainWorker"
 """What the command lines of jobs' workers have in them: Ray writes the actor's class there."""
-
-
-IDLE = "ray::IDLE"
-"""In the title of a process that no actor is in."""
-STARTING = DEFAULT_WORKER, program()
-"""In the command lines of processes that have no title yet."""
 
 
 def kill_titled(pid: int, title: str) -> None:
@@ -137,18 +131,18 @@ def of_folder(folder: str) -> set[int]:
     return found
 
 
-def children_titled(raylet: int, *titles: str) -> list[int]:
-    """Processes of a raylet's node, forked or not, whose command lines have one of `titles` in them."""
+def children_titled(raylet: int, title: str) -> list[int]:
+    """Processes of a raylet's node, forked or not, whose command lines have `title` in them."""
     children = _children()
     servers = {pid for pid in children.get(raylet, []) if name_of(pid).startswith(NODE)}
     started = {pid for parent in (raylet, *servers) for pid in children.get(parent, [])}
-    return sorted(pid for pid in started - servers if any(title in _command_line(pid) for title in titles))
+    return sorted(pid for pid in started - servers if title in _command_line(pid))
 
 
-def name_of(pid: int, thread: int | None = None) -> str:
-    """Name of a process's main thread, or of another one; empty if it has ended."""
+def name_of(pid: int) -> str:
+    """Name of a process's main thread; empty if it has ended."""
     try:
-        return Path(f"/proc/{pid}/task/{thread or pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 

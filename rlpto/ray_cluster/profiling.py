@@ -18,7 +18,6 @@ from typing import Any
 from rlpto.errors import JobError
 from rlpto.ray_cluster.messages import JobSpec, Measured
 from rlpto.ray_cluster.moving import Change, MovedJob, MovedJobs, Placement, hand_over
-from rlpto.ray_cluster.spares import Spares
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks at a job that learns."""
@@ -27,7 +26,7 @@ FEWEST_STEPS = 20
 CROWD, CROWD_GPUS = 4, 8
 """Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
 PEACE_SECONDS = 3.0
-"""Shortest time between two of their changes."""
+"""Time between two of their changes, or that of an `Effort` if it is shorter."""
 
 
 @dataclass(frozen=True)
@@ -123,28 +122,22 @@ def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
 
 
 def measure_program(
-    spec: JobSpec,
-    gpus: Mapping[str, int],
-    most: int,
-    effort: Effort,
-    tell: Callable[[str], None],
-    spares: Spares | None = None,
+    spec: JobSpec, gpus: Mapping[str, int], most: int, effort: Effort, tell: Callable[[str], None]
 ) -> ProgramMeasurements:
     """Measure one program on the cluster that this process is connected to.
 
     spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. tell: is told
-    what comes next, `stages` times. spares: kept meanwhile, as while jobs are scheduled. Raises JobError if the program
-    fails.
+    what comes next, `stages` times. Raises JobError if the program fails.
     """
     tell("learning")
     untrained = _untrained(spec)
     way = visits(gpus, most)
-    with MovedJobs(spares) as alone:
+    with MovedJobs() as alone:
         learner = alone.start(replace(_part(spec, "learning"), pace=None))
         first = learner.go(way[0])
-        accuracy, noise, complete = _learn(alone, learner, effort.learning)
-    sizes, changes = _through_sizes(spec, way, effort, tell, spares)
-    handed = _crowd(spec, shares(gpus), effort, tell, spares)
+        accuracy, noise, complete = _learn(learner, effort.learning)
+    sizes, changes = _through_sizes(spec, way, effort, tell)
+    handed = _crowd(spec, shares(gpus), effort, tell)
     return ProgramMeasurements(sizes, (first, *changes), untrained, accuracy, noise, complete, handed)
 
 
@@ -159,11 +152,11 @@ def _part(spec: JobSpec, name: str) -> JobSpec:
 
 
 def _through_sizes(
-    spec: JobSpec, way: Sequence[Placement], effort: Effort, tell: Callable[[str], None], spares: Spares | None
+    spec: JobSpec, way: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
 ) -> tuple[tuple[Measured, ...], list[Change]]:
     """Speeds of a job that is moved along `way`, and what its changes took."""
     changes = []
-    with MovedJobs(spares) as alone:
+    with MovedJobs() as alone:
         job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
         for place in way:
             tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
@@ -176,11 +169,11 @@ def _through_sizes(
 
 
 def _crowd(
-    spec: JobSpec, parts: Sequence[Placement], effort: Effort, tell: Callable[[str], None], spares: Spares | None
+    spec: JobSpec, parts: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
 ) -> tuple[Change, ...]:
     """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
     handed = []
-    with MovedJobs(spares) as crowd:
+    with MovedJobs() as crowd:
         specs = [replace(_part(spec, f"crowd-{number}"), epochs=1e9) for number in range(len(parts))]
         jobs: dict[int, MovedJob] = {}
         for number in range(1, len(parts)):
@@ -188,7 +181,7 @@ def _crowd(
             jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
         for trade in hand_overs(parts):
             tell(f"hand-over to {len(trade.place)} workers")
-            crowd.rest(PEACE_SECONDS, effort.seconds)
+            crowd.rest(min(PEACE_SECONDS, effort.seconds))
             if trade.taker not in jobs:
                 jobs[trade.taker] = crowd.start(specs[trade.taker])  # its runner starts while the other job gives up
             handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
@@ -201,7 +194,7 @@ def _slots(gpus: Mapping[str, int]) -> list[str]:
 
 
 def _learn(
-    alone: MovedJobs, job: MovedJob, seconds: float
+    job: MovedJob, seconds: float
 ) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
     """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
     noise: list[tuple[float, float]] = []
@@ -212,7 +205,6 @@ def _learn(
             noise.append((report.progress, report.noise_scale))
         if report.state == "finished" or time.monotonic() >= by:
             return report.accuracy_curve, tuple(noise), report.state == "finished"
-        alone.tend()
         time.sleep(LOOK_SECONDS)
 
 

@@ -75,10 +75,6 @@ class RaySettings(Settings):
     """Failures in a row, without progress in between, after which a job has failed."""
     backoff: float = Field(1.0, ge=0)
     """Seconds before the first retry, doubled for each further one."""
-    spare_workers: int = Field(1, ge=0, le=16)
-    """Warm processes kept in reserve on every node with GPUs, so that workers start at once; 0: none."""
-    spare_runners: int = Field(1, ge=0, le=16)
-    """The same where the jobs' runners are."""
     poll: float = Field(0.1, gt=0, le=5)
     """Longest time in seconds between two looks at the cluster."""
     without_gpus: float = Field(300.0, gt=0)

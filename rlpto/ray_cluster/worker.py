@@ -22,7 +22,6 @@ from rlpto.ray_cluster.group import AllReduce, Alone
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.parameter_server import ServerGroup
 from rlpto.ray_cluster.training import Chunk, Trainer
-from rlpto.ray_cluster.warming import REHEARSING, look_for_garbage
 
 T = TypeVar("T")
 
@@ -82,7 +81,6 @@ class TrainWorker:
 
     def __init__(self, spec: str) -> None:
         die_with_parent()
-        import_the_rest()
         self._spec = JobSpec.from_json(spec)
         self._trainer: Trainer | None = None
         self._failure: Failure | None = None
@@ -92,8 +90,7 @@ class TrainWorker:
 
     def prepare(self) -> Ready | Failure:
         """Make the model and train two steps for the sake of warmth, which are undone."""
-        with REHEARSING:
-            return self._guarded("prepare", self._prepare)
+        return self._guarded("prepare", self._prepare)
 
     def load(self, state: bytes) -> Failure | None:
         """Take over the state of a checkpoint."""
@@ -202,13 +199,6 @@ def describe(error: BaseException) -> str:
     if isinstance(error, RlptoError):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def import_the_rest() -> None:
-    """Import what the first step of an optimizer would, while nobody looks for garbage yet."""
-    import torch._dynamo  # noqa: F401
-
-    look_for_garbage()
 
 
 def use_few_threads(device: Device) -> None:

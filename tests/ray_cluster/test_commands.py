@@ -23,18 +23,20 @@ from agents.settings import BEST, LAST
 from rlpto.cli.real import BOOKS, SESSIONS
 from rlpto.ray_cluster.connection import jobs_with_runners
 from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.processes import IDLE, arguments_of, children_titled, of_folder
+from rlpto.ray_cluster.processes import arguments_of, children_titled, of_folder
 from rlpto.ray_cluster.store import read_table
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
 EPOCHS = 30
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
+IDLE = "ray::IDLE"
+"""In the title of a process that no actor is in."""
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
 
 
-def experiment(folder: Path, spares: int = 0, **changes: object) -> Path:
-    """The file of an experiment with two small jobs of the tests' program. spares: on every node."""
+def experiment(folder: Path, **changes: object) -> Path:
+    """The file of an experiment with two small jobs of the tests' program."""
     program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": EPOCHS, "batch_size": 20}
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "max_gpus": 2}]
     content = {
@@ -44,8 +46,6 @@ def experiment(folder: Path, spares: int = 0, **changes: object) -> Path:
         "ray": {
             "programs": {"tiny": {**program, "pace": 0.2}},
             "checkpoint_interval": 2,
-            "spare_workers": spares,
-            "spare_runners": spares,
         },
         "policies": ["elastic_fifo"],
         "evaluation": {"reference": "elastic_fifo"},
@@ -173,7 +173,7 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
     assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where runners are"
     before = {pid for raylet in raylets for pid in children_titled(raylet, IDLE)}  # of other tests
     run = tmp_path / "run"
-    evaluate = ("evaluate", str(experiment(tmp_path, spares=1)), "--cluster", "ray", "--address", ray_cluster.address)
+    evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
     with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE_JOB) as started:
         said(started, 0)
     assert column(run, "state") == ["finished"]

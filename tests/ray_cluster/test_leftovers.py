@@ -25,7 +25,7 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bo
     run = tmp_path / "run"
     evaluate = (
         "evaluate",
-        str(experiment(tmp_path, spares=1)),
+        str(experiment(tmp_path)),
         "--cluster",
         "ray",
         "--run-dir",
@@ -39,7 +39,7 @@ def test_an_evaluation_with_a_cluster_of_its_own_ends_all_of_it(asked_to_end: bo
         once(started, lambda: bool(column(run, "state")))
         folders = cluster_folders(started.pid)
         assert len(folders) == 1
-        family = family_of(*folders)  # spares and workers too, whose command lines do not tell
+        family = family_of(*folders)  # workers too, whose command lines do not tell
         assert len(family) > len(of_folder(*folders)) > 0
         if asked_to_end:
             started.terminate()

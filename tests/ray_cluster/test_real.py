@@ -47,8 +47,6 @@ def config(jobs: list[dict[str, object]], pace: float = 0.05) -> Config:
             "ray": {
                 "programs": {"tiny": {**program, "pace": pace}},
                 "checkpoint_interval": 2,
-                "spare_workers": 0,  # stocking them would take longer than the jobs
-                "spare_runners": 0,
             },
             "policies": ["equal_share"],
             "evaluation": {"reference": "equal_share"},
