@@ -45,10 +45,11 @@ class Scheduler:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
 
-    def interrupt(self) -> None:
-        """As Ctrl-C does: its runners end too. Killed if that takes too long."""
+    def end(self) -> None:
+        """As Ctrl-C does, which programs in the background of a shell do not hear: its runners end too. Killed if that
+        takes too long."""
         if self._process is not None and not self.ended:
-            self._process.send_signal(signal.SIGINT)
+            self._process.terminate()
             self.wait(60.0)
         self.kill()
 

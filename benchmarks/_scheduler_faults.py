@@ -63,7 +63,7 @@ def scheduler_killed(started: LocalCluster, repeats: int) -> Attached:
                 lost = max(lost, recoveries(scheduler))
             return Attached(returns(scheduler), processes, lost)
         finally:
-            scheduler.interrupt()
+            scheduler.end()
 
 
 def head_killed() -> Back:
@@ -89,7 +89,7 @@ def head_killed() -> Back:
             share = (steps(scheduler) - before) / ((time.monotonic() - killed) / PACE)
             return Back(seconds, share, recoveries(scheduler))
         finally:
-            scheduler.interrupt()
+            scheduler.end()
             stop_cluster(up)
             del os.environ["RLPTO_STATE"]
 
