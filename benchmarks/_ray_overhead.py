@@ -17,6 +17,9 @@ from rlpto.ray_cluster.training import Trainer
 SIZES = {"7 ms": (64, 0.10), "50 ms": (512, 0.03)}
 REPORTS = 0.02
 SECONDS = 6.0
+"""For which a job trains on Ray, then in plain torch, to be compared."""
+TIMES = 3
+"""Such comparisons for every repeat: on a shared machine one of the two may be slower by half than a minute later."""
 BLOCK = 40
 """Steps with, then steps without measuring."""
 BLOCKS_SECONDS = 40.0
@@ -37,7 +40,7 @@ def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
                 spec = running.spec
                 plain = plain_seconds(spec, 10)
                 count = max(10, round(SECONDS / plain))
-                for _ in range(repeats):
+                for _ in range(TIMES * repeats):
                     begin = running.steps(1)
                     end = running.steps(count)
                     on_ray = (end.time - begin.time) / (end.step - begin.step)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 SMOOTHING = 0.999
 """Weight that an estimate keeps per step."""
 
-EVERY = 4
+EVERY = 8
 """Steps from one measurement to the next: keeps its cost well below the noise of step times."""
 
 

@@ -56,8 +56,9 @@ class Alone:
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model = model
         self._optimizer = optimizer
-        self._step = self._samples = self._before_samples = 0
-        self._before: list[Tensor] = []
+        self._step = self._samples = 0
+        self._kept: list[Tensor] = []
+        self._kept_step, self._kept_samples = -1, 0
 
     def begin(self, step: int, own: int, samples: int) -> None:  # noqa: ARG002
         """Nothing to prepare."""
@@ -73,22 +74,28 @@ class Alone:
     def _compare(self) -> SquaredNorms | None:
         turn = self._step % EVERY
         if turn == 0:
-            self._before = [gradient.clone() for gradient in gradients_of(self.model)]
-            self._before_samples = self._samples
+            self._keep(gradients_of(self.model))
             return None
-        if turn != 1 or not self._before:
+        if turn != 1 or self._kept_step != self._step - 1:
             return None
-        before, now = self._before, gradients_of(self.model)
-        self._before = []
+        before, now = self._kept, gradients_of(self.model)
         if len(before) != len(now):
             return None
-        sizes = (self._before_samples, self._samples)
+        sizes = (self._kept_samples, self._samples)
         first, second = squared_norm(before), squared_norm(now)
         product = sum(torch.dot(a.flatten(), b.flatten()) for a, b in zip(before, now, strict=True))
         share = sizes[0] / sum(sizes)
         mean = share**2 * first + (1 - share) ** 2 * second + 2 * share * (1 - share) * float(product)
         inverse = (1 / sizes[0] + 1 / sizes[1]) / 2
         return SquaredNorms((first + second) / 2, mean, inverse, 1 / sum(sizes))
+
+    def _keep(self, gradients: list[Tensor]) -> None:
+        """Remember the gradients of this step, in the same memory as before: new memory costs more than the copy."""
+        if [kept.shape for kept in self._kept] != [gradient.shape for gradient in gradients]:
+            self._kept = [torch.empty_like(gradient) for gradient in gradients]
+        for kept, gradient in zip(self._kept, gradients, strict=True):
+            kept.copy_(gradient)
+        self._kept_step, self._kept_samples = self._step, self._samples
 
     def gather(self) -> None:
         """All is here."""
