@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,6 +26,15 @@ def drop_and_go_on() -> None:
     time.sleep(PATIENCE)
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Ctrl-C interrupts: tests that a shell runs in the background would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 def test_an_interrupt_that_is_raised_where_nobody_can_catch_it_comes_again() -> None:
     with pytest.raises(KeyboardInterrupt):
         drop_and_go_on()
