@@ -19,7 +19,7 @@ VARIABLES: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     # Ray would run workers at niceness 15, behind anything else on the machine.
     "RAY_worker_niceness": "0",
-    # Ray would start a process for every core with the first driver, and others with it; nobody uses them here.
+    # Ray would start a process for every core with the first driver; here nobody would use them.
     "RAY_prestart_worker_first_driver": "0",
     # A dead node is noticed within about a second, a hung one within about eight: sooner, and nodes of a machine that
     # is very busy are taken for hung, its head too.

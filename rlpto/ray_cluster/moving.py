@@ -18,7 +18,7 @@ Placement = tuple[str, ...]
 
 POLL = 0.02
 """Seconds between two looks at a job: what a delay may be off by."""
-LOOK_SECONDS = 0.5
+OTHERS_SECONDS = 0.5
 """Seconds between two looks at the jobs that are not waited for."""
 PATIENCE = 300.0
 """Seconds after which a change that does not take effect never will."""
@@ -70,7 +70,7 @@ class MovedJobs:
     def look(self) -> None:
         """Look at all jobs, now and then. Raises JobError once any of them has failed."""
         now = time.monotonic()
-        if now >= self._looked + LOOK_SECONDS:
+        if now >= self._looked + OTHERS_SECONDS:
             self._looked = now
             for job in self.jobs:
                 if not job.starting:  # its runner may not be able to answer yet

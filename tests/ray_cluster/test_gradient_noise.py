@@ -43,10 +43,12 @@ def test_one_worker_finds_them_from_successive_gradients() -> None:
     generator = np.random.default_rng(2)
     model = torch.nn.Linear(DIMENSIONS, 1, bias=False)
     group, meter = Alone(model, SGD(model.parameters(), lr=0.0)), NoiseMeter()
+    model.weight.grad = torch.zeros_like(model.weight)
     measured = 0
     for step in range(16_000):
         samples = 40 if step % 7 else 13  # the last batch of an epoch is short
-        model.weight.grad = torch.from_numpy(gradient(generator, samples)).float().reshape(1, -1)
+        # In place, as after `zero_grad(set_to_none=False)`: what is compared later has to be a copy.
+        model.weight.grad.copy_(torch.from_numpy(gradient(generator, samples)).reshape(1, -1))
         group.begin(step, samples, samples)
         norms = group.update(1.0)
         if norms is not None:
@@ -54,6 +56,17 @@ def test_one_worker_finds_them_from_successive_gradients() -> None:
             measured += 1
     assert measured == 16_000 // EVERY
     assert meter.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQUARE, rel=0.1)
+
+
+def test_only_successive_gradients_are_compared() -> None:
+    model = torch.nn.Linear(2, 1)
+    group = Alone(model, SGD(model.parameters(), lr=0.0))
+    model(torch.ones(1, 2)).sum().backward()
+    compared = []
+    for step in (0, 1, EVERY, 2 * EVERY + 1, 1, 3 * EVERY, 3 * EVERY + 1):
+        group.begin(step, 4, 4)
+        compared.append(group.update(1.0) is not None)
+    assert compared == [False, True, False, False, False, False, True]
 
 
 def test_shares_of_a_batch_are_those_that_are_dealt_out() -> None:
