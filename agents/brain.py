@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from agents.archive import Archive, read_archive
-from agents.network import JobSetPolicy
-from agents.settings import AgentSettings, NetworkSettings
-from envs.actions import LARGEST
-from envs.cluster_env import LiveSetup
-from envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, VERSION, Observation
-from envs.settings import EnvSettings
-from envs.setup import EnvSetup, action_space, observation_space
 from rlpto import __version__
+from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.arrays import AnyArray, FloatArray
+from rlpto.envs.actions import LARGEST
+from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, VERSION, Observation
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.errors import CheckpointError
 from rlpto.policies.steering import STEERING_FEATURES
 

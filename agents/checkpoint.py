@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.archive import Archive, read_archive, write_archive
-from agents.brain import AGENT, CHECKPOINT, brain_manifest, brain_of, check_meaning, load_weights, weight_arrays
-from agents.network import JobSetPolicy
-from agents.ppo import TimedPPO
-from agents.settings import AgentSettings
-from envs.cluster_env import LiveSetup
-from envs.live import LiveSB3Env
-from envs.sb3 import SB3ClusterEnv
-from envs.setup import EnvSetup
 from rlpto import __version__
+from rlpto.agents.archive import Archive, read_archive, write_archive
+from rlpto.agents.brain import AGENT, CHECKPOINT, brain_manifest, brain_of, check_meaning, load_weights, weight_arrays
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.settings import AgentSettings
+from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.live import LiveSB3Env
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.setup import EnvSetup
 from rlpto.errors import CheckpointError
 
 LARGEST_EXPORT = 2_000_000

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.settings import AgentSettings
-from envs.actions import LARGEST
-from envs.batch import action_weights
-from envs.fleet import Fleet, build_fleet, play
-from envs.setup import EnvSetup
+from rlpto.agents.settings import AgentSettings
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.envs.actions import LARGEST
+from rlpto.envs.batch import action_weights
+from rlpto.envs.fleet import Fleet, build_fleet, play
+from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
 from rlpto.policies.steering import FREE, STEERING_FEATURES
 from rlpto.rewards import RewardWeights

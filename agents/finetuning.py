@@ -1,6 +1,6 @@
 """Training that goes on where the cluster is real: one environment, in wall-clock time, from a good agent.
 
-What is learned is the same, by the same updates (`agents.training`). There is no evolution, no imitation and no
+What is learned is the same, by the same updates (`rlpto.agents.training`). There is no evolution, no imitation and no
 validation: they take thousands of episodes, and an episode here takes as long as its jobs.
 """
 
@@ -14,17 +14,17 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from agents.archive import Archive, read_archive
-from agents.brain import KINDS, Brain, brain_of, load_weights
-from agents.checkpoint import Identity, read_checkpoint, restore
-from agents.logs import EpisodeTerms, log_texts, make_logger
-from agents.network import JobSetPolicy
-from agents.ppo import TimedPPO
-from agents.settings import LAST, AgentSettings, NetworkSettings
-from agents.training import Outcome, Status, Training, check_device, learn
-from envs.cluster_env import ClusterEnv, LiveSetup
-from envs.live import LiveSB3Env
-from envs.settings import EnvSettings
+from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.brain import KINDS, Brain, brain_of, load_weights
+from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
+from rlpto.agents.logs import EpisodeTerms, log_texts, make_logger
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
+from rlpto.agents.training import Outcome, Status, Training, check_device, learn
+from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.live import LiveSB3Env
+from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 
 
@@ -83,7 +83,7 @@ def fine_tune(
     told: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`agents.training`).
+    """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`rlpto.agents.training`).
 
     setup, settings: as `beginner` makes them. interval: seconds between regular decisions. resume: from the last
     checkpoint of `folder`; the episode that was under way begins anew. stop: asked after every step; True: what was

@@ -15,7 +15,7 @@ from stable_baselines3.common.logger import Figure as LoggedFigure
 from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from agents.settings import AgentSettings
+from rlpto.agents.settings import AgentSettings
 from rlpto.evaluation.timeline import gpus_by_accuracy
 from rlpto.files import write_text
 from rlpto.records import REWARD_PARTS, RunRecord

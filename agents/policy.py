@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field
 
-from agents.settings import BEST, LAST
-from envs.actions import LEVELS, MODES, wishes_of_increments, wishes_of_levels
-from envs.batch import action_weights
-from envs.observation import Observation, observe
-from envs.settings import EnvSettings
-from envs.view import JobView, view_state
+from rlpto.agents.settings import BEST, LAST
 from rlpto.arrays import AnyArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.envs.actions import LEVELS, MODES, wishes_of_increments, wishes_of_levels
+from rlpto.envs.batch import action_weights
+from rlpto.envs.observation import Observation, observe
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.view import JobView, view_state
 from rlpto.errors import ConfigError, PolicyError
 from rlpto.policies.steering import steer
 from rlpto.settings import Settings
 
 if TYPE_CHECKING:
-    from agents.brain import Brain
+    from rlpto.agents.brain import Brain
 
 
 class AgentOptions(Settings):
@@ -58,7 +58,7 @@ class Agent:
         self.name = "agent"
         self.options = options or AgentOptions()
         if brain is None:
-            from agents.brain import load_brain
+            from rlpto.agents.brain import load_brain
 
             brain = load_brain(agent_file(self.options), self.options.max_jobs)
         self._brain = brain

@@ -11,8 +11,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.vec_env import VecEnv
 
-from agents.network import JobSetPolicy
-from agents.settings import AgentSettings
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.settings import AgentSettings
 from rlpto.arrays import FloatArray
 
 HOUR = 3600.0

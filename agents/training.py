@@ -12,21 +12,21 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from agents.brain import Brain
-from agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
-from agents.evolution import CHECKPOINT as EVOLUTION
-from agents.evolution import evolve, evolves
-from agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
-from agents.network import JobSetPolicy
-from agents.policy import Agent
-from agents.ppo import TimedPPO
-from agents.settings import BEST, LAST, AgentSettings
-from agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
-from agents.warmstart import imitate, imitates, starting_setup
-from envs.cluster_env import LiveSetup
-from envs.sb3 import SB3ClusterEnv
-from envs.setup import EnvSetup
+from rlpto.agents.brain import Brain
+from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
+from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
+from rlpto.agents.evolution import evolve, evolves
+from rlpto.agents.logs import EpisodeTerms, log_figures, log_outcome, log_record, log_texts, make_logger, write_history
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.policy import Agent
+from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
+from rlpto.agents.warmstart import imitate, imitates, starting_setup
 from rlpto.arrays import FloatArray
+from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.setup import EnvSetup
 from rlpto.errors import PolicyError, TrainingError
 from rlpto.policies.steering_file import save_steering_weights
 

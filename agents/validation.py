@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from agents.brain import Brain
-from envs.batch import EnvBatch, begin_episode
-from envs.fleet import build_fleet, play
-from envs.setup import EnvSetup
+from rlpto.agents.brain import Brain
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import total_gpus
+from rlpto.envs.batch import EnvBatch, begin_episode
+from rlpto.envs.fleet import build_fleet, play
+from rlpto.envs.setup import EnvSetup
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.policies.base import Policy
 from rlpto.policies.steering import STEERING_FEATURES

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from agents.network import JobSetPolicy
-from agents.settings import AgentSettings
-from envs.actions import FEWER, INDEX, LEVELS, MORE, SAME, wishes
-from envs.batch import EnvBatch
-from envs.fleet import Fleet, view_of
-from envs.observation import Observation
-from envs.setup import EnvSetup
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.settings import AgentSettings
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import njit
+from rlpto.envs.actions import FEWER, INDEX, LEVELS, MORE, SAME, wishes
+from rlpto.envs.batch import EnvBatch
+from rlpto.envs.fleet import Fleet, view_of
+from rlpto.envs.observation import Observation
+from rlpto.envs.setup import EnvSetup
 from rlpto.policies.index_weights import INDEX_FEATURES
 from rlpto.policies.steering import steering_weights
 

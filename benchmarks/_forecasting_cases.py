@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from forecasting.base import targets
-from forecasting.series import MONDAY, TimeSeries, as_series, seconds
+from rlpto.forecasting.base import targets
+from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, seconds
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -24,11 +24,11 @@ import torch
 from _forecasting_cases import HORIZON, Case, FloatArray, given, others, ratio, real, venus_counts
 from scipy.optimize import nnls
 
-from forecasting.base import targets
-from forecasting.errors import ForecastError
-from forecasting.features import describe, layout_of
-from forecasting.hybrid import HybridForecaster
-from forecasting.series import as_series
+from rlpto.forecasting.base import targets
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.features import describe, layout_of
+from rlpto.forecasting.hybrid import HybridForecaster
+from rlpto.forecasting.series import as_series
 
 BEHIND_PART, BEHIND_RIVAL, AHEAD_SHARE = 1.005, 1.01, 2 / 3
 COVERAGE = (0.77, 0.83)

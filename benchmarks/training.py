@@ -21,12 +21,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv
 
-from agents.ppo import TimedPPO
-from agents.settings import AgentSettings
-from envs.fleet import Workload
-from envs.sb3 import SB3ClusterEnv
-from envs.settings import EnvSettings
-from envs.setup import EnvSetup
+from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.settings import AgentSettings
+from rlpto.envs.fleet import Workload
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import EnvSetup
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights

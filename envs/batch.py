@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.actions import INDEX, LARGEST, steps
-from envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
-from envs.observation import Observation, empty_observation
-from envs.settings import EnvSettings
-from envs.setup import EnvSetup, choices_of, draw_episode, episode_rng
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
+from rlpto.envs.actions import INDEX, LARGEST, steps
+from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
+from rlpto.envs.observation import Observation, empty_observation
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import EnvSetup, choices_of, draw_episode, episode_rng
 from rlpto.policies.steering import STEERING_FEATURES
 
 

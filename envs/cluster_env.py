@@ -12,16 +12,16 @@ from gymnasium.error import ResetNeeded
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from envs.actions import INDEX, MODES, wishes
-from envs.batch import NO_SHADOW, Shadow, action_choices, action_weights, shadow_of, shadow_reward
-from envs.fleet import PARTS, build_fleet, reward_vector, weigh
-from envs.observation import observe
-from envs.rendering import Trail, draw, tell
-from envs.settings import EnvSettings
-from envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
-from envs.view import view_state
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, Cluster
+from rlpto.envs.actions import INDEX, MODES, wishes
+from rlpto.envs.batch import NO_SHADOW, Shadow, action_choices, action_weights, shadow_of, shadow_reward
+from rlpto.envs.fleet import PARTS, build_fleet, reward_vector, weigh
+from rlpto.envs.observation import observe
+from rlpto.envs.rendering import Trail, draw, tell
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
+from rlpto.envs.view import view_state
 from rlpto.errors import ConfigError
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import Queue, QueueSettings
@@ -30,7 +30,7 @@ from rlpto.rewards import RewardWeights
 from rlpto.simulator.cluster import SimulatedCluster
 
 Observed = dict[str, NDArray[np.float32]]
-"""The parts of `envs.observation.Observation` by name."""
+"""The parts of `rlpto.envs.observation.Observation` by name."""
 
 OPTIONS = ("workload", "warm_up", "length")
 """Options of `ClusterEnv.reset`."""
@@ -40,7 +40,7 @@ OPTIONS = ("workload", "warm_up", "length")
 class LiveSetup:
     """An environment over clusters that somebody else makes, such as a real one.
 
-    cluster: gives the cluster of the next episode. start: as in `envs.setup.EnvSetup`. shadow: what the
+    cluster: gives the cluster of the next episode. start: as in `rlpto.envs.setup.EnvSetup`. shadow: what the
     start heuristic earns there (one workload), if that is known.
     """
 
@@ -55,7 +55,7 @@ class LiveSetup:
 class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     """Schedule the jobs of one cluster for an episode.
 
-    Observation: a dictionary of the arrays of `envs.observation.Observation`, which lists every entry with
+    Observation: a dictionary of the arrays of `rlpto.envs.observation.Observation`, which lists every entry with
     its unit and its fixed normalisation. With the default settings: jobs [32, JOB_FEATURES], mask [32],
     cluster [CLUSTER_FEATURES], forecast [6 x FORECAST_FEATURES], float32.
 
@@ -222,7 +222,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     def _run(self, mode: int, weights: FloatArray, choice: IntArray, until: float) -> FloatArray:
         """Decide with one action until `until` (at least once) or the end; returns the reward's terms [4].
 
-        The loop of `rlpto.scheduler.run`, and to the last bit that of `envs.fleet.run_hold`.
+        The loop of `rlpto.scheduler.run`, and to the last bit that of `rlpto.envs.fleet.run_hold`.
         """
         cluster, gains, sums = self.cluster, np.zeros(3), np.zeros(3)
         while True:

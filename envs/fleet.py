@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.actions import INDEX, wishes
-from envs.observation import Observation, encode
-from envs.view import JobView
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Node, total_gpus
 from rlpto.compiled import kernel, njit
+from rlpto.envs.actions import INDEX, wishes
+from rlpto.envs.observation import Observation, encode
+from rlpto.envs.view import JobView
 from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
@@ -235,7 +235,7 @@ def over(f: Fleet, b: int) -> bool:
 
 @njit()
 def view_of(f: Fleet, b: int) -> JobView:
-    """The active jobs of cluster b in queue order, as `envs.view.view_state` gives them of a single cluster."""
+    """The active jobs of cluster b in queue order, as `rlpto.envs.view.view_state` gives them of a single cluster."""
     w = f.world
     cluster, jobs = w.clusters[b], w.jobs[b]
     n = cluster.active

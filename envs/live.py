@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.cluster_env import ClusterEnv, Observed
-from envs.state import State
-from envs.vector import Observations
 from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.envs.cluster_env import ClusterEnv, Observed
+from rlpto.envs.state import State
+from rlpto.envs.vector import Observations
 from rlpto.errors import CheckpointError
 from rlpto.records import REWARD_PARTS
 
@@ -21,7 +21,7 @@ Indices = int | Iterable[int] | None
 
 
 class LiveSB3Env(VecEnv):
-    """A single `ClusterEnv` in the form, and with the infos, of `envs.sb3.SB3ClusterEnv`.
+    """A single `ClusterEnv` in the form, and with the infos, of `rlpto.envs.sb3.SB3ClusterEnv`.
 
     elapsed: [1] float64 seconds that the last step took, written in place.
     """
@@ -114,7 +114,7 @@ class LiveSB3Env(VecEnv):
         return [isinstance(self, wrapper_class) for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """None: `envs.cluster_env.ClusterEnv` draws."""
+        """None: `rlpto.envs.cluster_env.ClusterEnv` draws."""
         return [None]
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.view import JobView
 from rlpto.arrays import FloatArray
 from rlpto.cluster import ClusterState, Forecast
 from rlpto.compiled import njit
+from rlpto.envs.view import JobView
 from rlpto.jobs import PRIORITY_CLASSES
 
 VERSION = 1

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.view import JobView
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Cluster
+from rlpto.envs.view import JobView
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.records import AllocationChanges
 

@@ -10,18 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.batch import EnvBatch
-from envs.setup import EnvSetup, action_space, observation_space
-from envs.state import State, batch_state, check_same_form, restore_batch
-from envs.vector import Observations, one_row
 from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.envs.batch import EnvBatch
+from rlpto.envs.setup import EnvSetup, action_space, observation_space
+from rlpto.envs.state import State, batch_state, check_same_form, restore_batch
+from rlpto.envs.vector import Observations, one_row
 from rlpto.records import REWARD_PARTS
 
 Indices = int | Iterable[int] | None
 
 
 class SB3ClusterEnv(VecEnv):
-    """B environments, the same as those of `envs.vector.ClusterVectorEnv`.
+    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`.
 
     elapsed: [B] float64 seconds that the last step took: always the same array, written in place, so
     that a rollout buffer can keep it and discount per unit of time.
@@ -31,7 +31,7 @@ class SB3ClusterEnv(VecEnv):
     reward's terms, by name), elapsed (simulated seconds) and workload (its name). Otherwise it is
     empty. All arrays that are returned are fresh.
 
-    Parameters are those of `envs.vector.ClusterVectorEnv`.
+    Parameters are those of `rlpto.envs.vector.ClusterVectorEnv`.
     """
 
     def __init__(
@@ -146,5 +146,5 @@ class SB3ClusterEnv(VecEnv):
         return [isinstance(self, wrapper_class) for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
-        """None for each: `envs.cluster_env.ClusterEnv` draws."""
+        """None for each: `rlpto.envs.cluster_env.ClusterEnv` draws."""
         return [None] * self.num_envs

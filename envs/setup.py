@@ -8,12 +8,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.random import Generator
 
-from envs.actions import FEWER, LARGEST, MODES, MORE, SAME
-from envs.fleet import Workload
-from envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT
-from envs.settings import EnvSettings
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Node
+from rlpto.envs.actions import FEWER, LARGEST, MODES, MORE, SAME
+from rlpto.envs.fleet import Workload
+from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT
+from rlpto.envs.settings import EnvSettings
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import QueueSettings
@@ -74,7 +74,7 @@ def episode_rng(seed: int | None, slot: int) -> Generator:
 
 
 def observation_space(settings: EnvSettings) -> spaces.Dict:
-    """The space of `envs.observation.Observation`."""
+    """The space of `rlpto.envs.observation.Observation`."""
 
     def box(low: float, high: float, *shape: int) -> spaces.Box:
         return spaces.Box(low, high, shape, np.float32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from envs.batch import EnvBatch
 from rlpto.arrays import AnyArray
+from rlpto.envs.batch import EnvBatch
 from rlpto.errors import CheckpointError
 
 State = dict[str, Any]

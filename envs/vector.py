@@ -9,14 +9,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from envs.batch import EnvBatch, Steps
-from envs.observation import Observation
-from envs.setup import EnvSetup, action_space, observation_space
 from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.envs.batch import EnvBatch, Steps
+from rlpto.envs.observation import Observation
+from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.records import REWARD_PARTS
 
 Observations = dict[str, NDArray[np.float32]]
-"""The parts of `envs.observation.Observation` by name, each with a leading axis [B]."""
+"""The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""
 
 
 class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
@@ -28,7 +28,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     under the same name with an underscore: terms (accuracy, time, resources, rescale, [B] each: the
     reward's terms as they are) and elapsed ([B] seconds that passed).
 
-    setup: see `envs.setup.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them anew.
+    setup: see `rlpto.envs.setup.EnvSetup`. num_envs: B. seed: of the episodes; reset(seed=) begins them anew.
     max_episode_steps: an episode is cut after so many steps; None: when its length is reached.
     """
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from forecasting.errors import ForecastError
+from rlpto.forecasting.errors import ForecastError
 
 if TYPE_CHECKING:
-    from forecasting.base import Forecast, Forecaster, load
-    from forecasting.hybrid import HybridForecaster
-    from forecasting.registry import make_forecaster
-    from forecasting.series import TimeSeries, as_series
+    from rlpto.forecasting.base import Forecast, Forecaster, load
+    from rlpto.forecasting.hybrid import HybridForecaster
+    from rlpto.forecasting.registry import make_forecaster
+    from rlpto.forecasting.series import TimeSeries, as_series
 
 _PLACES = {
     "Forecast": "base",
@@ -42,4 +42,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'forecasting' has no attribute {name!r}")
-    return getattr(import_module(f"forecasting.{_PLACES[name]}"), name)
+    return getattr(import_module(f"rlpto.forecasting.{_PLACES[name]}"), name)

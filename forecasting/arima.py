@@ -1,7 +1,7 @@
 """ARIMA members: on raw counts, on log1p counts, with the day and the week as Fourier terms, and with a season.
 
 All are fitted on the newest FITTED_POINTS points; then their parameters stand, and new counts only
-run through the filter of `forecasting.arma`.
+run through the filter of `rlpto.forecasting.arma`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from forecasting.arma import Arima, Filter
-from forecasting.orders import Fit, aicc_of, fit_arima, fit_sarima, needs_difference
-from forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, fourier
-from forecasting.storage import State
-from forecasting.univariate import Univariate
+from rlpto.forecasting.arma import Arima, Filter
+from rlpto.forecasting.orders import Fit, aicc_of, fit_arima, fit_sarima, needs_difference
+from rlpto.forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, fourier
+from rlpto.forecasting.storage import State
+from rlpto.forecasting.univariate import Univariate
 
 FITTED_POINTS = 4000
 """Points that orders and parameters are fitted on, the newest."""

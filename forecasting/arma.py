@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.signal import lfilter
 
-from forecasting.series import FloatArray, IntArray
+from rlpto.forecasting.series import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

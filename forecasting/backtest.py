@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from forecasting.base import Batch, Counts, Forecaster, targets
-from forecasting.errors import ForecastError
-from forecasting.series import DAY, FloatArray, IntArray, TimeSeries, Values, as_series
-from forecasting.storage import whole_file
+from rlpto.forecasting.base import Batch, Counts, Forecaster, targets
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import DAY, FloatArray, IntArray, TimeSeries, Values, as_series
+from rlpto.forecasting.storage import whole_file
 
 TEST_SHARE = 0.2
 """Share of the series, at its end, whose origins are scored if nothing else is said."""

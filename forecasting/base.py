@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from forecasting.errors import ForecastError
-from forecasting.history import History
-from forecasting.series import MIN_POINTS, FloatArray, Gaps, IntArray, TimeSeries, Values, as_series, is_dated
-from forecasting.storage import State, read_state, write_state
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.history import History
+from rlpto.forecasting.series import MIN_POINTS, FloatArray, Gaps, IntArray, TimeSeries, Values, as_series, is_dated
+from rlpto.forecasting.storage import State, read_state, write_state
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from forecasting.backtest import Backtest
+    from rlpto.forecasting.backtest import Backtest
 
 Counts: TypeAlias = "TimeSeries | pd.Series[Any] | Values"
 """A series as users hold it; see `as_series`."""
@@ -254,8 +254,8 @@ class Forecaster(ABC):
         covariates: Values | None = None,
         step: float | str | None = None,
     ) -> Backtest:
-        """Forecast a series from many origins, as `forecasting.backtest.backtest` does; this object stays as it is."""
-        from forecasting.backtest import backtest
+        """Forecast a series from many origins, as `backtest.backtest` does; this object stays as it is."""
+        from rlpto.forecasting.backtest import backtest
 
         return backtest(
             {self.kind: self},
@@ -418,7 +418,7 @@ def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) 
 
 def load(path: str | Path) -> Forecaster:
     """Read a forecaster of whatever kind. Raises ForecastError if the file is broken or foreign."""
-    from forecasting.registry import forecaster_class
+    from rlpto.forecasting.registry import forecaster_class
 
     kind, state = read_state(Path(path))
     return forecaster_class(kind, f"{path}: ").from_state(state, str(path))

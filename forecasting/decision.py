@@ -6,8 +6,8 @@ So candidates are told apart by their own absolute errors in counts: three mixes
 on all parts, and the middle of the pool and the regressions), each moved by a few factors and rounded at a few
 thresholds, and every part. They get exponential weights with a long memory, per step ahead and partly over all,
 with a share that always stays with the prior (Herbster, Warmuth 1998), and the decision is their weighted median,
-which is a candidate: if one part is steadily best, it is that part. As in `forecasting.pool`, a forecast is judged
-once its target is known, and the code is the same value by value and for a whole series.
+which is a candidate: if one part is steadily best, it is that part. As in `rlpto.forecasting.pool`, a forecast is
+judged once its target is known, and the code is the same value by value and for a whole series.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from forecasting.series import FloatArray, IntArray
+from rlpto.forecasting.series import FloatArray, IntArray
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
 """Candidates are the mixes moved by these [log1p]; more of them below it: most counts are skewed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, calendar_features, day_of_week
+from rlpto.forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, calendar_features, day_of_week
 
 DAILY_LAGS = 7
 """Days whose same time of day is averaged to a profile."""

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from forecasting.base import Batch, Forecaster
-from forecasting.errors import ForecastError
-from forecasting.features import describe
-from forecasting.intervals import at_levels, median
-from forecasting.network import QUANTILES, NetworkSettings
-from forecasting.recurrent import Recurrent, one_step_errors
-from forecasting.registry import make_forecaster
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
+from rlpto.forecasting.base import Batch, Forecaster
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.features import describe
+from rlpto.forecasting.intervals import at_levels, median
+from rlpto.forecasting.network import QUANTILES, NetworkSettings
+from rlpto.forecasting.recurrent import Recurrent, one_step_errors
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
 
 Experts = tuple[tuple[str, Mapping[str, Any]], ...]
 """Kinds and settings of forecasters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.series import FloatArray, TimeSeries
 
 
 class History:

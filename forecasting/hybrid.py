@@ -9,19 +9,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
-from forecasting.decision import Criteria, DecisionState, decide, new_decision
-from forecasting.errors import ForecastError
-from forecasting.features import Features, describe, layout_of
-from forecasting.intervals import at_levels, pooled_mean, pooled_spread, with_median
-from forecasting.linear import VALIDATION, LinearForecaster
-from forecasting.network import MEDIAN, QUANTILES, NetworkSettings
-from forecasting.pool import FEATURES, PoolState, Rules, advance, new_state
-from forecasting.recurrent import Recurrent, one_step_errors
-from forecasting.registry import forecaster_class, make_forecaster
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
-from forecasting.trees import TreesForecaster
+from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
+from rlpto.forecasting.decision import Criteria, DecisionState, decide, new_decision
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.features import Features, describe, layout_of
+from rlpto.forecasting.intervals import at_levels, pooled_mean, pooled_spread, with_median
+from rlpto.forecasting.linear import VALIDATION, LinearForecaster
+from rlpto.forecasting.network import MEDIAN, QUANTILES, NetworkSettings
+from rlpto.forecasting.pool import FEATURES, PoolState, Rules, advance, new_state
+from rlpto.forecasting.recurrent import Recurrent, one_step_errors
+from rlpto.forecasting.registry import forecaster_class, make_forecaster
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
+from rlpto.forecasting.trees import TreesForecaster
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from forecasting.base import Forecaster, spread_quantiles, targets
-from forecasting.features import Features, Layout, describe, layout_of
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
+from rlpto.forecasting.base import Forecaster, spread_quantiles, targets
+from rlpto.forecasting.features import Features, Layout, describe, layout_of
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
 
 VALIDATION = 0.15
 """Share of a fitted series that is held out: 12 % of a series of which the last 20 % are not fitted."""

@@ -9,10 +9,10 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 
-from forecasting.errors import ForecastError
-from forecasting.series import HOUR, FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
-from forecasting.univariate import Univariate
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import HOUR, FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
+from rlpto.forecasting.univariate import Univariate
 
 
 class Naive(Univariate):

@@ -12,8 +12,8 @@ from scipy.optimize import least_squares
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-from forecasting.arma import Arima
-from forecasting.series import FloatArray
+from rlpto.forecasting.arma import Arima
+from rlpto.forecasting.series import FloatArray
 
 MAX_ORDER = 3
 """Largest p and q, each; MAX_TERMS is the largest p + q."""

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from forecasting.backtest import Backtest
-from forecasting.errors import ForecastError
-from forecasting.series import DAY, HOUR, FloatArray, IntArray
-from forecasting.storage import whole_file
+from rlpto.forecasting.backtest import Backtest
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import DAY, HOUR, FloatArray, IntArray
+from rlpto.forecasting.storage import whole_file
 
 SHOWN_DAYS = 7.0
 """Days at the end of a backtest that are drawn."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from forecasting.base import targets
-from forecasting.errors import ForecastError
-from forecasting.features import CALENDAR, SHORT_LAGS, Features, Layout, describe, layout_of
-from forecasting.linear import VALIDATION
-from forecasting.network import (
+from rlpto.forecasting.base import targets
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.features import CALENDAR, SHORT_LAGS, Features, Layout, describe, layout_of
+from rlpto.forecasting.linear import VALIDATION
+from rlpto.forecasting.network import (
     Examples,
     NetworkSettings,
     QuantileGRU,
@@ -20,8 +20,8 @@ from forecasting.network import (
     run,
     train,
 )
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
 
 _INPUTS = SHORT_LAGS + 4 + CALENDAR
 _TARGETS = 5 + CALENDAR

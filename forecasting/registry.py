@@ -6,24 +6,24 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from forecasting.base import Forecaster
-from forecasting.errors import ForecastError
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.errors import ForecastError
 
 KINDS = {
-    "naive": "forecasting.naive:Naive",
-    "moving_average": "forecasting.naive:MovingAverage",
-    "smoothing": "forecasting.naive:ExponentialSmoothing",
-    "seasonal_naive": "forecasting.naive:SeasonalNaive",
-    "arima_raw": "forecasting.arima:RawArima",
-    "arima_log": "forecasting.arima:LogArima",
-    "arima_fourier": "forecasting.arima:FourierArima",
-    "sarima": "forecasting.arima:Sarima",
-    "linear": "forecasting.linear:LinearForecaster",
-    "trees": "forecasting.trees:TreesForecaster",
-    "gru": "forecasting.gru:GruForecaster",
-    "residual_hybrid": "forecasting.residual:ResidualHybrid",
-    "gated_gru": "forecasting.residual:GatedGru",
-    "hybrid": "forecasting.hybrid:HybridForecaster",
+    "naive": "rlpto.forecasting.naive:Naive",
+    "moving_average": "rlpto.forecasting.naive:MovingAverage",
+    "smoothing": "rlpto.forecasting.naive:ExponentialSmoothing",
+    "seasonal_naive": "rlpto.forecasting.naive:SeasonalNaive",
+    "arima_raw": "rlpto.forecasting.arima:RawArima",
+    "arima_log": "rlpto.forecasting.arima:LogArima",
+    "arima_fourier": "rlpto.forecasting.arima:FourierArima",
+    "sarima": "rlpto.forecasting.arima:Sarima",
+    "linear": "rlpto.forecasting.linear:LinearForecaster",
+    "trees": "rlpto.forecasting.trees:TreesForecaster",
+    "gru": "rlpto.forecasting.gru:GruForecaster",
+    "residual_hybrid": "rlpto.forecasting.residual:ResidualHybrid",
+    "gated_gru": "rlpto.forecasting.residual:GatedGru",
+    "hybrid": "rlpto.forecasting.hybrid:HybridForecaster",
 }
 """Module and class of every kind of forecaster."""
 

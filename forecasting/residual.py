@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from forecasting.gru import Experts, GruForecaster
+from rlpto.forecasting.gru import Experts, GruForecaster
 
 
 class ResidualHybrid(GruForecaster):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from forecasting.errors import ForecastError
+from rlpto.forecasting.errors import ForecastError
 
 if TYPE_CHECKING:
     import pandas as pd

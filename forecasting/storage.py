@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forecasting.errors import ForecastError
+from rlpto.forecasting.errors import ForecastError
 
 FORMAT = "forecasting"
 VERSION = 4

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from forecasting.base import Forecaster, targets
-from forecasting.errors import ForecastError
-from forecasting.features import Features, Layout, describe, layout_of
-from forecasting.linear import VALIDATION
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
+from rlpto.forecasting.base import Forecaster, targets
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.features import Features, Layout, describe, layout_of
+from rlpto.forecasting.linear import VALIDATION
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
 
 DECIMALS = 6
 """Features are rounded: those of one origin and of a whole series differ in their last bits, and a tree would tell

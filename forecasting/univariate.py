@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from forecasting.base import Forecaster
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.storage import State
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.storage import State
 
 
 class Univariate(Forecaster):

@@ -12,8 +12,8 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails
 
-from agents.settings import BEST, LAST, AgentSettings
-from envs.settings import EnvSettings
+from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.forecasts.settings import ForecastSettings
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path

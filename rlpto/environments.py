@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from envs.cluster_env import ClusterEnv
-from envs.fleet import Workload
-from envs.observation import FORECAST_FEATURES, forecast_features
-from envs.settings import EnvSettings
-from envs.setup import HOUR, EnvSetup
-from envs.vector import ClusterVectorEnv
 from rlpto.arrays import FloatArray
 from rlpto.config import Config, load_config
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.fleet import Workload
+from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import HOUR, EnvSetup
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment, estimate_noise, prepare
 from rlpto.forecasts.online import reserved_gpus

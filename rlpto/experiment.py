@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forecasting.series import MONDAY, local_seconds
 from rlpto.cluster import Node, total_gpus
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
+from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.forecasts.past import Past, past_of
 from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job

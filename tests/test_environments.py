@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-import envs  # noqa: F401  registers the environment
-from envs.cluster_env import ClusterEnv
-from envs.vector import ClusterVectorEnv
+import rlpto.envs  # noqa: F401  registers the environment
 from rlpto.config import Config, load_config
 from rlpto.environments import SMALL, cluster_env, start_weights, training_setup
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
 from rlpto.policies.index_weights import IndexWeights, save_index_weights

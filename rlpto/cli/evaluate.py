@@ -190,7 +190,7 @@ def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
 
 def with_agents(config: Config, run: Path) -> Config:
     """The configuration with the agents of a run among its policies, in front."""
-    from agents.policy import run_file
+    from rlpto.agents.policy import run_file
 
     folders = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name)) or [run]
     specs = []

@@ -16,8 +16,8 @@ def export(
     quiet: QuietOption = False,
 ) -> None:
     """Write the best agent of a run to one file, with its settings and where it is from, ready to be evaluated."""
-    from agents.checkpoint import export_agent
-    from agents.policy import run_file
+    from rlpto.agents.checkpoint import export_agent
+    from rlpto.agents.policy import run_file
 
     checkpoint = run if run.is_file() else run_file(run)
     size = export_agent(checkpoint, out)

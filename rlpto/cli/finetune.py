@@ -15,10 +15,10 @@ from rlpto.cli.real import BOOKS, SESSIONS, check_programs, real_nodes, remove_s
 from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agents.checkpoint import Identity
-    from agents.finetuning import Beginner
-    from agents.settings import AgentSettings
-    from agents.training import Outcome, Status
+    from rlpto.agents.checkpoint import Identity
+    from rlpto.agents.finetuning import Beginner
+    from rlpto.agents.settings import AgentSettings
+    from rlpto.agents.training import Outcome, Status
     from rlpto.cluster import Cluster
     from rlpto.config import Config
     from rlpto.experiment import Experiment
@@ -37,9 +37,9 @@ def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | 
     address: of a Ray cluster that is there; None: a local one. Raises what is wrong with the experiment, the agent
     or the cluster; after Ctrl-C it ends in good order, and says how to go on.
     """
-    from agents.finetuning import Beginner
-    from agents.policy import run_file
-    from agents.settings import LAST
+    from rlpto.agents.finetuning import Beginner
+    from rlpto.agents.policy import run_file
+    from rlpto.agents.settings import LAST
     from rlpto.cli.runfolder import begin_run
     from rlpto.evaluation.runner import Cell
     from rlpto.experiment import prepare
@@ -134,11 +134,11 @@ def _tuned(
     quiet: bool,
 ) -> Outcome:
     """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
-    from agents.finetuning import fine_tune
-    from envs.cluster_env import LiveSetup
+    from rlpto.agents.finetuning import fine_tune
     from rlpto.cli.interrupts import interruptible
     from rlpto.cli.runfolder import command_line
     from rlpto.config import resolved_yaml
+    from rlpto.envs.cluster_env import LiveSetup
 
     setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
     with make_progress(quiet) as bar, interruptible("step") as interrupt:
@@ -204,7 +204,7 @@ def _windows(experiment: Experiment) -> list[str]:
 
 def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginner) -> Identity:
     """What a checkpoint must agree with to be gone on from, and where its agent is from."""
-    from agents.checkpoint import Identity
+    from rlpto.agents.checkpoint import Identity
     from rlpto.cli.training import provenance, training_seed
     from rlpto.files import digest
 

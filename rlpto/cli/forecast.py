@@ -16,8 +16,8 @@ from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from forecasting.backtest import Backtest
-    from forecasting.series import FloatArray
+    from rlpto.forecasting.backtest import Backtest
+    from rlpto.forecasting.series import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
 
@@ -84,8 +84,8 @@ def backtest(
     Each method is fitted on what comes before the test part and then only told the counts as they
     come. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
     """
-    from forecasting.backtest import backtest as run
-    from forecasting.registry import METHODS, make_method
+    from rlpto.forecasting.backtest import backtest as run
+    from rlpto.forecasting.registry import METHODS, make_method
 
     names = list(METHODS) if methods == "all" else list(dict.fromkeys(name.strip() for name in methods.split(",")))
     folder = Path("runs") / f"forecast-{_stem(path)}" if out is None else out
@@ -134,7 +134,7 @@ def fit(
     A model that has seen the windows it is evaluated on knows too much: --end leaves them out.
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
-    from forecasting.registry import make_method
+    from rlpto.forecasting.registry import make_method
 
     with bad_input():
         forecaster = make_method(method, seed)
@@ -153,9 +153,9 @@ def fit(
 
 def _write(result: Backtest, folder: Path) -> None:
     """Tables, plots and TensorBoard events into a folder."""
-    from forecasting.backtest import write_forecasts, write_scores
-    from forecasting.events import write_events
-    from forecasting.plots import plot_errors, plot_forecasts, plot_weights
+    from rlpto.forecasting.backtest import write_forecasts, write_scores
+    from rlpto.forecasting.events import write_events
+    from rlpto.forecasting.plots import plot_errors, plot_forecasts, plot_weights
 
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
     weights, labels = _weights(result)
@@ -171,7 +171,7 @@ def _write(result: Backtest, folder: Path) -> None:
 
 def _weights(result: Backtest) -> tuple[FloatArray | None, Sequence[str]]:
     """[N, E] weights of the combination's experts one step ahead, and their names; None without a combination."""
-    from forecasting.hybrid import LABELS, HybridForecaster
+    from rlpto.forecasting.hybrid import LABELS, HybridForecaster
 
     hybrid = result.fitted.get("hybrid")
     if not isinstance(hybrid, HybridForecaster):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forecasting.series import TimeSeries
+    from rlpto.forecasting.series import TimeSeries
     from rlpto.workloads.trace import Trace
 
 
@@ -43,8 +43,8 @@ class Counted:
 @contextmanager
 def bad_input(prefix: str = "") -> Iterator[None]:
     """What forecasting refuses becomes the one line, with the name of the file or option, that ends a verb."""
-    from forecasting.errors import ForecastError
     from rlpto.errors import TraceError
+    from rlpto.forecasting.errors import ForecastError
 
     try:
         yield
@@ -54,8 +54,8 @@ def bad_input(prefix: str = "") -> Iterator[None]:
 
 def read_series(path: Path, counted: Counted) -> TimeSeries:
     """Counts per interval of a trace or, with the name of a column of counts, of a CSV. Raises RlptoError."""
-    from forecasting.series import seconds
     from rlpto.errors import ConfigError
+    from rlpto.forecasting.series import seconds
 
     with bad_input("--every: "):
         step = seconds(counted.every)
@@ -89,8 +89,8 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counted
     Rounded down: an interval that is cut would count too few, and nothing behind the end is to be known. When in
     the last interval the last job came is not known here, so shares are of the time up to its beginning.
     """
-    from forecasting.series import local_seconds
     from rlpto.errors import TraceError
+    from rlpto.forecasting.series import local_seconds
 
     if isinstance(end, datetime):
         points = math.floor((local_seconds(end) - series.start) / series.step + 1e-9)
@@ -104,8 +104,8 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counted
 def _of_trace(path: Path, step: float, counted: Counted, end: datetime | float | None) -> TimeSeries:
     import numpy as np
 
-    from forecasting.series import TimeSeries
     from rlpto.errors import TraceError
+    from rlpto.forecasting.series import TimeSeries
     from rlpto.workloads.files import read_any
 
     trace, until = read_any(path), 0.0
@@ -126,7 +126,7 @@ def _of_trace(path: Path, step: float, counted: Counted, end: datetime | float |
 def _counts(path: Path, trace: Trace, step: float, counted: Counted) -> TimeSeries:
     import pandas as pd
 
-    from forecasting.series import as_series
+    from rlpto.forecasting.series import as_series
     from rlpto.workloads.volume import task_volume
 
     first = None if counted.start is None else pd.Timestamp(counted.start)
@@ -142,8 +142,8 @@ def _beginning(path: Path, trace: Trace, step: float, counted: Counted, end: dat
     """
     import numpy as np
 
-    from forecasting.series import local_seconds
     from rlpto.errors import TraceError
+    from rlpto.forecasting.series import local_seconds
 
     if isinstance(end, datetime) and trace.origin is None:
         raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
@@ -159,8 +159,8 @@ def _of_counts(path: Path, step: float, counted: Counted, value: str) -> TimeSer
     import numpy as np
     import pandas as pd
 
-    from forecasting.series import TimeSeries, as_series
     from rlpto.errors import TraceError
+    from rlpto.forecasting.series import TimeSeries, as_series
 
     time = counted.time
     try:

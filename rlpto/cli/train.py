@@ -15,7 +15,7 @@ from rlpto.cli.common import QuietOption, RunDirOption, SetOption, interrupted, 
 from rlpto.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from agents.training import Outcome, Status
+    from rlpto.agents.training import Outcome, Status
     from rlpto.config import Config
 
 FREE = ("name", "description", "policies", "evaluation")
@@ -134,10 +134,10 @@ def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:
 
 def _make_way(folder: Path, fresh: bool) -> None:
     """Refuse a folder with a training, or remove the training if a fresh one is wanted."""
-    from agents.evolution import CHECKPOINT as EVOLUTION
-    from agents.logs import EVENTS, HISTORY
-    from agents.settings import BEST, LAST
-    from agents.training import PERIODIC
+    from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
+    from rlpto.agents.logs import EVENTS, HISTORY
+    from rlpto.agents.settings import BEST, LAST
+    from rlpto.agents.training import PERIODIC
     from rlpto.cli.training import BASELINES, has_checkpoints, members
 
     if not fresh and not has_checkpoints(folder):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from agents.checkpoint import Identity
-from agents.evolution import CHECKPOINT as EVOLUTION
-from agents.settings import BEST, LAST
-from agents.training import Outcome, Status, train
-from agents.validation import Evaluator
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
+from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.training import Outcome, Status, train
+from rlpto.agents.validation import Evaluator
 from rlpto.arrays import FloatArray
 from rlpto.cli.interrupts import interruptible
 from rlpto.cli.runfolder import command_line, git_commit, versions

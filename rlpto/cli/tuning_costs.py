@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from envs.fleet import Fleet, build_fleet, play
 from rlpto.cli.tune import Goal
 from rlpto.config import Config
 from rlpto.environments import workload_of
+from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.experiment import Experiment
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights

@@ -16,11 +16,11 @@ from typing import Protocol
 
 import numpy as np
 
-from forecasting.base import Forecaster
-from forecasting.registry import make_forecaster
-from forecasting.series import DAY, MIN_POINTS, TimeSeries
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState, Forecast
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
 from rlpto.forecasts.past import CLASSES, WARM_UP, Past
 from rlpto.jobs import Job
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from forecasting.base import Forecaster, load
-from forecasting.errors import ForecastError
-from forecasting.series import DAY, MONDAY
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ConfigError
+from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.jobs import PRIORITY_CLASSES
 
 CLASSES = len(PRIORITY_CLASSES)

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from forecasting.errors import ForecastError
-from forecasting.series import seconds
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import seconds
 from rlpto.paths import ConfigPath
 from rlpto.settings import Settings
 

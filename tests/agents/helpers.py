@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from agents.checkpoint import Identity
-from agents.settings import AgentSettings
-from agents.training import Outcome, train
-from agents.validation import Evaluator
-from envs.fleet import Workload
-from envs.settings import EnvSettings
-from envs.setup import EnvSetup
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.settings import AgentSettings
+from rlpto.agents.training import Outcome, train
+from rlpto.agents.validation import Evaluator
 from rlpto.cluster import Node
+from rlpto.envs.fleet import Workload
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import EnvSetup
 from rlpto.jobs import Job
 from rlpto.policies.base import Policy
 from rlpto.policies.index_weights import IndexWeights

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.evolution import CHECKPOINT, evolve, evolves
-from agents.settings import AgentSettings
-from agents.validation import reward_of_constants
-from envs.setup import EnvSetup
+from rlpto.agents.evolution import CHECKPOINT, evolve, evolves
+from rlpto.agents.settings import AgentSettings
+from rlpto.agents.validation import reward_of_constants
 from rlpto.arrays import FloatArray
+from rlpto.envs.setup import EnvSetup
 from rlpto.errors import CheckpointError
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights

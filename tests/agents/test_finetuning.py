@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.archive import read_archive
-from agents.brain import CHECKPOINT, load_brain
-from agents.checkpoint import Identity
-from agents.finetuning import Beginner, fine_tune
-from agents.settings import LAST, AgentSettings
-from agents.training import Outcome
-from envs.cluster_env import ClusterEnv, LiveSetup
-from envs.live import LiveSB3Env
-from envs.sb3 import SB3ClusterEnv
-from envs.settings import EnvSettings
+from rlpto.agents.archive import read_archive
+from rlpto.agents.brain import CHECKPOINT, load_brain
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.finetuning import Beginner, fine_tune
+from rlpto.agents.settings import LAST, AgentSettings
+from rlpto.agents.training import Outcome
+from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.live import LiveSB3Env
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.settings import EnvSettings
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from tests.agents.helpers import (

@@ -7,10 +7,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.network import JobSetPolicy
-from envs.observation import JOB_FEATURES
-from envs.settings import EnvSettings
-from envs.setup import action_space, observation_space
+from rlpto.agents.network import JobSetPolicy
+from rlpto.envs.observation import JOB_FEATURES
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import action_space, observation_space
 from rlpto.policies.steering import STEERING_FEATURES
 
 MODES = ("index", "levels", "increment")

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from agents import policy as policy_module
-from agents.archive import read_archive, write_archive
-from agents.brain import AGENT, CHECKPOINT, Brain, load_brain
-from agents.checkpoint import export_agent
-from agents.network import JobSetPolicy
-from agents.policy import Agent, AgentOptions
-from agents.validation import validate
-from envs.observation import Observation
-from envs.sb3 import SB3ClusterEnv
-from envs.setup import EnvSetup, action_space, observation_space
+from rlpto.agents import policy as policy_module
+from rlpto.agents.archive import read_archive, write_archive
+from rlpto.agents.brain import AGENT, CHECKPOINT, Brain, load_brain
+from rlpto.agents.checkpoint import export_agent
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.policy import Agent, AgentOptions
+from rlpto.agents.validation import validate
 from rlpto.cluster import ClusterState
+from rlpto.envs.observation import Observation
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.policies.registry import available, make_policy
 from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, workload

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from agents.ppo import TimedRolloutBuffer, falling
-from envs.settings import EnvSettings
-from envs.setup import action_space, observation_space
+from rlpto.agents.ppo import TimedRolloutBuffer, falling
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import action_space, observation_space
 
 HOUR = 3600.0
 

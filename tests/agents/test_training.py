@@ -9,14 +9,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from agents.archive import Archive, read_archive
-from agents.brain import CHECKPOINT
-from agents.checkpoint import Identity
-from agents.network import JobSetPolicy
-from agents.ppo import TimedPPO
-from agents.validation import standing
-from agents.warmstart import demonstrations, imitate, imitates, starting_setup
-from envs.sb3 import SB3ClusterEnv
+from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.brain import CHECKPOINT
+from rlpto.agents.checkpoint import Identity
+from rlpto.agents.network import JobSetPolicy
+from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.validation import standing
+from rlpto.agents.warmstart import demonstrations, imitate, imitates, starting_setup
+from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.errors import CheckpointError, TrainingError
 from rlpto.policies.steering import FREE
 from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_training_is_refused(
         "version": (IDENTITY, "training cannot be resumed exactly by 99"),
     }[change]
     if change == "version":
-        monkeypatch.setattr("agents.checkpoint.__version__", "99")
+        monkeypatch.setattr("rlpto.agents.checkpoint.__version__", "99")
     before = (tmp_path / "last.zip").read_bytes()
     with pytest.raises(CheckpointError, match=reason):
         train_small(tmp_path, resume=True, identity=other)

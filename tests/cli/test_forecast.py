@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner, Result
 
-from forecasting import load
 from rlpto.cli.forecast import app
 from rlpto.errors import RlptoError
+from rlpto.forecasting import load
 from rlpto.workloads.trace import make_trace, write_trace
 
 Verb = Callable[..., Result]

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from agents.archive import read_archive
-from agents.brain import CHECKPOINT
+from rlpto.agents.archive import read_archive
+from rlpto.agents.brain import CHECKPOINT
 from rlpto.workloads.trace import make_trace, write_trace
 
 pytestmark = pytest.mark.usefixtures("small_agent")

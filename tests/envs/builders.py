@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from envs.fleet import Workload
-from envs.settings import EnvSettings, EpisodeSettings
-from envs.setup import EnvSetup
 from rlpto.cluster import Node
+from rlpto.envs.fleet import Workload
+from rlpto.envs.settings import EnvSettings, EpisodeSettings
+from rlpto.envs.setup import EnvSetup
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from envs.cluster_env import ClusterEnv, LiveSetup
-from envs.vector import ClusterVectorEnv
 from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.policies.index import Index
 from rlpto.queues import ConvergingSettings, QueueSettings
 from rlpto.records import REWARD_PARTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.cluster_env import ClusterEnv
-from envs.rendering import BAR, DOWN, HEIGHT, WIDTH, bar, held_bands, job_colour, raster
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.rendering import BAR, DOWN, HEIGHT, WIDTH, bar, held_bands, job_colour, raster
 from rlpto.records import AllocationChanges
 
 from ..builders import job, linear_tables

@@ -10,8 +10,8 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from envs.sb3 import SB3ClusterEnv
-from envs.vector import ClusterVectorEnv
+from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import CheckpointError
 from rlpto.records import REWARD_PARTS
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

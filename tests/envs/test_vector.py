@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from envs.settings import EpisodeSettings
-from envs.vector import ClusterVectorEnv
+from rlpto.envs.settings import EpisodeSettings
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.queues import QueueSettings
 from rlpto.records import REWARD_PARTS

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-from forecasting.arma import Arima, Filter
-from forecasting.orders import aicc, fit_arima, fit_sarima, needs_difference, stable
-from forecasting.series import FloatArray
+from rlpto.forecasting.arma import Arima, Filter
+from rlpto.forecasting.orders import aicc, fit_arima, fit_sarima, needs_difference, stable
+from rlpto.forecasting.series import FloatArray
 
 MODELS = [
     Arima(),

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
-from forecasting.errors import ForecastError
-from forecasting.naive import MovingAverage, Naive, SeasonalNaive
-from forecasting.plots import plot_errors, plot_forecasts, plot_weights
-from forecasting.registry import make_method
+from rlpto.forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
+from rlpto.forecasting.plots import plot_errors, plot_forecasts, plot_weights
+from rlpto.forecasting.registry import make_method
 
 RNG = np.random.default_rng(0)
 Y = pd.Series(

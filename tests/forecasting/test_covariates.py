@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.base import Forecaster, load
-from forecasting.errors import ForecastError
-from forecasting.hybrid import HybridForecaster
-from forecasting.linear import LinearForecaster
-from forecasting.series import FloatArray, TimeSeries
-from forecasting.trees import TreesForecaster
+from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.hybrid import HybridForecaster
+from rlpto.forecasting.linear import LinearForecaster
+from rlpto.forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.trees import TreesForecaster
 
 POINTS, FITTED = 500, 420
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from forecasting.backtest import backtest
-from forecasting.errors import ForecastError
-from forecasting.events import write_events
-from forecasting.naive import Naive, SeasonalNaive
+from rlpto.forecasting.backtest import backtest
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.events import write_events
+from rlpto.forecasting.naive import Naive, SeasonalNaive
 
 Y = np.random.default_rng(0).poisson(20, 200).astype(float)
 

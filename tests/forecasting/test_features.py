@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.features import describe, layout_of
-from forecasting.series import TimeSeries
+from rlpto.forecasting.features import describe, layout_of
+from rlpto.forecasting.series import TimeSeries
 
 
 def series(points: int, step: float, seed: int = 0) -> TimeSeries:

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forecasting.base import load
-from forecasting.errors import ForecastError
-from forecasting.hybrid import LABELS, NAMES, HybridForecaster
-from forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.base import load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
+from rlpto.forecasting.series import FloatArray, TimeSeries
 from tests.forecasting.test_networks import days
 
 FITTED = 480

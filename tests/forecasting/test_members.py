@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.arima import FourierArima, LogArima, RawArima, Sarima
-from forecasting.base import Forecaster, load
-from forecasting.errors import ForecastError
-from forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
-from forecasting.registry import METHODS, make_method
-from forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.arima import FourierArima, LogArima, RawArima, Sarima
+from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
+from rlpto.forecasting.registry import METHODS, make_method
+from rlpto.forecasting.series import FloatArray, TimeSeries
 
 HOURS = 24 * 21
 SIMPLE = ("naive", "mean_3h", "mean_24h", "smoothing", "season_24h", "season_168h")

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.base import Forecaster, load
-from forecasting.errors import ForecastError
-from forecasting.gru import GruForecaster
-from forecasting.linear import LinearForecaster
-from forecasting.naive import Naive
-from forecasting.network import MEDIAN, Examples, NetworkSettings, blank_network, quantiles, run, train
-from forecasting.residual import GatedGru, ResidualHybrid
-from forecasting.series import FloatArray, TimeSeries
-from forecasting.trees import TreesForecaster
+from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.gru import GruForecaster
+from rlpto.forecasting.linear import LinearForecaster
+from rlpto.forecasting.naive import Naive
+from rlpto.forecasting.network import MEDIAN, Examples, NetworkSettings, blank_network, quantiles, run, train
+from rlpto.forecasting.residual import GatedGru, ResidualHybrid
+from rlpto.forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.trees import TreesForecaster
 
 QUICK = {"hidden": 8, "updates": 30, "horizon": 6}
 

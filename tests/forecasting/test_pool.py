@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.intervals import LEAST_SPREAD, at_levels, pooled_mean, pooled_spread
-from forecasting.network import QUANTILES
-from forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
-from forecasting.series import FloatArray
+from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, pooled_mean, pooled_spread
+from rlpto.forecasting.network import QUANTILES
+from rlpto.forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
+from rlpto.forecasting.series import FloatArray
 
 H, K = 3, 4
 RULES = Rules()

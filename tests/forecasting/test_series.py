@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forecasting.errors import ForecastError
-from forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds, time_of_day
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds, time_of_day
 
 
 def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:

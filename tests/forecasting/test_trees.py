@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.base import load
-from forecasting.errors import ForecastError
-from forecasting.series import FloatArray, IntArray, TimeSeries
-from forecasting.trees import Forest, TreesForecaster, add_up, forest_of
+from rlpto.forecasting.base import load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
 from tests.forecasting.test_networks import days
 
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forecasting.base import Forecaster
-from forecasting.registry import make_forecaster
-from forecasting.series import DAY, MONDAY, TimeSeries
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Forecast
 from rlpto.errors import ConfigError
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import DAY, MONDAY, TimeSeries
 from rlpto.forecasts.online import (
     OnlineForecasts,
     OnlineVolume,

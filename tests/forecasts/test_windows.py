@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.cluster_env import ClusterEnv
-from envs.fleet import build_fleet
-from envs.observation import forecast_features
-from envs.vector import ClusterVectorEnv
-from forecasting.registry import make_forecaster
-from forecasting.series import TimeSeries
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.environments import SMALL, training_setup
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.fleet import build_fleet
+from rlpto.envs.observation import forecast_features
+from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import TimeSeries
 from rlpto.policies.base import Policy
 from rlpto.policies.index import Index
 from rlpto.policies.steering import STEERING_FEATURES

@@ -17,9 +17,9 @@ import ray
 import yaml
 from ray.util import list_named_actors
 
-from agents.archive import read_archive
-from agents.brain import CHECKPOINT
-from agents.settings import BEST, LAST
+from rlpto.agents.archive import read_archive
+from rlpto.agents.brain import CHECKPOINT
+from rlpto.agents.settings import BEST, LAST
 from rlpto.cli.real import BOOKS, SESSIONS
 from rlpto.ray_cluster.connection import jobs_with_runners
 from rlpto.ray_cluster.local import LocalCluster

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from envs.cluster_env import ClusterEnv, LiveSetup
-from envs.settings import EnvSettings
 from rlpto.cli.real import BOOKS, RealCells, check_programs, session_folder, session_name
 from rlpto.config import Config
+from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.evaluation.runner import Cell
 from rlpto.experiment import prepare
