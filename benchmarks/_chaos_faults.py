@@ -15,9 +15,9 @@ from _chaos_scheduler import Scheduler
 from _chaos_watcher import Watcher
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.checkpoints import list_checkpoints
-from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.store import request_policy
+from rlpto.ray_cluster.job.checkpoints import list_checkpoints
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.session_database import request_policy
 
 POLICIES = ("fifo", "equal_share", "las", "optimus", "elastic_fifo")
 NODE_BACK = 10.0

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from rlpto.ray_cluster.backend import alive_nodes
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.job.controller import find_runners
 from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.runner import find_runners
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import alive_nodes
 
 PERIOD = 1.0
 LOOK = 3.0

@@ -15,7 +15,7 @@ from _chaos_watcher import Watcher, free_gpus, query
 from _common import Check
 from _ray_job import DIGITS, cluster, load
 
-from rlpto.ray_cluster.runner import find_runners
+from rlpto.ray_cluster.job.controller import find_runners
 
 JOBS, NODES, GPUS = 12, 4, 2
 EVERY = 20.0

@@ -10,12 +10,12 @@ import torch
 from _common import Check
 from _ray_job import DIGITS, Job, cluster, job, load, send
 
-from rlpto.ray_cluster.checkpoints import read_newest
-from rlpto.ray_cluster.data import step_seed
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.job.checkpoints import read_newest
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.programs import load_program
-from rlpto.ray_cluster.training import Trainer, weights_of
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.programs.base import load_program
+from rlpto.ray_cluster.worker.sampling import step_seed
+from rlpto.ray_cluster.worker.training import Trainer, weights_of
 
 DISTANCE = 1e-12
 EXACT = {"training": f"{DIGITS}:DigitsMlp", "float64": True, "pace": 0.02, "heartbeat_timeout": 3.0}

@@ -15,13 +15,13 @@ from typing import Any
 import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.backend import control_node
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.job.controller import start_runner, stop_runner
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.runner import start_runner, stop_runner
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 180.0
-DIGITS = "rlpto.ray_cluster.jobs.digits"
+DIGITS = "rlpto.ray_cluster.programs.digits"
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from _common import Check
 from _ray_equivalence import plain_torch
 from _ray_job import cluster, job, load
 
-from rlpto.ray_cluster import group
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.training import Trainer
+from rlpto.ray_cluster.worker import worker_group
+from rlpto.ray_cluster.worker.training import Trainer
 
 SIZES = {"7 ms": (64, 0.10), "50 ms": (512, 0.03)}
 REPORTS = 0.02
@@ -72,13 +72,13 @@ def reporting(spec: JobSpec, repeats: int) -> tuple[float, int]:
     how many pairs."""
     trainer = Trainer(spec)
     trainer.run(5)
-    usual, ratios, spent = group.EVERY, [], 0.0
+    usual, ratios, spent = worker_group.EVERY, [], 0.0
     try:
         while len(ratios) < LEAST_PAIRS * repeats or spent < BLOCKS_SECONDS * repeats:
             pair, taken = len(ratios), {}
             # Which of the two comes first changes, so that a machine that grows slower is no advantage.
             for measured in (pair % 2 == 0, pair % 2 == 1):
-                group.EVERY = usual if measured else 10**12
+                worker_group.EVERY = usual if measured else 10**12
                 trainer._evaluation_due = float("inf")
                 start = time.process_time()
                 trainer.run(trainer.position.step + BLOCK)
@@ -86,5 +86,5 @@ def reporting(spec: JobSpec, repeats: int) -> tuple[float, int]:
             ratios.append(taken[True] / taken[False] - 1)
             spent += sum(taken.values())
     finally:
-        group.EVERY = usual
+        worker_group.EVERY = usual
     return statistics.median(ratios), len(ratios)

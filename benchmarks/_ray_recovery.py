@@ -11,7 +11,7 @@ from _common import Check
 from _ray_job import Job, cluster, job, load, send
 from _scheduler_faults import head_killed, scheduler_killed
 
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.nodes.local import LocalCluster
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
 LIMITS |= {"worker frozen": 12.0, "runner killed": 8.0}

@@ -50,7 +50,7 @@ SETTINGS = {
         "tensorboard": False,
         "programs": {
             "mlp": {
-                "training": "rlpto.ray_cluster.jobs.digits:DigitsMlp",
+                "training": "rlpto.ray_cluster.programs.digits:DigitsMlp",
                 "samples": SAMPLES,
                 "batch_size": BATCH,
                 "pace": PACE,

@@ -16,7 +16,7 @@ from _ray_job import PATIENCE, load
 from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.nodes.local import LocalCluster
 
 PROCESSES = 4
 """That live at the same time, for every repeat."""
@@ -26,7 +26,7 @@ class Idle:
     """An actor that needs what a worker needs, and does nothing."""
 
     def __init__(self) -> None:
-        for module in ("torch._dynamo", "rlpto.ray_cluster.worker"):
+        for module in ("torch._dynamo", "rlpto.ray_cluster.worker.actor"):
             import_module(module)
 
     def spent(self) -> tuple[float, float]:

@@ -146,7 +146,7 @@ def train_loop() -> None:
     from ray import train as ray_train
     from torch.nn.parallel import DistributedDataParallel
 
-    from rlpto.ray_cluster.jobs.digits import DigitsCnn
+    from rlpto.ray_cluster.programs.digits import DigitsCnn
 
     torch.manual_seed(0)
     program: Any = DigitsCnn()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _common
 
-from rlpto.ray_cluster.environment import use_ray_environment
+from rlpto.ray_cluster.nodes.environment import use_ray_environment
 
 FOLDER = Path(__file__).resolve().parent
 PARTS = sorted(path.stem.removeprefix("_ray_") for path in FOLDER.glob("_ray_*.py") if path.stem != "_ray_job")

@@ -31,7 +31,7 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
-from rlpto.ray_cluster.workload import closer_arrivals, guessed_profiles, job_specs
+from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles, job_specs
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
@@ -46,9 +46,9 @@ from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
 
 if TYPE_CHECKING:
-    from rlpto.ray_cluster.backend import Backend
-    from rlpto.ray_cluster.cluster import RayCluster
-    from rlpto.ray_cluster.store import Store
+    from rlpto.ray_cluster.scheduler.backend import Backend
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.session_database import Store
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -197,9 +197,9 @@ class Experiment:
 
         books: of the session; jobs keep their files beside them.
         """
-        from rlpto.ray_cluster.beliefs import Beliefs
-        from rlpto.ray_cluster.cluster import RayCluster
-        from rlpto.ray_cluster.rules import Rules
+        from rlpto.ray_cluster.scheduler.cluster import RayCluster
+        from rlpto.ray_cluster.scheduler.online_estimates import Beliefs
+        from rlpto.ray_cluster.scheduler.rules import Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
         own_seed = self.window_seed(window, seed)

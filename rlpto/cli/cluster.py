@@ -27,7 +27,7 @@ def up(
     quiet: QuietOption = False,
 ) -> None:
     """Start several Ray nodes with logical GPUs on this machine, for a laptop without any."""
-    from rlpto.ray_cluster.background import start_cluster
+    from rlpto.ray_cluster.nodes.background import start_cluster
 
     console = make_console(quiet)
     started = start_cluster([gpus_per_node] * nodes, cpus, durable)
@@ -40,9 +40,9 @@ def status() -> None:
     """Show the local cluster, its nodes, and the jobs that have runners there."""
     from rich.table import Table
 
-    from rlpto.ray_cluster.backend import alive_nodes
-    from rlpto.ray_cluster.background import running_cluster
-    from rlpto.ray_cluster.connection import Connection, jobs_with_runners
+    from rlpto.ray_cluster.nodes.background import running_cluster
+    from rlpto.ray_cluster.scheduler.backend import alive_nodes
+    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_runners
 
     console = make_console()
     found = running_cluster()
@@ -65,7 +65,7 @@ def status() -> None:
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")
 def restart(quiet: QuietOption = False) -> None:
     """Start the head of a cluster of `up --durable` again after it has died, under jobs that train on."""
-    from rlpto.ray_cluster.background import restart_head, running_cluster
+    from rlpto.ray_cluster.nodes.background import restart_head, running_cluster
 
     console = make_console(quiet)
     found = running_cluster()
@@ -80,7 +80,7 @@ def restart(quiet: QuietOption = False) -> None:
 @app.command("down", epilog="Example: rlpto cluster down")
 def down(quiet: QuietOption = False) -> None:
     """End the local cluster that `up` has started, and nothing else."""
-    from rlpto.ray_cluster.background import running_cluster, stop_cluster
+    from rlpto.ray_cluster.nodes.background import running_cluster, stop_cluster
 
     console = make_console(quiet)
     found = running_cluster()
@@ -103,7 +103,7 @@ def switch(
     from time import monotonic, sleep
 
     from rlpto.policies.registry import make_policy
-    from rlpto.ray_cluster.store import policy_answer, request_policy, sessions_at_work
+    from rlpto.ray_cluster.scheduler.session_database import policy_answer, request_policy, sessions_at_work
 
     make_policy(policy)
     at_work = sessions_at_work(run)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlpto.cluster import Cluster
     from rlpto.config import Config
     from rlpto.experiment import Experiment
-    from rlpto.ray_cluster.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
 FOLDER = "ray"
 """Folder of a run with the agent that has gone on learning, if the command does not say another."""
@@ -91,10 +91,10 @@ class Episodes:
 
     def __call__(self) -> Cluster:
         """End the present episode's cluster, and begin the next one."""
-        from rlpto.ray_cluster.backend import RayBackend
-        from rlpto.ray_cluster.live import LiveCurves, LiveGauges
-        from rlpto.ray_cluster.store import Store
-        from rlpto.ray_cluster.tables import write_tables
+        from rlpto.ray_cluster.scheduler.backend import RayBackend
+        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.scheduler.run_tables import write_tables
+        from rlpto.ray_cluster.scheduler.session_database import Store
 
         self._present.close()
         number, self._next = self._next, self._next + 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rlpto.cli.common import make_console, make_progress
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.environment import restore_environment, use_ray_environment
+from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
 
 PATIENCE = 60.0
 """Seconds that trainings may take to stop in good order after Ctrl-C."""

@@ -26,8 +26,8 @@ from rlpto.errors import ConfigError, ProfileError
 if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.performance.profiles import Profile
-    from rlpto.ray_cluster.moving import Change
-    from rlpto.ray_cluster.profiling import Effort
+    from rlpto.ray_cluster.measuring.job_mover import Change
+    from rlpto.ray_cluster.measuring.profiling import Effort
     from rlpto.ray_cluster.settings import ProgramSettings
 
 
@@ -65,7 +65,7 @@ def profile(
     missing = {name: program for name, program in wanted.items() if name not in known}
     console = make_console(quiet)
     if missing:
-        from rlpto.ray_cluster.profiling import Effort
+        from rlpto.ray_cluster.measuring.profiling import Effort
 
         try:
             _measure(settled, missing, known, out, address, Effort(seconds, learning), quiet)
@@ -93,7 +93,7 @@ def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSe
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
     """Profiles of a file that are of programs as they are set now. Raises ProfileError if the file is no profiles."""
     from rlpto.performance.profiles import load_file
-    from rlpto.ray_cluster.measured_profile import describe
+    from rlpto.ray_cluster.measuring.measured_profile import describe
 
     if not path.exists():
         return {}
@@ -119,11 +119,11 @@ def _measure(
     from rlpto.cli.real import real_nodes
     from rlpto.files import write_text
     from rlpto.performance.profiles import profiles_yaml
-    from rlpto.ray_cluster.backend import RayBackend
-    from rlpto.ray_cluster.connection import check_training
-    from rlpto.ray_cluster.measured_profile import fit_program
-    from rlpto.ray_cluster.profiling import measure_program, stages
-    from rlpto.ray_cluster.workload import program_spec
+    from rlpto.ray_cluster.measuring.measured_profile import fit_program
+    from rlpto.ray_cluster.measuring.profiling import measure_program, stages
+    from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.connection import check_training
+    from rlpto.ray_cluster.scheduler.workload import program_spec
 
     console = make_console(quiet)
     with real_nodes(config, address), tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
-    from rlpto.ray_cluster.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.records import RunRecord
 
 SESSIONS = "ray"
@@ -82,9 +82,9 @@ def run_real_cells(
 @contextmanager
 def real_nodes(config: Config, address: str | None) -> Iterator[list[int]]:
     """A Ray cluster that this process is connected to; GPUs of each of its nodes."""
-    from rlpto.ray_cluster.backend import RayBackend
-    from rlpto.ray_cluster.connection import Connection
-    from rlpto.ray_cluster.local import LocalCluster
+    from rlpto.ray_cluster.nodes.local import LocalCluster
+    from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.connection import Connection
 
     with ExitStack() as stack:
         if address is None:
@@ -108,8 +108,8 @@ def with_nodes(config: Config, gpus: Sequence[int]) -> Config:
 
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
     """Find out before anything starts that workers can import what the jobs train."""
-    from rlpto.ray_cluster.connection import check_training
-    from rlpto.ray_cluster.workload import job_specs
+    from rlpto.ray_cluster.scheduler.connection import check_training
+    from rlpto.ray_cluster.scheduler.workload import job_specs
 
     runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
     check_training(
@@ -132,10 +132,10 @@ class RealCells:
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
         from rlpto.experiment import prepare
-        from rlpto.ray_cluster.backend import RayBackend
-        from rlpto.ray_cluster.live import LiveCurves, LiveGauges
-        from rlpto.ray_cluster.store import Store
-        from rlpto.ray_cluster.tables import write_tables
+        from rlpto.ray_cluster.scheduler.backend import RayBackend
+        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.scheduler.run_tables import write_tables
+        from rlpto.ray_cluster.scheduler.session_database import Store
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_name(self.folder, cell)
@@ -162,8 +162,8 @@ class RealCells:
 
 def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
-    from rlpto.ray_cluster.switching import SwitchablePolicy
-    from rlpto.ray_cluster.tables import decision_records
+    from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
+    from rlpto.ray_cluster.scheduler.run_tables import decision_records
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.books.decisions())
@@ -190,8 +190,8 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 
 def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
     """Say which jobs have failed, and why."""
-    from rlpto.ray_cluster.events import last_line
-    from rlpto.ray_cluster.store import read_table
+    from rlpto.ray_cluster.scheduler.events import last_line
+    from rlpto.ray_cluster.scheduler.session_database import read_table
 
     console = make_console(quiet)
     for cell in cells:
@@ -204,7 +204,7 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
 
 def remove_sessions(folder: Path) -> None:
     """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.store import Store
+    from rlpto.ray_cluster.scheduler.session_database import Store
 
     for books in sorted((folder / SESSIONS).glob(f"*/{BOOKS}")):
         Store(books).close()

@@ -1,6 +1,7 @@
 """What the scheduler and the runners of jobs say to each other: plain values, the border between the two.
 
-A job's runner is an actor (`rlpto.ray_cluster.runner.JobRunner`) in namespace `NAMESPACE`, named by `runner_name`.
+A job's runner is an actor (`rlpto.ray_cluster.job.controller.JobRunner`) in namespace `NAMESPACE`, named by
+`runner_name`.
 It answers at once, also while its job trains, to
 
     command(generation, nodes) -> JobReport     one worker on each node named; () releases all. Older generations are
@@ -8,7 +9,7 @@ It answers at once, also while its job trains, to
     report() -> JobReport
     stop() -> JobReport                         writes a checkpoint, releases everything, and ends
 
-`rlpto.ray_cluster.runner` has `start_runner(spec, node_id, resume)` and `find_runners(session)`.
+`rlpto.ray_cluster.job.controller` has `start_runner(spec, node_id, resume)` and `find_runners(session)`.
 """
 
 from __future__ import annotations

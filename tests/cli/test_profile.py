@@ -12,9 +12,9 @@ from rlpto.cli.profile import chosen_programs, measured_before, summary, told
 from rlpto.config import load_config
 from rlpto.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
-from rlpto.ray_cluster.measured_profile import fit_program
+from rlpto.ray_cluster.measuring.measured_profile import fit_program
+from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements
 from rlpto.ray_cluster.messages import Measured
-from rlpto.ray_cluster.profiling import Change, ProgramMeasurements
 
 EXPERIMENT = """
 workload:

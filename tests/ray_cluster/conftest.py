@@ -10,7 +10,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.nodes.local import LocalCluster
 
 NODES, GPUS = 4, 2
 OWN = ("test_chaos.py", "test_head.py", "test_leftovers.py")

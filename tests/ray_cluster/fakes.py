@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rlpto.ray_cluster.backend import NodeInfo
-from rlpto.ray_cluster.clock import Clock
-from rlpto.ray_cluster.ledger import Command
 from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec
+from rlpto.ray_cluster.scheduler.backend import NodeInfo
+from rlpto.ray_cluster.scheduler.clock import Clock
+from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 
 class FakeTime:

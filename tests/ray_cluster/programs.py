@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 
-from rlpto.ray_cluster.programs import Batch, Classifier
+from rlpto.ray_cluster.programs.base import Batch, Classifier
 
 
 class Tiny(Classifier):

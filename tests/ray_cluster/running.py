@@ -13,10 +13,10 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.backend import control_node
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.job.controller import find_runners, start_runner, stop_runner
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.runner import find_runners, start_runner, stop_runner
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 120.0
 SESSION = f"tests-{os.getpid()}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.errors import CheckpointError
-from rlpto.ray_cluster.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from rlpto.errors import ClusterError, JobError
 from rlpto.jobs import Job
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.cluster import RayCluster
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.rules import Rules
-from rlpto.ray_cluster.store import Store
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.rules import Rules
+from rlpto.ray_cluster.scheduler.session_database import Store
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlpto.ray_cluster.checkpoints import list_checkpoints, read_newest
-from rlpto.ray_cluster.local import LocalCluster
+from rlpto.ray_cluster.job.checkpoints import list_checkpoints, read_newest
+from rlpto.ray_cluster.nodes.local import LocalCluster
 from tests.ray_cluster.running import FREEZE, KILL, make_spec, running
 
 FAULTY = "tests.ray_cluster.programs:Faulty"

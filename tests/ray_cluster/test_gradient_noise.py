@@ -10,9 +10,9 @@ import torch
 from torch.optim import SGD
 
 from rlpto.arrays import FloatArray
-from rlpto.ray_cluster.gradient_noise import EVERY, NoiseMeter, SquaredNorms, estimate
-from rlpto.ray_cluster.group import Alone, mean_inverse
-from rlpto.ray_cluster.learning_rate import learning_rate_factor, scaled
+from rlpto.ray_cluster.worker.gradient_noise import EVERY, NoiseMeter, SquaredNorms, estimate
+from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor, scaled
+from rlpto.ray_cluster.worker.worker_group import Alone, mean_inverse
 
 DIMENSIONS, NOISE, SIGNAL = 50, 3.0, 2.0
 TRUE_SQUARE, TRUE_TRACE = SIGNAL**2, NOISE**2 * DIMENSIONS

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.background import StartedCluster, restart_head, running_cluster
-from rlpto.ray_cluster.processes import arguments_of, head_family, of_folder, signal_to, start_time
+from rlpto.ray_cluster.nodes.background import StartedCluster, restart_head, running_cluster
+from rlpto.ray_cluster.nodes.processes import arguments_of, head_family, of_folder, signal_to, start_time
 from tests.ray_cluster.running import KILL
 from tests.ray_cluster.test_commands import column, command, experiment, once, said, steps_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.processes import arguments_of, family_of, of_folder, start_time, with_children
+from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, start_time, with_children
 from tests.ray_cluster.test_commands import ONE_JOB, column, command, experiment, once, said
 
 ONE_NODE = ("--set", "cluster.nodes=[{count: 1, gpus: 1}]")

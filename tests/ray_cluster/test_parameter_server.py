@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.worker.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
 from tests.ray_cluster.programs import Plain
 from tests.ray_cluster.running import KILL, make_spec, running
 from tests.ray_cluster.test_runner import distance_to_one_process

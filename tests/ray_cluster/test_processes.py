@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster import processes
-from rlpto.ray_cluster.processes import free_ports
+from rlpto.ray_cluster.nodes import processes
+from rlpto.ray_cluster.nodes.processes import free_ports
 
 
 def test_ports_are_free_and_none_that_whoever_connects_may_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,10 @@ from rlpto.errors import JobError, ProfileError
 from rlpto.performance.fitted import rates_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.throughput import throughput
-from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.measured_profile import by_epoch, fit_program, start_delay
-from rlpto.ray_cluster.messages import Measured
-from rlpto.ray_cluster.moving import Change
-from rlpto.ray_cluster.profiling import (
+from rlpto.ray_cluster.job.controller import find_runners
+from rlpto.ray_cluster.measuring.job_mover import Change
+from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
+from rlpto.ray_cluster.measuring.profiling import (
     CROWD,
     CROWD_GPUS,
     Effort,
@@ -33,7 +32,8 @@ from rlpto.ray_cluster.profiling import (
     stages,
     visits,
 )
-from rlpto.ray_cluster.runner import find_runners
+from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.settings import ProgramSettings
 from tests.ray_cluster.running import make_spec
 

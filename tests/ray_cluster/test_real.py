@@ -22,11 +22,11 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiment import prepare
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.backend import RayBackend
-from rlpto.ray_cluster.cluster import RayCluster
-from rlpto.ray_cluster.connection import Connection, check_training
-from rlpto.ray_cluster.local import LocalCluster
-from rlpto.ray_cluster.store import Store, read_table
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.connection import Connection, check_training
+from rlpto.ray_cluster.scheduler.session_database import Store, read_table
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
@@ -99,7 +99,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     program = (
         "import sys; from pathlib import Path\n"
         "from rlpto.cli.real import RealCells; from rlpto.config import Config\n"
-        "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.connection import Connection\n"
+        "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.scheduler.connection import Connection\n"
         "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
         "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"
     )
@@ -216,7 +216,7 @@ class TestErrors:
     def test_a_cluster_of_another_version(self, ray_cluster: LocalCluster) -> None:
         program = (
             "import sys, ray; ray.__version__ = '0.0.1'\n"
-            "from rlpto.errors import ClusterError; from rlpto.ray_cluster.connection import Connection\n"
+            "from rlpto.errors import ClusterError; from rlpto.ray_cluster.scheduler.connection import Connection\n"
             "try: Connection(sys.argv[1])\n"
             "except ClusterError as error: print(error)\n"
         )
@@ -229,7 +229,7 @@ class TestErrors:
     @staticmethod
     def connect(address: str) -> None:
         """Find out in this process, which may be connected already, whether anybody listens there."""
-        from rlpto.ray_cluster.connection import _reach
+        from rlpto.ray_cluster.scheduler.connection import _reach
 
         _reach(address)
         Connection(address).close()

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rlpto.errors import CheckpointError, JobError
-from rlpto.ray_cluster.data import DataOrder, Position, shard, step_seed
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.programs import load_program
-from rlpto.ray_cluster.training import Trainer, weights_of
+from rlpto.ray_cluster.programs.base import load_program
+from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard, step_seed
+from rlpto.ray_cluster.worker.training import Trainer, weights_of
 from tests.ray_cluster.running import make_spec
 
-DIGITS = "rlpto.ray_cluster.jobs.digits"
+DIGITS = "rlpto.ray_cluster.programs.digits"
 SIZES = {"epochs": 2.0, "data_size": 1437, "batch_size": 64, "float64": False, "pace": None}
 
 

@@ -1,0 +1,60 @@
+"""Getting a job's state onto disk while the job goes on training, and what a restarted runner has to know besides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlpto.errors import CheckpointError
+from rlpto.ray_cluster.job.job_folder import Memory
+from rlpto.ray_cluster.job.worker_actors import LostError, answer
+from rlpto.ray_cluster.worker.actor import Failure
+
+
+class Saver:
+    """Writes checkpoints and the runner's record.
+
+    interval: s between two checkpoints. record: what a restarted runner has to know, asked whenever it is written.
+    Where the disk refuses that is noted, and training goes on.
+    """
+
+    def __init__(self, memory: Memory, interval: float, record: Callable[[], dict[str, Any]]) -> None:
+        self._memory = memory
+        self._interval = interval
+        self._record = record
+        self._saving: asyncio.Task[None] | None = None
+        self._saved_at = time.monotonic()
+
+    def due(self) -> bool:
+        """True if it is time for a checkpoint, and none is being written."""
+        idle = self._saving is None or self._saving.done()
+        return idle and time.monotonic() - self._saved_at >= self._interval
+
+    def save_from(self, call: Any) -> None:
+        """Write a checkpoint in the background, of the state that a worker hands over between two chunks."""
+        self._saved_at = time.monotonic()
+
+        async def save() -> None:
+            try:
+                said = await answer(call)
+            except LostError:
+                return  # noticed where its training is waited for
+            if not isinstance(said, Failure):
+                await self.write(*said)
+
+        self._saving = asyncio.ensure_future(save())
+
+    async def write(self, step: int, state: bytes) -> None:
+        """Write a checkpoint."""
+        try:
+            await asyncio.to_thread(self._memory.write, step, state)
+        except CheckpointError as refused:
+            self._memory.note(str(refused))
+        self._saved_at = time.monotonic()
+        self.remember()
+
+    def remember(self) -> None:
+        """Write the record."""
+        self._memory.remember(self._record())

@@ -1,0 +1,86 @@
+"""What outlives a runner: checkpoints, what it was told and has counted, and a log of failures, in the job's folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rlpto.errors import CheckpointError
+from rlpto.files import write_text
+from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.messages import Checkpoint, JobSpec
+
+RECORD = "runner.json"
+FAILURES = "failures.log"
+
+
+class Memory:
+    """The job's folder. checkpoint: newest one. failure: text of the newest failure.
+
+    Training goes on where the disk refuses: that is a failure that is noted, no more.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._folder = Path(spec.folder)
+        self.checkpoint: Checkpoint | None = None
+        self.failure = ""
+
+    def begin(self, resume: bool) -> dict[str, Any] | None:
+        """What an earlier runner of the job remembered, if there was one and it is to go on; else its traces go.
+
+        Raises CheckpointError if they stay: the job would go on from what is not its own.
+        """
+        if not resume:
+            drop_checkpoints(self._folder)
+            if self._folder.is_dir():
+                (self._folder / RECORD).unlink(missing_ok=True)
+            return None
+        self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
+        path = self._folder / RECORD
+        if not path.exists():
+            return None
+        try:
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as wrong:
+            self.note(f"{path}: cannot be read, counting starts anew: {wrong}")
+            return None
+        return kept
+
+    def newest(self) -> tuple[int, bytes] | None:
+        """Step and content of the newest sound checkpoint; None if there is none, in which case the job starts over."""
+        try:
+            found = read_newest(self._folder)
+        except CheckpointError as damaged:
+            self.note(f"{damaged}; the job starts over")
+            self.checkpoint = None
+            return None
+        if found is None:
+            return None
+        self.checkpoint, state, wrong = found
+        for text in wrong:
+            self.note(text)
+        return self.checkpoint.step, state
+
+    def write(self, step: int, state: bytes) -> None:
+        """Write a checkpoint. Raises CheckpointError if the disk refuses."""
+        self.checkpoint = write_checkpoint(self._folder, step, state)
+
+    def remember(self, kept: dict[str, Any]) -> None:
+        """Keep what a restarted runner has to know."""
+        try:
+            write_text(self._folder / RECORD, json.dumps(kept, allow_nan=False), "the runner's record")
+        except CheckpointError as refused:
+            self.note(str(refused))
+
+    def note(self, text: str) -> None:
+        """Keep the text of a failure, in the log too."""
+        self.failure = text
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / FAILURES).open("a", encoding="utf-8") as log:
+                log.write(f"{stamp} {text.rstrip()}\n")
+        except OSError as refused:
+            self.failure = f"{text.rstrip()}\n(and the log cannot be written: {refused.strerror})"

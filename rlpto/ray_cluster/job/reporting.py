@@ -1,0 +1,185 @@
+"""What a runner has seen of its job's training: the figures of its reports."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlpto.ray_cluster.messages import Measured
+from rlpto.ray_cluster.worker.training import Chunk
+
+CURVE = 200
+"""Points of the accuracy curve; when it is full, every other one is dropped."""
+
+RECENT = 20
+"""Chunks over which the present loss and speed are taken; also pauses and recoveries that are kept."""
+
+CHUNK_SECONDS = 0.12
+"""s that a chunk should take: long enough that its overhead does not count, short enough to react."""
+
+AHEAD = 2
+"""Chunks handed to the workers at once: they need not wait for the runner."""
+LONG_STEP = 0.3
+"""Seconds of a step from which on waiting for the runner counts for little."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Workers of a group, and on how many nodes they are."""
+
+    workers: int
+    nodes: int
+
+
+class Tally:
+    """Running figures of one job.
+
+    rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
+    a guess until one was measured.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.samples_done = 0.0
+        self.loss = self.accuracy = self.noise_scale = self.staleness = math.nan
+        self.curve: list[tuple[float, float]] = []
+        self.speeds: dict[Size, tuple[float, float, int]] = {}
+        self.rescales = self.recoveries = 0
+        self.rescale_seconds = 0.0
+        self.pauses: deque[float] = deque(maxlen=RECENT)
+        self.recovery_seconds: deque[float] = deque(maxlen=RECENT)
+        self.step_seconds = 0.0
+        self.ended: float | None = None
+        self._size = Size(0, 0)
+        self._paused_since: float | None = None
+        self._recovering_since: float | None = None
+        self._first = True
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        self._losses: deque[tuple[float, int]] = deque(maxlen=RECENT)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over the newest chunks of the present group; NaN before there are any."""
+        seconds = sum(seconds for _, seconds in self._recent)
+        return sum(samples for samples, _ in self._recent) / seconds if seconds else math.nan
+
+    def grouped(self, size: Size, rescaled: bool, faulty_since: float | None) -> None:
+        """A new group is about to train. faulty_since: when the fault that led to it was noticed, if one did."""
+        if self._size.workers and size.workers:
+            self.step_seconds *= self._size.workers / size.workers
+        self._size, self._first = size, True
+        self._recent.clear()
+        if faulty_since is not None:
+            self._recovering_since = self._recovering_since or faulty_since
+        elif rescaled:
+            self.rescales += 1
+            self._paused_since = self._paused_since or self.ended
+
+    def released(self) -> None:
+        """The job goes back to the queue: that it does not train from here on is no pause."""
+        self.ended = None
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Take in what all workers of the group did; `chunks[0]` is that of rank 0."""
+        first = chunks[0]
+        self.step, self.samples_done = first.position.step, first.position.progress
+        if not math.isnan(first.accuracy):
+            self._evaluated(first.evaluated_at, first.accuracy)
+        if first.steps == 0:
+            return
+        rest = (first.ended - first.first) / (first.steps - 1) if first.steps > 1 else 0.0
+        if self._first:
+            self._began(first, rest)
+        elif self.ended is not None:
+            self._measure(first.steps, first.samples, first.ended - self.ended)
+        self.ended = first.ended
+        self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
+        self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
+        self.noise_scale, self.staleness = first.noise_scale, first.staleness
+
+    def chunk_steps(self) -> int:
+        """Steps of a chunk that takes about `CHUNK_SECONDS`."""
+        return max(1, min(10_000, round(CHUNK_SECONDS / self.step_seconds))) if self.step_seconds > 0 else 1
+
+    def chunks_ahead(self, asynchronous: bool) -> int:
+        """Chunks to hand out at once. One where steps are long, so that a change comes a step sooner; but asynchronous
+        workers would then wait for each other at every step."""
+        return 1 if self.step_seconds >= LONG_STEP and not asynchronous else AHEAD
+
+    def throughput(self) -> tuple[Measured, ...]:
+        """Samples per second of every size measured so far."""
+        return tuple(
+            Measured(size.workers, size.nodes, samples / seconds, count)
+            for size, (samples, seconds, count) in sorted(self.speeds.items(), key=lambda item: item[0].workers)
+            if seconds > 0
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What a report says of training, by the names that `JobReport` has for it."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "noise_scale": self.noise_scale,
+            "accuracy_curve": tuple(self.curve),
+            "throughput": self.throughput(),
+            "rescales": self.rescales,
+            "rescale_seconds": self.rescale_seconds,
+            "pauses": tuple(self.pauses),
+            "recoveries": self.recoveries,
+            "recovery_seconds": tuple(self.recovery_seconds),
+            "staleness": self.staleness,
+        }
+
+    def lasting(self) -> dict[str, Any]:
+        """What outlives the runner, as JSON can hold it."""
+        return {
+            "curve": self.curve,
+            "speeds": [[*asdict(size).values(), *measured] for size, measured in self.speeds.items()],
+            "rescales": self.rescales,
+            "recoveries": self.recoveries,
+            "rescale_seconds": self.rescale_seconds,
+            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
+            "step": self.step,
+            "samples_done": self.samples_done,
+        }
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Back from `lasting`."""
+        self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
+        self.speeds = {Size(row[0], row[1]): (row[2], row[3], row[4]) for row in kept["speeds"]}
+        self.rescales, self.recoveries = kept["rescales"], kept["recoveries"]
+        self.rescale_seconds = kept["rescale_seconds"]
+        self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
+        self.step, self.samples_done = kept["step"], kept["samples_done"]
+
+    def _began(self, chunk: Chunk, step: float) -> None:
+        """The first chunk of a group ends a pause: what its first step took beyond an ordinary one belongs to that."""
+        self._first = False
+        if step > 0:
+            self.step_seconds = step
+        if self._paused_since is not None:
+            pause = max(chunk.first - self._paused_since - self.step_seconds, 0.0)
+            self.pauses.append(pause)
+            self.rescale_seconds += pause
+        if self._recovering_since is not None:
+            self.recovery_seconds.append(chunk.first - self._recovering_since)
+            self.recoveries += 1
+        self._paused_since = self._recovering_since = None
+
+    def _measure(self, steps: int, samples: int, seconds: float) -> None:
+        self._recent.append((samples, seconds))
+        self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / steps
+        measured = self.speeds.get(self._size, (0.0, 0.0, 0))
+        self.speeds[self._size] = (measured[0] + samples, measured[1] + seconds, measured[2] + steps)
+
+    def _evaluated(self, epochs: float, accuracy: float) -> None:
+        self.accuracy = accuracy
+        # After a fault the job may pass epochs again: what it reaches then is what counts.
+        self.curve = [point for point in self.curve if point[0] < epochs]
+        if len(self.curve) >= CURVE:
+            self.curve = self.curve[::2]
+        self.curve.append((epochs, accuracy))

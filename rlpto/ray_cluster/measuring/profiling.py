@@ -1,0 +1,227 @@
+"""Measuring what training programs do on the cluster at hand: speed by size and placement, delays, learning.
+
+Runs of a program that nobody schedules: one learns as fast as it can with one worker, which tells the accuracy
+curve and the gradient noise; one is moved through sizes and placements, which tells speeds and pauses; and some share
+the cluster and hand each other GPUs, which tells how long a decision takes to become training where all is in use.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.measuring.job_mover import Change, MovedJob, MovedJobs, Placement, hand_over
+from rlpto.ray_cluster.messages import JobSpec, Measured
+
+LOOK_SECONDS = 0.1
+"""Seconds between two looks at a job that learns."""
+FEWEST_STEPS = 20
+"""Steps that a speed must rest on, however long they take."""
+CROWD, CROWD_GPUS = 4, 8
+"""Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
+PEACE_SECONDS = 3.0
+"""Time between two of their changes, or that of an `Effort` if it is shorter."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. seconds: at every size. learning: longest time for the training that tells the accuracy."""
+
+    seconds: float = 10.0
+    learning: float = 300.0
+
+
+@dataclass(frozen=True)
+class ProgramMeasurements:
+    """All that was measured of one program.
+
+    sizes: speed by workers and nodes. changes: of workers, of a job that is alone. handed: of workers that train where
+    another job's did; none where there is one GPU only. untrained: accuracy before training. accuracy: after so many
+    epochs. noise_scale: in samples, likewise. complete: the training that tells them went through all epochs.
+    """
+
+    sizes: tuple[Measured, ...]
+    changes: tuple[Change, ...]
+    untrained: float
+    accuracy: tuple[tuple[float, float], ...]
+    noise_scale: tuple[tuple[float, float], ...]
+    complete: bool
+    handed: tuple[Change, ...] = ()
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Numbers of workers to measure: powers of two, halfway between them from 3 on, and `most` itself."""
+    between = {2**i for i in range(most.bit_length())} | {3 * 2**i for i in range(most.bit_length())}
+    return sorted({size for size in between if size <= most} | {most})
+
+
+def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
+    """Where to measure: every size on as few nodes as it fits, and those that fit on one node spread over two as well.
+
+    gpus: of every node. most: workers at most. A size follows the smaller ones, and keeps their workers in place as far
+    as nodes allow.
+    """
+    nodes = sorted(gpus, key=lambda node: -gpus[node])
+    slots = _slots(gpus)
+    found: list[Placement] = []
+    for size in sizes_up_to(min(most, len(slots))):
+        found.append(tuple(slots[:size]))
+        first, second = (size + 1) // 2, size // 2
+        if second and size <= gpus[nodes[0]] and len(nodes) > 1 and gpus[nodes[1]] >= second:
+            found.append((nodes[0],) * first + (nodes[1],) * second)
+    return found
+
+
+def visits(gpus: Mapping[str, int], most: int) -> list[Placement]:
+    """The way of the job whose speed is measured: up through all placements, down to one worker, none, and half."""
+    way = placements(gpus, most)
+    return [*way, way[0], (), way[(len(way) - 1) // 2]]
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A decision by which job `giver` keeps `left` only, and job `taker` has `place` from then on."""
+
+    giver: int
+    left: Placement
+    taker: int
+    place: Placement
+
+
+def shares(gpus: Mapping[str, int]) -> list[Placement]:
+    """What jobs of a crowd have that share up to `CROWD_GPUS` GPUs: two each or more; of two or three GPUs the first
+    has one. None if there is one GPU only. gpus: of every node.
+    """
+    slots = _slots(gpus)[:CROWD_GPUS]
+    if len(slots) < 2:
+        return []
+    jobs = min(max(len(slots) // 2, 2), CROWD)
+    borders = [len(slots) * job // jobs for job in range(jobs + 1)]
+    return [tuple(slots[start:end]) for start, end in pairwise(borders)]
+
+
+def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
+    """How a crowd with `parts` trades. At first job 0 is not there, and job 1 has its part too.
+
+    Job 0 starts on what job 1 gives up. Then every other job that can gives it a worker, and gets it back.
+    """
+    if not parts:
+        return []
+    first = parts[0]
+    found = [HandOver(1, parts[1], 0, first)]
+    for job, own in enumerate(parts[1:], 1):
+        if len(own) > 1:
+            found += [HandOver(job, own[:-1], 0, first + own[-1:]), HandOver(0, first, job, own)]
+    return found
+
+
+def measure_program(
+    spec: JobSpec, gpus: Mapping[str, int], most: int, effort: Effort, tell: Callable[[str], None]
+) -> ProgramMeasurements:
+    """Measure one program on the cluster that this process is connected to.
+
+    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. tell: is told
+    what comes next, `stages` times. Raises JobError if the program fails.
+    """
+    tell("learning")
+    untrained = _untrained(spec)
+    way = visits(gpus, most)
+    with MovedJobs() as alone:
+        learner = alone.start(replace(_part(spec, "learning"), pace=None))
+        first = learner.go(way[0])
+        accuracy, noise, complete = _learn(learner, effort.learning)
+    sizes, changes = _through_sizes(spec, way, effort, tell)
+    handed = _crowd(spec, shares(gpus), effort, tell)
+    return ProgramMeasurements(sizes, (first, *changes), untrained, accuracy, noise, complete, handed)
+
+
+def stages(gpus: Mapping[str, int], most: int) -> int:
+    """How often `measure_program` tells what comes next."""
+    return 1 + len(visits(gpus, most)) + len(hand_overs(shares(gpus)))
+
+
+def _part(spec: JobSpec, name: str) -> JobSpec:
+    """The program as one of the jobs that are measured."""
+    return replace(spec, name=f"{spec.name}-{name}", folder=str(Path(spec.folder, name)))
+
+
+def _through_sizes(
+    spec: JobSpec, way: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
+) -> tuple[tuple[Measured, ...], list[Change]]:
+    """Speeds of a job that is moved along `way`, and what its changes took."""
+    changes = []
+    with MovedJobs() as alone:
+        job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
+        for place in way:
+            tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
+            change = job.go(place)
+            if change.kind != "restart" or change.workers:
+                changes.append(change)
+            if place:
+                job.train(effort.seconds, FEWEST_STEPS)
+        return job.report().throughput, changes
+
+
+def _crowd(
+    spec: JobSpec, parts: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
+) -> tuple[Change, ...]:
+    """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
+    handed = []
+    with MovedJobs() as crowd:
+        specs = [replace(_part(spec, f"crowd-{number}"), epochs=1e9) for number in range(len(parts))]
+        jobs: dict[int, MovedJob] = {}
+        for number in range(1, len(parts)):
+            jobs[number] = crowd.start(specs[number])
+            jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
+        for trade in hand_overs(parts):
+            tell(f"hand-over to {len(trade.place)} workers")
+            crowd.rest(min(PEACE_SECONDS, effort.seconds))
+            if trade.taker not in jobs:
+                jobs[trade.taker] = crowd.start(specs[trade.taker])  # its runner starts while the other job gives up
+            handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
+    return tuple(handed)
+
+
+def _slots(gpus: Mapping[str, int]) -> list[str]:
+    """The node of every GPU, large nodes first."""
+    return [node for node in sorted(gpus, key=lambda node: -gpus[node]) for _ in range(gpus[node])]
+
+
+def _learn(
+    job: MovedJob, seconds: float
+) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
+    """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
+    noise: list[tuple[float, float]] = []
+    by = time.monotonic() + seconds
+    while True:
+        report = job.report()
+        if math.isfinite(report.noise_scale) and report.noise_scale > 0:
+            noise.append((report.progress, report.noise_scale))
+        if report.state == "finished" or time.monotonic() >= by:
+            return report.accuracy_curve, tuple(noise), report.state == "finished"
+        time.sleep(LOOK_SECONDS)
+
+
+def _untrained(spec: JobSpec) -> float:
+    """Accuracy of the program's model before training, on some node's CPU."""
+    import ray
+    from ray.exceptions import RayTaskError
+
+    check: Any = ray.remote(num_cpus=0, max_retries=1)(_first_accuracy)
+    try:
+        return float(ray.get(check.remote(replace(spec, device="cpu").to_json())))
+    except RayTaskError as error:
+        cause = " ".join(str(error.cause).split())
+        raise JobError(f"{spec.training} cannot be used: {cause}") from None
+
+
+def _first_accuracy(spec: str) -> float:
+    from rlpto.ray_cluster.worker.training import Trainer
+
+    return Trainer(JobSpec.from_json(spec)).evaluate()

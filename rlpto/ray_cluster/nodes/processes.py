@@ -1,0 +1,205 @@
+"""Processes of this machine that belong to a cluster of ours: found by its folder, ended by their ids."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from rlpto.ray_cluster.nodes.fork_server import NODE
+
+END_SECONDS = 4.0
+"""Time for processes to end by themselves before they are killed."""
+
+
+def end_processes(family: Mapping[int, int]) -> None:
+    """End processes, given by id and start time: asked first, then killed; waits until they are gone."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        for pid, ticks in family.items():
+            if start_time(pid) == ticks:
+                signal_to(pid, how)
+        by = time.monotonic() + END_SECONDS
+        while any(start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
+            time.sleep(0.05)
+
+
+def family_of(folder: str, pids: Collection[int] = ()) -> dict[int, int]:
+    """Id and start time of the processes of a cluster with this folder, of `pids`, and of all they have started."""
+    return _timed(with_children({*pids, *of_folder(folder)}))
+
+
+def head_family(folder: str) -> dict[int, int]:
+    """Id and start time of the processes of a cluster's head, and of all they have started; none of other nodes."""
+    return _timed(with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))}))
+
+
+def _timed(pids: Collection[int]) -> dict[int, int]:
+    found = {pid: start_time(pid) for pid in pids}
+    return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}
+
+
+def _is_of_head(arguments: list[str]) -> bool:
+    """The raylet of the head is told so; the others are programs that only a head has."""
+    programs = ("gcs_server", "dashboard.py", "monitor.py", CLIENT_SERVER)
+    return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def listens(address: str) -> bool:
+    """True if somebody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+TITLE = "TrainWorker"
+"""What the command lines of jobs' workers have in them: Ray writes the actor's class there."""
+
+
+def kill_titled(pid: int, title: str) -> None:
+    """Kill process `pid` of this machine if its command line has `title` in it."""
+    if title in _command_line(pid):
+        signal_to(pid, signal.SIGKILL)
+
+
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""First and last of the ports that the system gives to whoever connects."""
+
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that nobody listens on now, all different.
+
+    If possible they lie below those that the system gives to whoever connects: of these, one may be taken before it is
+    listened on, and a node that cannot listen takes Ray half a minute to give up.
+    """
+    lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
+    below = range(max(lowest - 10_000, 10_000), lowest)
+    drawn = random.SystemRandom().sample(below, len(below))
+    found: list[int] = []
+    with ExitStack() as stack:
+        for port in (*drawn, *[0] * count):  # 0: the system chooses
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("", port))
+                found.append(int(probe.getsockname()[1]))
+            if len(found) == count:
+                break
+    return found
+
+
+AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""Ports of a node's agents, by the names of Ray's parameters. They are given, because a raylet that has to learn them
+from its agents waits 15 s for these to start and then aborts, which on a busy machine is too short."""
+
+
+def agent_ports() -> dict[str, int]:
+    """Free ports for the agents of one node."""
+    return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
+
+
+CLIENT_SERVER = "ray.util.client.server"
+"""A head's server for Ray clients: the one process of Ray that is not told the folder, and outlives its parent."""
+
+
+def of_folder(folder: str) -> set[int]:
+    """Processes of a cluster with a folder of ours: all of Ray's that serve a node have it among their arguments, but
+    for one, which has it in its environment."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+                if CLIENT_SERVER.encode() in arguments:
+                    arguments = (entry / "environ").read_bytes().replace(b"\0", b"/\0")
+            except OSError:
+                continue  # it has ended since, or is somebody else's
+            if f"{folder}/".encode() in arguments:
+                found.add(int(entry.name))
+    return found
+
+
+def children_titled(raylet: int, title: str) -> list[int]:
+    """Processes of a raylet's node, forked or not, whose command lines have `title` in them."""
+    children = _children()
+    servers = {pid for pid in children.get(raylet, []) if name_of(pid).startswith(NODE)}
+    started = {pid for parent in (raylet, *servers) for pid in children.get(parent, [])}
+    return sorted(pid for pid in started - servers if title in _command_line(pid))
+
+
+def name_of(pid: int) -> str:
+    """Name of a process's main thread; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def with_children(pids: set[int]) -> set[int]:
+    """Processes, and those that they have started, and so on."""
+    children = _children()
+    found, todo = set(), list(pids)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo += children.get(pid, [])
+    return found
+
+
+def _children() -> dict[int, list[int]]:
+    """Processes of this machine by the one that has started them; for a node's fork server that is its raylet."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
+            parent = _raylet_of(entry, fields[0]) or int(fields[2])
+            children.setdefault(parent, []).append(int(entry.name))
+    return children
+
+
+def _raylet_of(process: Path, name: str) -> int | None:
+    """The raylet of a node's fork server. Only of this user's: anybody may give a process that name."""
+    raylet = name.removeprefix(NODE)
+    with suppress(OSError):
+        if name.startswith(NODE) and raylet.isdecimal() and process.stat().st_uid == os.getuid():
+            return int(raylet)
+    return None
+
+
+def _command_line(pid: int) -> str:
+    return "\0".join(arguments_of(pid))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the name on: name, state, parent, ...; None if there is no such process."""
+    try:
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return None
+    return [before.partition("(")[2], *after.split()]
+
+
+def start_time(pid: int) -> int | None:
+    """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
+    fields = _stat(pid)
+    return None if fields is None or fields[1] == "Z" else int(fields[20])
+
+
+def signal_to(pid: int, how: signal.Signals) -> None:
+    """Send a signal to a process, unless it has ended."""
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return  # it was quicker

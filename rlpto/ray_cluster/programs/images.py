@@ -1,0 +1,136 @@
+"""Images: a residual network on generated ones of any size, and MNIST and CIFAR-10 where the user has the files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.programs.base import Classifier
+
+
+class ResNet(Classifier):
+    """Base of the programs below: a residual network (He et al., arXiv 1512.03385) and momentum SGD.
+
+    Group rather than batch normalisation: statistics of a batch would depend on how many workers share it.
+    """
+
+    def __init__(
+        self, inputs: Tensor, labels: Tensor, held_out: int, width: int, blocks: int, learning_rate: float
+    ) -> None:
+        if width % 8 or width < 8 or blocks < 1:
+            raise JobError(f"width is {width}, blocks {blocks}: expected a multiple of 8, and at least 1 block")
+        super().__init__(inputs, labels, held_out)
+        self._classes = int(labels.max()) + 1
+        self._width, self._blocks, self._learning_rate = width, blocks, learning_rate
+
+    def model(self) -> nn.Module:
+        """Three stages of `blocks` residual blocks; each halves the image and doubles the width."""
+        width, layers = self._width, []
+        layers += [nn.Conv2d(self._inputs.shape[1], width, 3, padding=1, bias=False), norm(width), nn.ReLU()]
+        before = width
+        for stage in range(3):
+            for block in range(self._blocks):
+                stride = 2 if stage and not block else 1
+                layers.append(Residual(before, width * 2**stage, stride))
+                before = width * 2**stage
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, self._classes))
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """SGD with momentum and weight decay."""
+        return SGD(parameters, lr=self._learning_rate, momentum=0.9, weight_decay=1e-4)
+
+
+class Residual(nn.Module):
+    """Two convolutions, added to their input (which a third brings into shape where that changes)."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.change = nn.Sequential(
+            nn.Conv2d(before, width, 3, stride, padding=1, bias=False),
+            norm(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            norm(width),
+        )
+        same = before == width and stride == 1
+        self.keep = nn.Identity() if same else nn.Conv2d(before, width, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[n, before, h, w] to [n, width, h / stride, w / stride]."""
+        return torch.relu(self.keep(images) + self.change(images))
+
+
+class GeneratedImages(ResNet):
+    """Each class is a random picture; samples are that picture, faint, under noise.
+
+    samples: for training. size: pixels of a side. channels, classes: of the data. signal: strength of the picture
+    beside noise of 1. data_seed: of the pictures. width, blocks, learning_rate: of the network.
+    """
+
+    def __init__(
+        self,
+        samples: int = 2048,
+        size: int = 16,
+        channels: int = 3,
+        classes: int = 10,
+        signal: float = 0.5,
+        width: int = 16,
+        blocks: int = 1,
+        learning_rate: float = 0.05,
+        data_seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(data_seed)
+        held_out = max(64, samples // 8)
+        pictures = torch.randn(classes, channels, size, size, generator=generator)
+        labels = torch.randint(classes, (samples + held_out,), generator=generator)
+        noise = torch.randn(len(labels), channels, size, size, generator=generator)
+        super().__init__(noise + signal * pictures[labels], labels, held_out, width, blocks, learning_rate)
+
+
+class Mnist(ResNet):
+    """MNIST, from files that torchvision once downloaded to `folder`; nothing is downloaded here."""
+
+    def __init__(self, folder: str, width: int = 16, blocks: int = 1, learning_rate: float = 0.05) -> None:
+        inputs, labels, held_out = recorded("MNIST", folder)
+        super().__init__(inputs, labels, held_out, width, blocks, learning_rate)
+
+
+class Cifar10(ResNet):
+    """CIFAR-10, from files that torchvision once downloaded to `folder`; nothing is downloaded here."""
+
+    def __init__(self, folder: str, width: int = 16, blocks: int = 3, learning_rate: float = 0.1) -> None:
+        inputs, labels, held_out = recorded("CIFAR10", folder)
+        super().__init__(inputs, labels, held_out, width, blocks, learning_rate)
+
+
+def norm(width: int) -> nn.Module:
+    """Normalisation over groups of 8 channels."""
+    return nn.GroupNorm(width // 8, width)
+
+
+def recorded(name: str, folder: str) -> tuple[Tensor, Tensor, int]:
+    """Images [n, channels, h, w] of mean 0 and variance 1, labels [n], and how many at the end are for validation.
+
+    Raises JobError if torchvision is not installed, or the folder does not hold the files.
+    """
+    try:
+        datasets = importlib.import_module("torchvision.datasets")
+    except ImportError:
+        raise JobError(f"{name} needs torchvision: install it, or take generated images") from None
+    if not Path(folder).is_dir():
+        raise JobError(f"{folder}: no such folder, expected one with {name} as torchvision keeps it")
+    dataset = getattr(datasets, name)
+    try:
+        parts = [dataset(folder, train=train, download=False) for train in (True, False)]
+    except RuntimeError as missing:
+        raise JobError(f"{folder}: no {name} there as torchvision keeps it: {missing}") from None
+    images = torch.cat([torch.as_tensor(part.data) for part in parts]).float()
+    images = images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)
+    labels = torch.cat([torch.as_tensor(part.targets) for part in parts]).long()
+    return (images - images.mean()) / images.std(), labels, len(parts[1].targets)

@@ -1,0 +1,216 @@
+"""What has become of the jobs: the columns that policies see, and sums between decisions, from runners' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.cluster import Progress
+from rlpto.jobs import PRIORITY_CLASSES, EstimateNoise, Job, JobStore, JobTable
+from rlpto.performance.tables import SpeedTables
+from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.scheduler.schema import JobRow
+
+
+class MeasuredTable(JobTable):
+    """A table whose accuracies are those that were measured, where there are any.
+
+    measured: [M] newest accuracy of every job of the store, NaN where none is known. own_types: the tables have a type
+    for each job of the store, in its order.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        tables: SpeedTables,
+        index: IntArray,
+        effective_priority: IntArray,
+        gpus_per_node: int,
+        noise: EstimateNoise | None,
+        measured: FloatArray,
+        own_types: bool = False,
+    ) -> None:
+        super().__init__(store, tables, index, effective_priority, gpus_per_node, noise)
+        self._measured = measured
+        self._own_types = own_types
+
+    def reordered(self, rows: IntArray, effective_priority: IntArray) -> MeasuredTable:
+        """The same jobs with row i = present row rows[i], and their priority classes after aging."""
+        return MeasuredTable(
+            self._store,
+            self._tables,
+            self.index[rows],
+            effective_priority,
+            self._gpus_per_node,
+            self._noise,
+            self._measured,
+            self._own_types,
+        )
+
+    @cached_property
+    def type_index(self) -> IntArray:
+        """[n] job type in the tables."""
+        return self.index if self._own_types else self._column("type_index")
+
+    @cached_property
+    def accuracy(self) -> FloatArray:
+        """[n] newest measured accuracy in [0, 1]; before there is one, that of the profile's curve."""
+        measured = self._measured[self.index]
+        return np.where(np.isnan(measured), self.accuracy_at(self.progress), measured)
+
+
+class Accounts:
+    """Columns and sums of M jobs. All arrays are [M].
+
+    active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
+    as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
+    delay: s that a change of a job's GPUs is believed to take.
+    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
+    """
+
+    def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
+        self.jobs = tuple(jobs)
+        self.tables = tables
+        self.store = JobStore.from_jobs(jobs, tables)
+        count = len(jobs)
+        self.active: BoolArray = np.zeros(count, dtype=np.bool_)
+        self.failed: BoolArray = np.zeros(count, dtype=np.bool_)
+        self.held: IntArray = np.zeros(count, dtype=np.int64)
+        self.accuracy: FloatArray = np.full(count, np.nan)
+        self.rescale_seconds: FloatArray = np.zeros(count)
+        self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
+        self._first = tables.accuracy[self.store.type_index, 0]
+        everything = np.arange(count)
+        curve = JobTable(self.store, tables, everything, self.store.priority, 1)
+        self._gainable = np.maximum(curve.final_accuracy - self._first, 1e-9)
+        self._curve = curve
+        self._gained = np.zeros(count)
+        self.totals: FloatArray = np.zeros(len(PRIORITY_CLASSES) + 3)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._gain = np.zeros(len(PRIORITY_CLASSES))
+        self._unfinished = self._gpu_seconds = self._delay = 0.0
+        self._rescales = self._arrived = self._finished = 0
+
+    @property
+    def finished(self) -> BoolArray:
+        """[M] jobs that have reached their epochs."""
+        return ~np.isnan(self.store.finish_time)
+
+    def restore(self, job: int, row: JobRow, held: int) -> None:
+        """A job as the books have it, with the GPUs it held last; what it has gained so far was counted before."""
+        store = self.store
+        self.active[job], self.failed[job] = row.state == "active", row.state == "failed"
+        store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
+        store.start_time[job] = np.nan if row.start_time is None else row.start_time
+        store.finish_time[job] = np.nan if row.finish_time is None else row.finish_time
+        store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
+        self.store.peak_gpus[job], self.held[job] = row.peak_gpus, held
+        self.accuracy[job] = np.nan if row.accuracy is None else row.accuracy
+        self._note_gain(job)
+        self._gain[:] = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        """Jobs have held what they hold for so long."""
+        self._unfinished += float(np.count_nonzero(self.active)) * seconds
+        self._gpu_seconds += float(self.held.sum()) * seconds
+        self.store.attained_service += self.held * seconds
+
+    def arrive(self, job: int) -> None:
+        """A job has been submitted."""
+        self.active[job] = True
+        self._arrived += 1
+
+    def give(self, job: int, gpus: int, time: float) -> bool:
+        """A decision gives a job other GPUs; True if that makes a job that has run before start anew."""
+        store = self.store
+        store.gpus[job] = gpus
+        if gpus == 0:
+            store.wait_start[job], store.rescale_left[job] = time, 0.0
+            return False
+        store.wait_start[job] = np.nan
+        store.rescale_left[job] = self.delay[job]
+        again = bool(store.start_time[job] <= time)
+        if again:
+            store.rescales[job] += 1
+            self._rescales += 1
+        return again
+
+    def give_again(self, job: int, gpus: int) -> None:
+        """After a restart: the decision in force gives a job these GPUs, and did so before."""
+        self.store.gpus[job] = gpus
+        if gpus:
+            self.store.wait_start[job] = np.nan
+
+    def heard(self, job: int, report: JobReport, settled: bool) -> None:
+        """Take in a report. settled: what was decided last is wholly in force."""
+        store = self.store
+        store.progress[job] = min(report.progress, store.epochs[job])
+        if settled:
+            store.rescale_left[job] = 0.0
+        if not np.isnan(report.accuracy):
+            self.accuracy[job] = report.accuracy
+        self._delay += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
+        self.rescale_seconds[job] = report.rescale_seconds
+        self._note_gain(job)
+
+    def hold(self, job: int, gpus: int, time: float) -> bool:
+        """A job holds so many GPUs from now on; True if they were others before."""
+        if gpus == self.held[job]:
+            return False
+        self.held[job] = gpus
+        self.store.peak_gpus[job] = max(self.store.peak_gpus[job], gpus)
+        if gpus and np.isnan(self.store.start_time[job]):
+            self.store.start_time[job] = time
+        return True
+
+    def finish(self, job: int, time: float) -> None:
+        """A job has reached its epochs."""
+        self._end(job)
+        self.store.finish_time[job] = time
+        self.store.progress[job] = self.store.epochs[job]
+        self._note_gain(job)
+        self._finished += 1
+
+    def fail(self, job: int) -> None:
+        """A job will never finish."""
+        self._end(job)
+        self.failed[job] = True
+
+    def _end(self, job: int) -> None:
+        self.active[job] = False
+        self.store.gpus[job] = 0
+        self.store.rescale_left[job] = 0.0
+
+    def accuracy_of(self, job: int) -> float:
+        """Newest measured accuracy of a job; before there is one, that of the profile's curve."""
+        known = float(self.accuracy[job])
+        return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
+
+    def _note_gain(self, job: int) -> None:
+        """Accuracy counts once, as a share of what the job can gain: all of it at its end, whatever was measured."""
+        share = 1.0 if self.finished[job] else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
+        gained = min(max(share, self._gained[job]), 1.0)
+        self._gain[self.store.priority[job]] += gained - self._gained[job]
+        self._gained[job] = gained
+
+    def take(self, start: float, end: float) -> Progress:
+        """What has happened since this was last asked."""
+        progress = Progress(
+            start=start,
+            end=end,
+            accuracy_gain=self._gain,
+            unfinished=self._unfinished,
+            gpu_seconds=self._gpu_seconds,
+            rescales=self._rescales,
+            rescale_seconds=self._delay,
+            arrived=self._arrived,
+            finished=self._finished,
+        )
+        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay)
+        self._begin()
+        return progress

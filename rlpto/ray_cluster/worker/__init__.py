@@ -1,0 +1,1 @@
+"""The worker: one GPU's training process."""

@@ -1,0 +1,226 @@
+"""The worker actor: one GPU's training process, told by its job's runner what to do next."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+import torch
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+
+from rlpto.errors import RlptoError
+from rlpto.ray_cluster.messages import Device, JobSpec
+from rlpto.ray_cluster.worker.parameter_server import ServerGroup
+from rlpto.ray_cluster.worker.sampling import Position
+from rlpto.ray_cluster.worker.training import Chunk, Trainer
+from rlpto.ray_cluster.worker.worker_group import AllReduce, Alone
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A place in a group. number: of the group, counted up by the runner. fresh: ranks that have no state yet and get
+    that of rank 0. host, port: where the runner's store is. servers: parameter server actors, if there are any;
+    reset: they take their weights from rank 0.
+    """
+
+    number: int
+    rank: int
+    world: int
+    fresh: tuple[int, ...]
+    host: str
+    port: int
+    timeout: float
+    servers: tuple[Any, ...] = ()
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker is warm. step_seconds, evaluation_seconds: how long those took."""
+
+    step_seconds: float
+    evaluation_seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something raised. lasting: bad input, which trying again does not mend. when: `time.time()`."""
+
+    text: str
+    trace: str
+    lasting: bool
+    when: float
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Sign of life. busy: the call that the training thread is in, "" if none. phase: of its trainer. still: s since a
+    call began or a pulse saw a step done.
+    """
+
+    busy: str
+    phase: str
+    still: float
+
+
+class TrainWorker:
+    """Actor with two threads of control: one trains, the other answers while it does.
+
+    Whatever raises comes back as a `Failure`; after one, everything but `recover` does nothing.
+    """
+
+    def __init__(self, spec: str) -> None:
+        die_with_parent()
+        self._spec = JobSpec.from_json(spec)
+        self._trainer: Trainer | None = None
+        self._failure: Failure | None = None
+        self._store: TCPStore | None = None
+        self._busy, self._moved = "", time.monotonic()
+        self._seen = 0
+
+    def prepare(self) -> Ready | Failure:
+        """Make the model and train two steps for the sake of warmth, which are undone."""
+        return self._guarded("prepare", self._prepare)
+
+    def load(self, state: bytes) -> Failure | None:
+        """Take over the state of a checkpoint."""
+        return self._guarded("load", lambda: self.trainer.load(state))
+
+    def join(self, seat: Seat) -> Failure | None:
+        """Leave the present group and take a seat in another one."""
+        return self._guarded("join", lambda: self._join(seat))
+
+    def run(self, until: int) -> Chunk | Failure:
+        """Train until step `until` is done, or the job has finished."""
+        return self._guarded("run", lambda: self.trainer.run(until))
+
+    def state(self) -> tuple[int, bytes] | Failure:
+        """Step, and everything that later ones depend on."""
+        return self._guarded("state", lambda: (self.trainer.position.step, self.trainer.state()))
+
+    def recover(self) -> Position:
+        """Leave the group, forget a step that was interrupted, and be ready for another group."""
+        trainer = self.trainer
+        trainer.group.close()
+        trainer.undo()
+        trainer.join(Alone(trainer.network, trainer.optimizer))
+        self._failure = None
+        return trainer.position
+
+    @ray.method(concurrency_group="control")
+    def pid(self) -> int:
+        """Id of this process."""
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def pulse(self) -> Pulse:
+        """What the training thread does now."""
+        if self._trainer is None:
+            return Pulse(self._busy, "own", time.monotonic() - self._moved)
+        step = self._trainer.position.step
+        if step != self._seen:
+            self._seen, self._moved = step, time.monotonic()
+        return Pulse(self._busy, self._trainer.phase, time.monotonic() - self._moved)
+
+    @ray.method(concurrency_group="control")
+    def abort(self) -> None:
+        """Wake the training thread if it waits for a worker that is gone."""
+        if self._trainer is not None:
+            self._trainer.group.abort()
+
+    @property
+    def trainer(self) -> Trainer:
+        """What `prepare` has made."""
+        if self._trainer is None:
+            raise RuntimeError("the worker was not prepared")
+        return self._trainer
+
+    def _prepare(self) -> Ready:
+        use_few_threads(self._spec.device)
+        self._trainer = Trainer(self._spec)
+        step, evaluation = self._trainer.warm_up()
+        if self._spec.architecture == "all_reduce":
+            warm_group(self._trainer)
+        return Ready(step, evaluation)
+
+    def _join(self, seat: Seat) -> None:
+        trainer = self.trainer
+        trainer.group.close()
+        if seat.servers:
+            model, optimizer = trainer.network, trainer.optimizer
+            group = ServerGroup(trainer.program, model, optimizer, seat.servers, seat.rank, seat.world)
+            if seat.reset and seat.rank == 0:
+                group.upload(seat.number)
+            group.enter(seat.number, seat.reset)
+            trainer.join(group)
+            return
+        if seat.world == 1:
+            trainer.join(Alone(trainer.network, trainer.optimizer))
+            return
+        if self._store is None:
+            self._store = TCPStore(seat.host, seat.port, is_master=False)
+        store = PrefixStore(f"group-{seat.number}", self._store)
+        together = AllReduce(trainer.network, trainer.optimizer, store, seat.rank, seat.world, seat.timeout)
+        # Known to `abort` from here on, for the others may be lost while this worker waits for them.
+        trainer.join(together)
+        if seat.fresh:
+            state = together.share(trainer.state() if seat.rank == 0 else None)
+            if seat.rank in seat.fresh:
+                trainer.load(state)
+        together.wrap()
+
+    def _guarded(self, what: str, call: Callable[[], T]) -> T | Failure:
+        if self._failure is not None:
+            return self._failure
+        self._busy, self._moved = what, time.monotonic()
+        try:
+            return call()
+        except Exception as error:
+            self._failure = Failure(describe(error), traceback.format_exc(), isinstance(error, RlptoError), time.time())
+            if self._trainer is not None:
+                self._trainer.group.close()
+            return self._failure
+        finally:
+            self._busy, self._moved = "", time.monotonic()
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, RlptoError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def use_few_threads(device: Device) -> None:
+    """Workers share a machine's cores: on the CPU each has one thread, or as many as OMP_NUM_THREADS says."""
+    if device == "cpu" or not torch.cuda.is_available():
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def warm_group(trainer: Trainer) -> None:
+    """Make a group of one and train a step in it, which is undone: the first one of a process is slow."""
+    start = trainer.state()
+    group = AllReduce(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
+    group.wrap()
+    trainer.join(group)
+    trainer.step()
+    group.close()
+    trainer.join(Alone(trainer.network, trainer.optimizer))
+    trainer.load(start)
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process with the one that started it (Linux): no orphan keeps a GPU."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGKILL)

@@ -1,0 +1,298 @@
+"""Training through parameter servers (Li et al., OSDI 2014): servers hold parts of the weights and update them.
+
+All weights in a row are cut into as many parts as there are servers. Workers push gradients and pull weights. The
+workers of a synchronous group wait for each other in every step, which gives what averaging among themselves does. An
+asynchronous one updates with every gradient as it comes; a worker is held up only where it is more than `MAX_AHEAD`
+steps ahead of the slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.programs.base import TrainingProgram
+from rlpto.ray_cluster.worker.gradient_noise import EVERY, SquaredNorms
+from rlpto.ray_cluster.worker.worker_group import mean_inverse
+
+MAX_AHEAD = 4
+"""Steps that a worker of an asynchronous group may be ahead of the slowest."""
+
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Push:
+    """One worker's gradient for one server. options: of the optimizer, as the worker's scheduler has them.
+
+    square: squared norm of all of the worker's own gradients, if norms are measured in this step.
+    """
+
+    rank: int
+    step: int
+    gradient: Numbers
+    options: dict[str, Any]
+    square: float | None = None
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A server's part of the weights. local: mean of the workers' squared norms. mean: squared norm of the mean
+    gradient's part. stale: updates of others between this worker's last pull and its push.
+    """
+
+    weights: Numbers
+    local: float = 0.0
+    mean: float = 0.0
+    stale: int = 0
+
+
+@dataclass
+class _Round:
+    """Pushes of one step, until the last one is there."""
+
+    pushes: dict[int, Push] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    local: float = 0.0
+    mean: float = 0.0
+
+
+class ParameterServer:
+    """Actor that holds a part of the weights, and the state of its optimizer."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._asynchronous = asynchronous
+        self._optimizer: Optimizer | None = None
+        self._group = self._loaded = -1
+        self._world = 0
+        self._round = _Round()
+        self._steps: dict[int, int] = {}
+        self._pulled: dict[int, int] = {}
+        self._version = 0
+        self._changed = asyncio.Condition()
+
+    async def load(self, group: int, optimizer: Optimizer) -> None:
+        """Start from the weights and the state of `optimizer`, made for this server's part."""
+        async with self._changed:
+            self._optimizer, self._loaded = optimizer, group
+            self._changed.notify_all()
+
+    async def enter(self, group: int, world: int, reset: bool) -> Numbers:
+        """Take part in a group of `world` workers: the weights, once they are there."""
+        async with self._changed:
+            if group > self._group:
+                self._group, self._world = group, world
+                self._round.done.set()
+                self._round, self._steps, self._pulled = _Round(), {}, {}
+                self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._loaded == group if reset else self._loaded >= 0)
+        return self._weights
+
+    async def end(self) -> None:
+        """End the present group: workers that wait for others learn that it is over."""
+        async with self._changed:
+            self._group = -1
+            self._round.done.set()
+            self._changed.notify_all()
+
+    async def held(self) -> Optimizer:
+        """The optimizer with its weights and state."""
+        return self._mine
+
+    async def exchange(self, group: int, push: Push) -> Pull:
+        """Push a gradient, pull weights. Raises RuntimeError if the group is over."""
+        return await (self._at_once(group, push) if self._asynchronous else self._together(group, push))
+
+    async def _together(self, group: int, push: Push) -> Pull:
+        self._check(group)
+        present = self._round
+        present.pushes[push.rank] = push
+        if len(present.pushes) == self._world:
+            # In the order of ranks: sums of floats must not depend on who was first.
+            ranked = [present.pushes[rank] for rank in sorted(present.pushes)]
+            mean = sum((other.gradient for other in ranked[1:]), ranked[0].gradient) / self._world
+            if push.square is not None:
+                present.local = sum(other.square or 0.0 for other in ranked) / self._world
+                present.mean = float(np.dot(mean, mean))
+            self._update(mean, push.options)
+            self._round = _Round()
+            present.done.set()
+        await present.done.wait()
+        self._check(group)
+        return Pull(self._weights, present.local, present.mean)
+
+    async def _at_once(self, group: int, push: Push) -> Pull:
+        async with self._changed:
+            self._check(group)
+            self._steps[push.rank] = push.step
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: group != self._group or push.step - self._slowest() <= MAX_AHEAD)
+            self._check(group)
+            stale = self._version - self._pulled.get(push.rank, self._version)
+            self._update(push.gradient / self._world, push.options)
+            self._pulled[push.rank] = self._version
+            return Pull(self._weights, stale=stale)
+
+    def _slowest(self) -> int:
+        """Step that the slowest worker pushes or has pushed last; one that has not begun yet holds up nobody."""
+        return min(self._steps.values())
+
+    def _update(self, gradient: Numbers, options: dict[str, Any]) -> None:
+        (group,) = self._mine.param_groups
+        group.update(options)
+        (weights,) = group["params"]
+        weights.grad = torch.from_numpy(gradient)
+        self._mine.step()
+        self._version += 1
+
+    def _check(self, group: int) -> None:
+        if group != self._group:
+            raise RuntimeError(f"group {group} of workers is over: {self._group} trains now")
+
+    @property
+    def _mine(self) -> Optimizer:
+        if self._optimizer is None:
+            raise RuntimeError("the parameter server has no weights yet")
+        return self._optimizer
+
+    @property
+    def _weights(self) -> Numbers:
+        (weights,) = self._mine.param_groups[0]["params"]
+        copied: Numbers = weights.detach().numpy().copy()
+        return copied
+
+
+class ServerGroup:
+    """A worker's side: pushes its gradients, and takes over what the servers make of them.
+
+    Raises JobError if the optimizer treats some parameters unlike others, which a part of the row cannot know.
+    """
+
+    def __init__(
+        self,
+        program: TrainingProgram,
+        model: nn.Module,
+        optimizer: Optimizer,
+        servers: Sequence[Any],
+        rank: int,
+        world: int,
+    ) -> None:
+        if len(optimizer.param_groups) != 1:
+            raise JobError(f"parameter servers take one group of parameters, found {len(optimizer.param_groups)}")
+        self.rank, self.world = rank, world
+        self.model = model
+        self.staleness = 0.0
+        self._program, self._optimizer, self._servers = program, optimizer, servers
+        self._parameters = list(model.parameters())
+        self._number = -1
+        self._pushes = 0
+        self._step = self._own = self._samples = 0
+
+    def upload(self, number: int) -> None:
+        """Give the servers this worker's weights and optimizer state, for group `number`."""
+        weights = self._cut(torch.cat([parameter.detach().flatten().cpu() for parameter in self._parameters]))
+        options = self._options()
+        states = self._cut_states()
+        calls = []
+        for server, part, state in zip(self._servers, weights, states, strict=True):
+            own = nn.Parameter(part.clone())
+            optimizer = self._program.optimizer([own])
+            optimizer.param_groups[0].update(options)
+            if state:
+                optimizer.state[own] = state
+            calls.append(server.load.remote(number, optimizer))
+        ray.get(calls)
+
+    def enter(self, number: int, reset: bool) -> None:
+        """Begin group `number`, with the servers' weights."""
+        self._number = number
+        self._take(ray.get([server.enter.remote(number, self.world, reset) for server in self._servers]))
+
+    def begin(self, step: int, own: int, samples: int) -> None:
+        """Remember what the gradients stand for."""
+        self._step, self._own, self._samples = step, own, samples
+
+    def update(self, factor: float) -> SquaredNorms | None:
+        """Push and pull. Norms are those of a synchronous group."""
+        measured = self._step % EVERY == 0 and self._samples >= self.world > 1
+        gradient = torch.cat([_gradient(parameter) for parameter in self._parameters]).cpu()
+        weight = self._own * self.world / self._samples
+        square = float(torch.dot(gradient, gradient)) / weight**2 if measured else None
+        options = self._options()
+        options["lr"] = options["lr"] * factor
+        pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut(gradient)]
+        calls = [server.exchange.remote(self._number, push) for server, push in zip(self._servers, pushes, strict=True)]
+        pulls: list[Pull] = ray.get(calls)
+        self._take([pull.weights for pull in pulls])
+        self._pushes += 1
+        self.staleness += (sum(pull.stale for pull in pulls) / len(pulls) - self.staleness) / self._pushes
+        mean = sum(pull.mean for pull in pulls)
+        if not measured or mean == 0.0:
+            return None
+        return SquaredNorms(pulls[0].local, mean, mean_inverse(self._samples, self.world), 1 / self._samples)
+
+    def gather(self) -> None:
+        """Bring the servers' weights and optimizer state here, as if this worker had made all updates itself."""
+        parts: list[Optimizer] = ray.get([server.held.remote() for server in self._servers])
+        held = [optimizer.param_groups[0]["params"][0] for optimizer in parts]
+        self._take([weights.detach().numpy() for weights in held])
+        states = [optimizer.state.get(weights, {}) for optimizer, weights in zip(parts, held, strict=True)]
+        if not states[0]:
+            return
+        sizes = [parameter.numel() for parameter in self._parameters]
+        for key, value in states[0].items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                pieces = torch.cat([state[key] for state in states]).split(sizes)  # type: ignore[no-untyped-call]
+                for parameter, piece in zip(self._parameters, pieces, strict=True):
+                    self._optimizer.state[parameter][key] = piece.reshape(parameter.shape).to(parameter.device)
+            else:
+                for parameter in self._parameters:
+                    self._optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
+
+    def abort(self) -> None:
+        """The runner ends the servers' group, which wakes whoever waits there."""
+
+    def close(self) -> None:
+        """Nothing to leave: the servers end a group when the next one begins."""
+
+    def _options(self) -> dict[str, Any]:
+        return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
+
+    def _cut(self, row: Tensor) -> list[Tensor]:
+        return list(torch.tensor_split(row, len(self._servers)))
+
+    def _cut_states(self) -> list[dict[str, Any]]:
+        """The optimizer's state for each server's part: what has a parameter's shape is cut, the rest is copied."""
+        states: list[dict[str, Any]] = [{} for _ in self._servers]
+        first = self._optimizer.state.get(self._parameters[0], {})
+        for key, value in first.items():
+            whole = isinstance(value, Tensor) and value.dim() > 0
+            if whole:
+                rows = [self._optimizer.state[parameter][key].flatten().cpu() for parameter in self._parameters]
+                cut = self._cut(torch.cat(rows))
+            for number, state in enumerate(states):
+                state[key] = cut[number].clone() if whole else (value.clone() if isinstance(value, Tensor) else value)
+        return states
+
+    def _take(self, parts: Sequence[Numbers]) -> None:
+        row = torch.from_numpy(np.concatenate(parts))
+        start = 0
+        with torch.no_grad():
+            for parameter in self._parameters:
+                parameter.copy_(row[start : start + parameter.numel()].reshape(parameter.shape))
+                start += parameter.numel()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    grad = parameter.grad
+    return torch.zeros_like(parameter).flatten() if grad is None else grad.detach().flatten()

@@ -1,0 +1,272 @@
+"""Training of one worker, step by step, without anything of Ray: alone it is a plain torch loop."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlpto.errors import CheckpointError, JobError
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
+from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
+from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor
+from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard, step_seed
+from rlpto.ray_cluster.worker.worker_group import Alone, Group
+
+EVALUATION_SHARE = 0.01
+"""Largest share of a worker's time that evaluations take while the job trains."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one worker did in one go.
+
+    rank, position: who, and how far it has come. steps, samples: of all workers together. loss: this worker's part
+    of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
+    epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. began, first,
+    ended: `time.time()` before the first step, after it, and after the last.
+    """
+
+    rank: int
+    position: Position
+    steps: int
+    samples: int
+    loss: float
+    noise_scale: float
+    accuracy: float
+    evaluated_at: float
+    finished: bool
+    began: float
+    first: float
+    ended: float
+    staleness: float = math.nan
+
+
+class Trainer:
+    """Model, optimizer, scheduler and position of one worker.
+
+    phase: "own" while the program computes, "shared" while gradients of several workers become one: whoever waits for
+    a worker that hangs is in the latter.
+
+    Raises JobError if the program cannot be made, or has fewer samples than the job asks for.
+    """
+
+    def __init__(self, spec: JobSpec, program: TrainingProgram | None = None) -> None:
+        self.spec = spec
+        self.program = program or load_program(spec.training, spec.options)
+        if self.program.data_size < spec.data_size:
+            raise JobError(
+                f"job {spec.name!r}: data_size is {spec.data_size}, but {spec.training} has {self.program.data_size}"
+            )
+        self.device = pick_device(spec)
+        self.dtype = torch.float64 if spec.float64 else torch.float32
+        torch.manual_seed(spec.seed)
+        self.network = self.program.model().to(self.device, self.dtype)
+        self.optimizer = self.program.optimizer(self.network.parameters())
+        steps = math.ceil(spec.epochs * math.ceil(spec.data_size / spec.batch_size))
+        self.scheduler = self.program.scheduler(self.optimizer, steps)
+        self.order = DataOrder(spec.data_size, spec.seed)
+        self.position = Position()
+        self.noise = NoiseMeter()
+        self.phase = "own"
+        self.group: Group = Alone(self.network, self.optimizer)
+        self._interrupted: list[Tensor] | None = None
+        self._evaluation_due = 0.0
+        self._deadline = 0.0
+        self._paced = spec.pace is not None
+
+    @property
+    def epochs_done(self) -> float:
+        """Scale-invariant epochs."""
+        return self.position.progress / self.spec.data_size
+
+    @property
+    def finished(self) -> bool:
+        """True once the job has all its epochs."""
+        return self.position.progress >= self.spec.epochs * self.spec.data_size
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step, all workers together."""
+        return self.spec.batch_size * (self.group.world if self.spec.batch_rule == "per_worker" else 1)
+
+    def join(self, group: Group) -> None:
+        """Train in `group` from the next step on."""
+        self.group = group
+        self._deadline = 0.0
+
+    def run(self, until: int) -> Chunk:
+        """Train until step `until` is done, or the job has finished; steps already done are not repeated."""
+        began = first = time.time()
+        before, samples, steps = self.position, 0, 0
+        losses = torch.zeros((), device=self.device)
+        accuracy = evaluated_at = math.nan
+        while self.position.step < until and not self.finished:
+            epoch = self.position.epoch
+            loss, size = self.step()
+            losses += loss
+            samples += size
+            steps += 1
+            if steps == 1:
+                first = time.time()
+            if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
+                accuracy, evaluated_at = self.evaluate(), self.epochs_done
+        return Chunk(
+            rank=self.group.rank,
+            position=self.position,
+            steps=self.position.step - before.step,
+            samples=samples,
+            loss=float(losses) / steps if steps else math.nan,
+            noise_scale=self.noise.noise_scale,
+            accuracy=accuracy,
+            evaluated_at=evaluated_at,
+            finished=self.finished,
+            began=began,
+            first=first,
+            ended=time.time(),
+            staleness=getattr(self.group, "staleness", math.nan),
+        )
+
+    def step(self) -> tuple[Tensor, int]:
+        """One step: this worker's part of the mean loss, and the samples of all workers."""
+        spec, group, began = self.spec, self.group, time.perf_counter()
+        batch_size = self.global_batch
+        everyone = self.order.batch(self.position, batch_size)
+        own = shard(everyone, group.rank, group.world)
+        weight = len(own) * group.world / len(everyone)
+        self.phase = "own"
+        self._seed()
+        self._guard()
+        group.begin(self.position.step, len(own), len(everyone))
+        # A worker without a sample takes part all the same, with gradients that count nothing.
+        taken = torch.from_numpy(own if len(own) else everyone[:1])
+        self.optimizer.zero_grad()
+        loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
+        if weight != 1.0:
+            loss = loss * weight
+        self.phase = "shared"
+        loss.backward()  # type: ignore[no-untyped-call]
+        scale = batch_size / spec.batch_size
+        gain = self.noise.gain(scale, spec.batch_size)
+        norms = group.update(learning_rate_factor(spec.lr_rule, scale, gain))
+        self._interrupted = None
+        if self.scheduler is not None:
+            self.scheduler.step()
+        if norms is not None:
+            self.noise.add(norms)
+        self.position = self.order.after(self.position, len(everyone), gain / scale)
+        self.phase = "own"
+        self._keep_pace(began, scale)
+        return loss.detach(), len(everyone)
+
+    def evaluate(self) -> float:
+        """Accuracy over all validation samples."""
+        start = time.perf_counter()
+        self.network.eval()
+        right, samples = 0.0, 0
+        with torch.no_grad():
+            for batch in self.program.validation():
+                right += float(self.program.accuracy(self.network, self._placed(batch))) * len(batch[0])
+                samples += len(batch[0])
+        self.network.train()
+        taken = time.perf_counter() - start
+        self._evaluation_due = time.perf_counter() + taken / EVALUATION_SHARE
+        return right / samples if samples else math.nan
+
+    def state(self) -> bytes:
+        """Everything that later steps depend on: model, optimizer, scheduler, noise and position."""
+        self.group.gather()
+        written = io.BytesIO()
+        held = {
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "noise": asdict(self.noise),
+            "position": asdict(self.position),
+        }
+        torch.save(held, written)
+        return written.getvalue()
+
+    def load(self, state: bytes) -> None:
+        """Go on from what `state` gave. Raises CheckpointError if it is not of this job's program."""
+        try:
+            held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
+            self.network.load_state_dict(held["model"])
+            self.optimizer.load_state_dict(held["optimizer"])
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(held["scheduler"])
+            self.noise = NoiseMeter(**held["noise"])
+            self.position = Position(**held["position"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as wrong:
+            raise CheckpointError(f"job {self.spec.name!r}: state is not of {self.spec.training}: {wrong}") from wrong
+        self._interrupted = None
+
+    def undo(self) -> None:
+        """Forget a step that was interrupted before its update: what the forward pass left in buffers."""
+        if self._interrupted is not None:
+            with torch.no_grad():
+                for buffer, kept in zip(self.network.buffers(), self._interrupted, strict=True):
+                    buffer.copy_(kept)
+            self._interrupted = None
+
+    def warm_up(self) -> tuple[float, float]:
+        """Do what is slow the first time, and undo its effect. Seconds that a step and an evaluation take then."""
+        start = self.state()
+        self._paced = False
+        self.step()
+        began = time.perf_counter()
+        self.step()
+        stepped = time.perf_counter()
+        self.evaluate()
+        evaluated = time.perf_counter()
+        self.load(start)
+        self._paced = self.spec.pace is not None
+        self._evaluation_due = 0.0
+        return stepped - began, evaluated - stepped
+
+    def _guard(self) -> None:
+        """Remember buffers that the step may change, as long as it can be interrupted."""
+        if self.group.world > 1:
+            self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
+
+    def _seed(self) -> None:
+        seed = step_seed(self.spec.seed, self.position.step, self.group.rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _placed(self, batch: Batch) -> Batch:
+        return tuple(
+            part.to(self.device, self.dtype) if part.is_floating_point() else part.to(self.device) for part in batch
+        )
+
+    def _evaluates(self, epoch: int) -> bool:
+        return self.position.epoch != epoch and time.perf_counter() >= self._evaluation_due
+
+    def _keep_pace(self, began: float, scale: float) -> None:
+        """Stretch the step to its pace, which more workers share; at most one step of lost time is made up for."""
+        if self.spec.pace is None or not self._paced:
+            return
+        due = self.spec.pace * scale / self.group.world
+        now = time.perf_counter()
+        self._deadline = max((self._deadline or began) + due, now - due)
+        time.sleep(max(self._deadline - now, 0.0))
+
+
+def pick_device(spec: JobSpec) -> torch.device:
+    """Where the job trains. Raises JobError if it asks for CUDA and there is none."""
+    if spec.device == "cpu" or (spec.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise JobError(f"job {spec.name!r}: device is cuda, but no CUDA device is visible to its worker")
+    return torch.device("cuda", 0)
+
+
+def weights_of(network: nn.Module) -> Tensor:
+    """All parameters as one vector, on the CPU."""
+    return torch.cat([parameter.detach().flatten().cpu() for parameter in network.parameters()])

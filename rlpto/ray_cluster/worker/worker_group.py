@@ -1,0 +1,253 @@
+"""Workers that train one model together: how their gradients become one, and one update.
+
+A group is made for a number of workers and thrown away when that number changes; the model outlives it.
+"""
+
+# Annotations are evaluated here: torch checks those of the communication hook.
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, Store
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from rlpto.ray_cluster.worker.gradient_noise import EVERY, SquaredNorms
+from rlpto.ray_cluster.worker.learning_rate import scaled
+
+
+class Group(Protocol):
+    """What training needs of a group. rank: of this worker among `world`. model: what the loss is to call."""
+
+    rank: int
+    world: int
+    model: nn.Module
+
+    def begin(self, step: int, own: int, samples: int) -> None:
+        """Before the gradients of `step`, in which this worker has `own` of `samples` samples."""
+
+    def update(self, factor: float) -> SquaredNorms | None:
+        """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
+
+    def gather(self) -> None:
+        """Bring what others hold of the model and its optimizer to this worker."""
+
+    def abort(self) -> None:
+        """Wake the thread that waits for another worker; called from another thread, it does not wait itself."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
+class Alone:
+    """A single worker: plain torch. Of two successive steps in every `EVERY`, gradients are compared."""
+
+    rank = 0
+    world = 1
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model = model
+        self._optimizer = optimizer
+        self._step = self._samples = 0
+        self._kept: list[Tensor] = []
+        self._kept_step, self._kept_samples = -1, 0
+
+    def begin(self, step: int, own: int, samples: int) -> None:  # noqa: ARG002
+        """Nothing to prepare."""
+        self._step, self._samples = step, samples
+
+    def update(self, factor: float) -> SquaredNorms | None:
+        """Compare with the gradients of the step before, where it is their turn, and update."""
+        norms = self._compare()
+        with scaled(self._optimizer, factor):
+            self._optimizer.step()
+        return norms
+
+    def _compare(self) -> SquaredNorms | None:
+        turn = self._step % EVERY
+        if turn == 0:
+            self._keep(gradients_of(self.model))
+            return None
+        if turn != 1 or self._kept_step != self._step - 1:
+            return None
+        before, now = self._kept, gradients_of(self.model)
+        if len(before) != len(now):
+            return None
+        sizes = (self._kept_samples, self._samples)
+        first, second = squared_norm(before), squared_norm(now)
+        product = sum(torch.dot(a.flatten(), b.flatten()) for a, b in zip(before, now, strict=True))
+        share = sizes[0] / sum(sizes)
+        mean = share**2 * first + (1 - share) ** 2 * second + 2 * share * (1 - share) * float(product)
+        inverse = (1 / sizes[0] + 1 / sizes[1]) / 2
+        return SquaredNorms((first + second) / 2, mean, inverse, 1 / sum(sizes))
+
+    def _keep(self, gradients: list[Tensor]) -> None:
+        """Remember the gradients of this step, in the same memory as before: new memory costs more than the copy."""
+        if [kept.shape for kept in self._kept] != [gradient.shape for gradient in gradients]:
+            self._kept = [torch.empty_like(gradient) for gradient in gradients]
+        for kept, gradient in zip(self._kept, gradients, strict=True):
+            kept.copy_(gradient)
+        self._kept_step, self._kept_samples = self._step, self._samples
+
+    def gather(self) -> None:
+        """All is here."""
+
+    def abort(self) -> None:
+        """There is nobody to wait for."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class AllReduce:
+    """Workers that average gradients among themselves: torch's DistributedDataParallel over nccl or gloo.
+
+    store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
+    seconds, or one of them is lost while another waits for it.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, store: Store, rank: int, world: int, timeout: float
+    ) -> None:
+        self.rank, self.world = rank, world
+        self._bare, self._optimizer = model, optimizer
+        device = next(model.parameters()).device
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        before = open_sockets()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
+        self._sockets = open_sockets() - before
+        self._open = True
+        self._device = device
+        self._measuring = False
+        self._weight = 1.0
+        self._sizes: tuple[int, int] = (0, 0)
+        self._local = torch.zeros((), device=device)
+        self.model = model
+
+    def wrap(self) -> None:
+        """Start averaging. All workers hold the same weights by now, so that none need be sent."""
+        wrapped = DistributedDataParallel(self._bare, init_sync=False)
+        wrapped.register_comm_hook(self, AllReduce._average)
+        self.model = wrapped
+
+    def share(self, data: bytes | None, source: int = 0) -> bytes:
+        """Bytes of worker `source`, on all workers. The others give None."""
+        size = torch.tensor([len(data) if data is not None else 0], device=self._device)
+        dist.broadcast(size, source)
+        if data is not None:
+            content = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        else:
+            content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        dist.broadcast(content, source)
+        return data if data is not None else content.cpu().numpy().tobytes()
+
+    def begin(self, step: int, own: int, samples: int) -> None:
+        """Measure norms every `EVERY` steps, unless a worker has no sample at all."""
+        self._measuring = step % EVERY == 0 and samples >= self.world > 1
+        self._weight = own * self.world / samples
+        self._sizes = own, samples
+        self._local = torch.zeros((), device=self._device)
+
+    def _average(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Average one bucket of gradients; the norm of this worker's own ones travels with the last."""
+        buffer = bucket.buffer()
+        if self._measuring:
+            self._local = self._local + torch.dot(buffer, buffer)
+        if not (self._measuring and bucket.is_last()):
+            return _all_reduce(buffer.div_(self.world), _only)
+        own = self._local / self._weight**2 / self.world
+        both = torch.cat([buffer.div_(self.world), own.to(buffer.dtype).reshape(1)])
+
+        def apart(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+            summed = done.value()[0]
+            self._local = summed[-1]
+            return buffer.copy_(summed[:-1])
+
+        return _all_reduce(both, apart)
+
+    def update(self, factor: float) -> SquaredNorms | None:
+        """Every worker makes the same update of its own weights."""
+        norms = None
+        if self._measuring:
+            mean = squared_norm(gradients_of(self._bare))
+            _, samples = self._sizes
+            norms = SquaredNorms(float(self._local), mean, mean_inverse(samples, self.world), 1 / samples)
+        with scaled(self._optimizer, factor):
+            self._optimizer.step()
+        return norms
+
+    def gather(self) -> None:
+        """Every worker holds all."""
+
+    def abort(self) -> None:
+        """Cut the connections to the other workers.
+
+        Nothing that gloo offers wakes a thread that waits for a frozen process: aborting has no effect there, and
+        leaving the group waits itself. An end of the connection does.
+        """
+        for descriptor, _ in self._sockets & open_sockets():
+            with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
+                # Gloo ends the process if the socket on which it listens is touched.
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close all connections: whoever waits for this worker learns of it at once."""
+        if not self._open:
+            return
+        self._open = False
+        self.model = self._bare
+        group = dist.group.WORLD
+        if group is not None and self._device.type == "cuda":
+            group.abort()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _all_reduce(
+    tensor: Tensor, then: Callable[[torch.futures.Future[list[Tensor]]], Tensor]
+) -> torch.futures.Future[Tensor]:
+    """Sum over workers, in place and without waiting; `then` makes of it what the gradients become."""
+    work = dist.all_reduce(tensor, async_op=True)
+    future: torch.futures.Future[Tensor] = work.get_future().then(then)
+    return future
+
+
+def _only(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    return done.value()[0]
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Descriptor and inode of every socket of this process (Linux; elsewhere none)."""
+    found = set()
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder) if folder.exists() else ():
+        with suppress(OSError):  # closed since it was listed
+            about = os.fstat(int(name))
+            if stat.S_ISSOCK(about.st_mode):
+                found.add((int(name), about.st_ino))
+    return found
+
+
+def mean_inverse(samples: int, world: int) -> float:
+    """Mean over workers of 1 / (their samples), of a batch that `sampling.shard` has dealt out."""
+    each, more = divmod(samples, world)
+    return (more / (each + 1) + (world - more) / each) / world
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    """Gradients of all parameters that have one."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def squared_norm(tensors: Iterable[Tensor]) -> float:
+    """Sum of the squares of all elements."""
+    return float(torch.nn.utils.get_total_norm(tensors)) ** 2

@@ -1,0 +1,102 @@
+"""Jobs that really train, on the shared cluster: growing, shrinking, finishing, and what they say of it."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from rlpto.errors import JobError
+from rlpto.ray_cluster.job.checkpoints import read_newest
+from rlpto.ray_cluster.job.controller import find_runners, start_runner
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import control_node
+from rlpto.ray_cluster.worker.training import Trainer
+from tests.ray_cluster.running import KILL, SESSION, make_spec, running
+
+
+def weights(state: bytes) -> torch.Tensor:
+    """All weights of a checkpoint as one vector."""
+    model = torch.load(io.BytesIO(state), weights_only=True)["model"]
+    return torch.cat([value.flatten() for value in model.values()])
+
+
+def distance_to_one_process(spec: JobSpec) -> tuple[int, float]:
+    """Step of the newest checkpoint, and its weights' relative distance to those of one undisturbed process."""
+    found = read_newest(Path(spec.folder))
+    assert found is not None
+    checkpoint, state, wrong = found
+    assert wrong == []
+    alone = Trainer(spec)
+    alone._paced = False
+    alone.run(checkpoint.step)
+    expected, reached = weights(alone.state()), weights(state)
+    return checkpoint.step, float((reached - expected).norm() / expected.norm())
+
+
+def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, c, _ = ray_cluster.node_ids
+    spec = make_spec(tmp_path)
+    with running(ray_cluster, spec) as job:
+        job.command([a])
+        job.steps(10)
+        job.command([a, b, c])
+        before = job.steps(10)
+        assert 1 <= before.rescales == len(before.pauses) <= 2  # on a busy machine they may join one by one
+        job.signal_worker(c, KILL)
+        recovered = job.until(lambda now: now.recoveries == 1 and sorted(now.training_on) == sorted([a, b, c]))
+        # Survivors hold the newest state: the worker that was killed cost no step.
+        assert recovered.step >= before.step
+        assert "died" in recovered.failure
+        job.command([b, c])
+        job.steps(10)
+        job.command([a])  # nobody stays: the state moves to another node
+        job.steps(10)
+        job.command([])
+        last = job.stop()
+    step, distance = distance_to_one_process(spec)
+    assert step == last.step
+    assert distance <= 1e-12
+
+
+def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    (tmp_path / "samples").mkdir()
+    options = {"folder": str(tmp_path / "samples")}
+    training = "tests.ray_cluster.programs:Recorded"
+    spec = make_spec(tmp_path / "job", training=training, options=options, epochs=8.0, pace=0.1)
+    with running(ray_cluster, spec) as job:
+        job.command([a, b])
+        job.steps(20)
+        job.command([b])
+        report = job.until(lambda now: now.state == "finished" and not now.holding)
+    assert report.progress == 8.0
+    assert report.step == 8 * 7
+    assert 0.5 < report.accuracy <= 1.0
+    assert report.accuracy_curve[-1] == (8.0, report.accuracy)
+    assert {measured.workers for measured in report.throughput} == {1, 2}
+    # Each of the two processes warms up with two batches (and one more for its group) that train nothing.
+    lines = [path.read_text().splitlines() for path in (tmp_path / "samples").iterdir()]
+    assert len(lines) == 2
+    used = Counter(sample for process in lines for line in process[3:] for sample in line.split())
+    assert used == {str(sample): 8 for sample in range(101)}
+
+
+def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a = ray_cluster.node_ids[0]
+    spec = make_spec(tmp_path, name="once")
+    with running(ray_cluster, spec) as job:
+        assert ray.get(job.runner.command.remote(7, ())).generation == 7
+        assert ray.get(job.runner.command.remote(6, (a,))).generation == 7
+        assert job.until(lambda now: now.applied == 7).holding == ()
+        assert find_runners(SESSION).keys() == {"once"}
+        with pytest.raises(JobError, match=r"'once': session 'tests-.*' has a runner"):
+            start_runner(spec, control_node(), resume=False)
+    assert find_runners(SESSION) == {}
