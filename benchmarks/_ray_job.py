@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.job.controller import start_runner, stop_runner
+from rlpto.ray_cluster.controllers import control_node, stop_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.programs.digits"
@@ -36,7 +36,7 @@ class Job:
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
-        self.runner: Any = start_runner(spec, control_node(), resume=False)
+        self.runner: Any = start_controller(spec, control_node(), resume=False)
         self.generation = 0
 
     def command(self, nodes: Sequence[str]) -> JobReport:
@@ -84,7 +84,7 @@ def job(**values: Any) -> Iterator[Job]:
         try:
             yield running
         finally:
-            stop_runner(running.runner)
+            stop_controller(running.runner)
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

@@ -17,7 +17,7 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
 from tests.ray_cluster.programs import Plain
 from tests.ray_cluster.running import KILL, make_spec, running
-from tests.ray_cluster.test_runner import distance_to_one_process
+from tests.ray_cluster.test_controller import distance_to_one_process
 
 
 def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalCluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How much work a runner hands out at once."""
+"""How much work a controller hands out at once."""
 
 from __future__ import annotations
 

@@ -50,10 +50,10 @@ class MovedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from rlpto.ray_cluster.job.controller import stop_runner
+        from rlpto.ray_cluster.controllers import stop_controller
 
         for job in self.jobs:
-            stop_runner(job.runner)
+            stop_controller(job.runner)
 
     def start(self, spec: JobSpec) -> MovedJob:
         """A new job; its runner starts now."""
@@ -81,12 +81,12 @@ class MovedJob:
     """A job that this process commands."""
 
     def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
-        from rlpto.ray_cluster.job.controller import start_runner
-        from rlpto.ray_cluster.scheduler.backend import control_node
+        from rlpto.ray_cluster.controllers import control_node
+        from rlpto.ray_cluster.job.controller import start_controller
 
         self.spec, self._others = spec, others
         self._began = time.monotonic()
-        self.runner: Any = start_runner(spec, control_node(), resume=False)
+        self.runner: Any = start_controller(spec, control_node(), resume=False)
         self._generation = 0
         self.present: Placement = ()
 
