@@ -30,7 +30,7 @@ from rlpto.evaluation.tables import frame
 from rlpto.experiment import Experiment, prepare
 from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
 
 KEEPING = "keeping "
@@ -181,7 +181,7 @@ def files_digest(spec: str) -> str:
     files = spec_files(spec)
     if not files:
         return "plain"
-    return hashlib.sha256("".join(digest(Path(file)) for file in files).encode()).hexdigest()[:8]
+    return hashlib.sha256("".join(digest(file) for file in files).encode()).hexdigest()[:8]
 
 
 def run_cell(config: Config, cell: Cell) -> RunRecord:

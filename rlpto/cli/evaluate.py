@@ -21,7 +21,6 @@ from rlpto.cli.common import (
     SetOption,
     make_console,
     read_config,
-    split_specs,
 )
 from rlpto.errors import ConfigError
 
@@ -207,9 +206,11 @@ def _folder_name(trace: Path | None) -> str:
 
 
 def _policy_list(text: str) -> list[str]:
+    from rlpto.policies.registry import available
+    from rlpto.policies.spec import split_specs
+
     if text.strip() != ALL:
         return split_specs(text)
-    from rlpto.policies.registry import available
 
     return [policy.name for policy in available() if policy.complete]
 
@@ -219,7 +220,7 @@ def _with_reference(config: Config, chosen: bool) -> Config:
 
     Raises ConfigError if the reference is not evaluated, or two policies go by one name.
     """
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     labels = [policy_label(spec) for spec in config.policies]
     shared = next((label for label in labels if labels.count(label) > 1), None)
@@ -266,7 +267,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bo
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool, quiet: bool) -> None:
     """Tables on the terminal, as CSV and as JSON; plots and the report if wanted."""
     from rlpto.evaluation.tables import print_results, results, write_csv, write_json
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     console = make_console(quiet)
     finished = labelled(finished)
@@ -315,7 +316,7 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
 

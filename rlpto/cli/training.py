@@ -26,7 +26,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.experiment import Experiment
 from rlpto.policies.base import Policy
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
 
 BASELINES = "baselines"
