@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
 
-from rlpto.cli.training import has_begun
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
 from rlpto.errors import ConfigError
@@ -32,6 +31,7 @@ from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
 from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
+from rlpto.runs.training import has_begun
 
 KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""

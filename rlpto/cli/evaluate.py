@@ -116,12 +116,12 @@ def evaluate(
         finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
         write_results(settled, finished, folder, report=report, quiet=quiet)
         return
-    from rlpto.cli.real import run_real_cells
+    from rlpto.runs.real import run_real_cells
 
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     if cluster is Where.both:
-        from rlpto.cli.both import evaluate_both
+        from rlpto.runs.both import evaluate_both
 
         evaluate_both(settled, folder, address=address, fresh=fresh, keep=keep, report=report, quiet=quiet)
         return
@@ -143,7 +143,7 @@ def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
 
 def _source(config: Path | None, run: Path | None) -> Path:
     """The file that says what to evaluate. Raises ConfigError unless there is exactly one."""
-    from rlpto.cli.runfolder import config_file
+    from rlpto.runs.folder import config_file
 
     if config is not None and run is None:
         return config
@@ -238,9 +238,9 @@ def _with_reference(config: Config, chosen: bool) -> Config:
 
 def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bool) -> list[FinishedCell]:
     """Run what is missing. The folder is touched only when everything about the experiment is right."""
-    from rlpto.cli.runfolder import begin_run, refuse_foreign
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare, refuse_online, run_cell
+    from rlpto.runs.folder import begin_run, refuse_foreign
 
     refuse_online(config.knowledge)
     experiment = prepare(config)
@@ -279,10 +279,10 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     if not report:
         console.print(f"\ntables: {folder}", style="bold")
         return
-    from rlpto.cli.runfolder import command_line, run_facts, versions
     from rlpto.config import resolved_yaml
     from rlpto.evaluation.plots import write_plots
     from rlpto.evaluation.report import About, make_plots, write_report
+    from rlpto.runs.folder import command_line, run_facts, versions
 
     plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
     write_plots(plots, folder / "plots")
