@@ -41,7 +41,7 @@ class Faults:
             "worker frozen": lambda: self._signal_worker(signal.SIGSTOP),
             "raylet killed": self._kill_node,
             "node frozen": self._freeze_node,
-            "controller killed": self._kill_runner,
+            "controller killed": self._kill_controller,
             "scheduler killed": self._restart_scheduler,
             "checkpoint corrupted": self._corrupt,
             "policy switched": self._switch,
@@ -93,7 +93,7 @@ class Faults:
         self._later(NOTICED, replace)
         return True
 
-    def _kill_runner(self) -> bool:
+    def _kill_controller(self) -> bool:
         controllers = [
             report.pid for report in self._watcher.reports.values() if not report.ended and report.training_on
         ]

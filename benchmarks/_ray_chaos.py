@@ -18,7 +18,7 @@ from _ray_job import DIGITS, cluster, load
 from rlpto.ray_cluster.controllers import find_controllers
 
 JOBS, NODES, GPUS = 12, 4, 2
-EVERY = 20.0
+FAULT_INTERVAL_S = 20.0
 """s between faults."""
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
@@ -82,16 +82,16 @@ def config(minutes: float, epochs: int) -> dict[str, object]:
 
 
 def wreak(faults: Faults, scheduler: Scheduler, seconds: float) -> None:
-    """A fault every `EVERY` seconds, as long as there is work."""
+    """A fault every `FAULT_INTERVAL_S` seconds, as long as there is work."""
     began = time.monotonic()
-    due = began + EVERY
+    due = began + FAULT_INTERVAL_S
     while (time.monotonic() < began + seconds and not scheduler.ended) or faults.mend():
         time.sleep(0.5)
         faults.mend()
         if due <= time.monotonic() < began + seconds:
             done = faults.strike() or "nothing to break"
             print(f"{time.monotonic() - began:6.0f} s  {done}", file=sys.stderr, flush=True)
-            due += EVERY
+            due += FAULT_INTERVAL_S
 
 
 def verdict(

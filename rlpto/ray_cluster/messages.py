@@ -1,4 +1,4 @@
-"""What the scheduler and the controllers of jobs say to each other: plain values, the border between the two.
+"""What the scheduler and job controllers say to each other: plain values, the border between the two.
 
 A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
 `controller_name`.

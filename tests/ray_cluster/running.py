@@ -23,7 +23,7 @@ SESSION = f"tests-{os.getpid()}"
 
 
 class Running:
-    """One job with its controller on the head. Every report is checked: nowhere more workers than commanded by then."""
+    """A job with its controller on the head. Every report is checked: on no node more workers than were commanded."""
 
     def __init__(self, cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> None:
         self.spec, self.cluster = spec, cluster
