@@ -27,7 +27,7 @@ from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
 
-_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.(?:ya?ml|zip)(?=,|$)|(?<=[:,]run=)[^=,\[\]]+")
+_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]>]+\.(?:ya?ml|zip)(?=[,>]|$)|(?<=[:,]run=)[^=,\[\]>]+")
 """A file or a run as an option of a policy, as in `index:weights=mine.yaml` and `agent:run=runs/mine`."""
 
 

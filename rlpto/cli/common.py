@@ -73,10 +73,10 @@ def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = 
     return load_config(path, changes)
 
 
-def split_specs(text: str) -> list[str]:
+def split_specs(text: str, option: str = "--policies") -> list[str]:
     """Policies of a comma-separated list; `a:x=1,y=[2,3],b` are the two policies `a:x=1,y=[2,3]` and `b`.
 
-    Raises ConfigError if one is empty.
+    Raises ConfigError that names the option if one is empty.
     """
     specs: list[str] = []
     for item in re.split(r",(?![^\[]*\])", text):
@@ -85,5 +85,5 @@ def split_specs(text: str) -> list[str]:
         else:
             specs.append(item.strip())
     if not all(specs):
-        raise ConfigError(f"--policies {text}: expected policies separated by commas, such as fifo,las")
+        raise ConfigError(f"{option} {text}: expected policies separated by commas, such as fifo,las")
     return specs

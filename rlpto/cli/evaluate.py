@@ -67,6 +67,14 @@ def evaluate(
             help="Policies to run, instead of the config's; see rlpto policies. With --run its agents come on top.",
         ),
     ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S:A,S:B",
+            help="One more run, which the first policy begins and in which others take over after so many seconds: "
+            "3600:las,7200:srtf.",
+        ),
+    ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
@@ -109,7 +117,8 @@ def evaluate(
     ]
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
-    settled = _with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
+    settled = settled if run is None else with_agents(settled, run)
+    settled = _with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
     endings = {Where.sim: "", Where.ray: "-ray", Where.both: "-both"}
     folder = run_dir or _default_folder(settled.name, run, trace, endings[cluster])
     if cluster is Where.sim:
@@ -201,6 +210,22 @@ def with_agents(config: Config, run: Path) -> Config:
     return config.model_copy(update={"policies": (*specs, *config.policies)})
 
 
+def with_switches(config: Config, text: str) -> Config:
+    """The configuration with one more run, in which its first policy is followed by others at set times.
+
+    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
+    that names the part that is wrong.
+    """
+    from rlpto.policies.registry import switched_spec
+
+    parts = split_specs(text, "--switch")
+    try:
+        spec = switched_spec(config.policies[0], parts, config.policies)
+    except ConfigError as error:
+        raise ConfigError(f"--switch {text}: {error}") from None
+    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, spec)))})
+
+
 def _folder_name(trace: Path | None) -> str:
     """Folder of an evaluation inside a run."""
     return "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
@@ -273,6 +298,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     reference = policy_label(config.evaluation.reference)
     found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
     print_results(found, console)
+    for note in missed_switches(finished):
+        console.print(note, style="yellow")
     write_csv(found, folder)
     write_json(found, folder / "results.json")
     if not report:
@@ -295,6 +322,18 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     )
     write_report(folder / "report.html", found, plots, about)
     console.print(f"\nreport: {folder / 'report.html'}", style="bold")
+
+
+def missed_switches(finished: list[FinishedCell]) -> list[str]:
+    """A line for every run in which not all the policies that were to follow one another took decisions."""
+    from rlpto.policies.switching import split_schedule
+
+    notes = []
+    for done in finished:
+        first, later = split_schedule(done.cell.policy)
+        if later and len(decided := done.record().switches.policy or (first,)) <= len(later):
+            notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
+    return notes
 
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,6 +27,7 @@ from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.srtf import Srtf
+from rlpto.policies.switching import SIGN, SwitchingPolicy, split_schedule
 from rlpto.policies.tiresias import Tiresias
 from rlpto.settings import Settings
 
@@ -89,14 +90,26 @@ def available() -> list[PolicyInfo]:
     ]
 
 
-def make_policy(spec: str | Mapping[str, object]) -> Policy:
+def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:philly`.
     The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
+    `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
+    adapt: what else is done to each policy that is made, such as giving it the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
     """
+    if isinstance(spec, str):
+        first, later = split_schedule(spec)
+        if later:
+            timed = [(time, _single(part, adapt)) for time, part in later]
+            return SwitchingPolicy(policy_label(spec), _single(first, adapt), timed)
+    return _single(spec, adapt)
+
+
+def _single(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy]) -> Policy:
+    """A policy that is not one after another."""
     name, options = _parse(spec)
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
@@ -108,15 +121,37 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
         if unnamed is None or unnamed in options:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[_UNNAMED]!r}")
         options = {unnamed: options.pop(_UNNAMED), **options}
-    policy = policy_class(_checked(name, policy_class.Options, options))
+    policy = adapt(policy_class(_checked(name, policy_class.Options, options)))
     policy.name = label or _label(name, options, unnamed)
     return policy
 
 
 def policy_label(spec: str) -> str:
     """What a policy is called in tables: the spec's own `label`, else the spec itself."""
+    first, later = split_schedule(spec)
+    names = [_label_of(first), *(f"{time:g}:{_label_of(part)}" for time, part in later)]
+    return SIGN.join(names)
+
+
+def _label_of(spec: str) -> str:
     label = _parse(spec)[1].get("label")
     return spec if label is None else str(label)
+
+
+def switched_spec(first: str, parts: Sequence[str], known: Iterable[str] = ()) -> str:
+    """The spec of a run that `first` begins and in which others take over, each part of the form `SECONDS:POLICY`.
+
+    known: specs whose labels may stand for them. Raises ConfigError that names the part that is wrong.
+    """
+    by_label = {policy_label(spec): spec for spec in known}
+    _, later = split_schedule(SIGN.join(["first", *parts]))
+    for part, (_, spec) in zip(parts, later, strict=True):
+        if spec not in by_label:
+            try:
+                make_policy(spec)
+            except RlptoError as error:
+                raise ConfigError(f"policy switch {part}: {error}") from None
+    return SIGN.join([first, *(f"{time:g}:{by_label.get(spec, spec)}" for time, spec in later)])
 
 
 def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
