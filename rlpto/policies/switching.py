@@ -1,7 +1,6 @@
 """One policy after another in the same run: at set times, or when somebody asks for another.
 
-A switch is written `FIRST>SECONDS:NEXT`, as in `fifo>3600:las>7200:srtf`: fifo decides, las from the first decision at
-or after 3600 s on, srtf from 7200 s on. The text is the policy's spec and its name in tables.
+Set times are part of a policy's spec, `fifo>3600:las` (`rlpto.policies.spec`); the spec is the name in tables.
 """
 
 from __future__ import annotations
@@ -12,12 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import ConfigError
 from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.records import PolicySwitches
-
-SIGN = ">"
-"""Stands between the policies of a schedule in a spec."""
 
 
 class SwitchingPolicy:
@@ -76,34 +71,6 @@ class SwitchingPolicy:
             time=np.array([time for time, _ in self._decided], dtype=np.float64),
             policy=tuple(name for _, name in self._decided),
         )
-
-
-def split_schedule(spec: str) -> tuple[str, list[tuple[float, str]]]:
-    """The first policy's spec, and time [s] and spec of those that follow (none for an ordinary policy).
-
-    Raises ConfigError that names the part that is wrong.
-    """
-    first, *parts = (part.strip() for part in spec.split(SIGN))
-    if not first:
-        raise ConfigError(f"policy {spec}: expected a policy before {SIGN}")
-    later: list[tuple[float, str]] = []
-    for part in parts:
-        later.append(_timed(part))
-        if len(later) > 1 and later[-1][0] <= later[-2][0]:
-            raise ConfigError(f"policy switch {part}: expected a time later than that before it, {later[-2][0]:g} s")
-    return first, later
-
-
-def _timed(part: str) -> tuple[float, str]:
-    """Time and policy of `SECONDS:POLICY`."""
-    text, colon, policy = part.partition(":")
-    try:
-        time = float(text) if colon else np.nan
-    except ValueError:
-        time = np.nan
-    if not (np.isfinite(time) and time > 0 and policy.strip()):
-        raise ConfigError(f"policy switch {part!r}: expected SECONDS:POLICY, such as 3600:las")
-    return time, policy.strip()
 
 
 def switching(policy: Policy) -> SwitchingPolicy:

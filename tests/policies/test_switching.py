@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from rlpto.cluster import ClusterState
 from rlpto.errors import ConfigError
-from rlpto.policies.registry import make_policy, policy_label, switched_spec
-from rlpto.policies.switching import SwitchingPolicy, split_schedule
+from rlpto.policies.registry import make_policy
+from rlpto.policies.spec import parse_spec
+from rlpto.policies.switching import SwitchingPolicy
 from rlpto.queues import QueueSettings
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
@@ -27,16 +28,16 @@ def play(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecor
 
 class TestSpecs:
     def test_the_parts_of_a_schedule(self) -> None:
-        assert split_schedule("fifo") == ("fifo", [])
-        assert split_schedule("fifo > 3600: las:levels=[1,2] >7.2e3:srtf") == (
-            "fifo",
-            [(3600.0, "las:levels=[1,2]"), (7200.0, "srtf")],
-        )
+        spec = parse_spec("fifo>3600: las:levels=[1,2] >7.2e3:srtf")
+        assert str(spec.first) == "fifo"
+        assert [(time, str(part)) for time, part in spec.later] == [(3600.0, "las:levels=[1,2]"), (7200.0, "srtf")]
+        assert parse_spec(str(spec)) == spec
+        assert parse_spec("fifo>2592001.25:las").label == "fifo>2592001.25:las"
 
     @pytest.mark.parametrize(
         ("spec", "message"),
         [
-            (">3600:las", "expected a policy before >"),
+            (">3600:las", "no policy ''"),
             ("fifo>las", "policy switch 'las': expected SECONDS:POLICY, such as 3600:las"),
             ("fifo>3600:las>nan:srtf", "policy switch 'nan:srtf': expected SECONDS:POLICY"),
             ("fifo>0:las", "policy switch '0:las': expected"),
@@ -49,15 +50,11 @@ class TestSpecs:
         with pytest.raises(ConfigError, match=message):
             make_policy(spec)
 
-    def test_labels_stand_for_specs_and_are_what_tables_show(self) -> None:
-        known = ["fifo", "las:label=short,levels=[60]"]
-        spec = switched_spec("fifo", ["60:short", "120:srtf"], known)
-        assert spec == "fifo>60:las:label=short,levels=[60]>120:srtf"
-        assert policy_label(spec) == make_policy(spec).name == "fifo>60:short>120:srtf"
-
-    def test_a_wrong_policy_is_named_with_its_part(self) -> None:
-        with pytest.raises(ConfigError, match="policy switch 60:lass: no policy 'lass'"):
-            switched_spec("fifo", ["60:lass"])
+    def test_tables_show_labels_and_paths_are_found_in_every_part(self) -> None:
+        spec = parse_spec("index:weights=w.yaml>60:agent:run=runs/a,label=mine>120:las")
+        assert spec.label == "index:weights=w.yaml>60:mine>120:las"
+        assert [str(path) for path in spec.paths] == ["w.yaml", "runs/a"]
+        assert str(spec.with_paths(lambda path: "/" + path)).count("/") == 3
 
 
 class TestDecisions:
