@@ -28,7 +28,9 @@ from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.srtf import Srtf
 from rlpto.policies.tiresias import Tiresias
+from rlpto.reading import one_line
 from rlpto.settings import Settings
+from rlpto.yamlfile import parse_value
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
@@ -139,10 +141,7 @@ def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {item.strip()!r}")
         if key in options:
             raise ConfigError(f"policy {spec}: option {key} is given twice")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"policy {spec}: option {key}: cannot read the value {value.strip()!r}") from None
+        options[key] = parse_value(value, f"policy {one_line(spec)}: option {key}")
     return name.strip(), options
 
 
