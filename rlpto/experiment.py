@@ -19,8 +19,6 @@ from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
 from rlpto.forecasting.series import MONDAY, local_seconds
-from rlpto.forecasts.past import Past, past_of
-from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -35,6 +33,8 @@ from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profil
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.task_volume.past import Past, past_of
+from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
@@ -48,7 +48,7 @@ from rlpto.workloads.windows import Window, select, split_windows
 if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.session_database import Store
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -189,29 +189,29 @@ class Experiment:
         window: str,
         seed: int,
         backend: Backend,
-        books: Store,
+        database: SessionDatabase,
         session: str,
         observers: Iterable[Callable[[RayCluster], None]] = (),
     ) -> RayCluster:
         """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-        books: of the session; jobs keep their files beside them.
+        database: of the session; jobs keep their files beside them.
         """
         from rlpto.ray_cluster.scheduler.cluster import RayCluster
-        from rlpto.ray_cluster.scheduler.online_estimates import Beliefs
+        from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
         from rlpto.ray_cluster.scheduler.rules import Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
         own_seed = self.window_seed(window, seed)
-        specs = job_specs(jobs, settings, session, books.path.parent / "jobs", own_seed)
+        specs = job_specs(jobs, settings, session, database.path.parent / "jobs", own_seed)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
+            return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        beliefs = Beliefs(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
-        return RayCluster(backend, jobs, specs, self.tables, books, rules, None, observers, beliefs=beliefs)
+        estimates = OnlineEstimates(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
+        return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -225,7 +225,7 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
         cluster = self.cluster(window, seed, max_hours)
         cut = self.window_traces[window].window
-        foresee = None if self.forecasts is None else self.forecasts.lookout(cut, cluster.jobs)
+        foresee = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
         return run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
 
