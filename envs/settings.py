@@ -13,9 +13,9 @@ from rlpto.settings import Settings
 class EpisodeSettings(Settings):
     """What an episode is: a stretch of a window, entered while the cluster is already at work."""
 
-    min_hours: float = Field(12.0, gt=0, le=87_600)
+    min_hours: float = Field(12.0, gt=0, le=10**6)
     """Shortest episode; a window that is over sooner ends it."""
-    max_hours: float = Field(36.0, gt=0, le=87_600)
+    max_hours: float = Field(36.0, gt=0, le=10**6)
     """Longest episode; the length is drawn evenly between the two, so that no policy can know the end."""
     warm_start: float = Field(0.5, ge=0, le=1)
     """An episode begins after a part of its window that is drawn evenly from 0 to this share of it, scheduled by
