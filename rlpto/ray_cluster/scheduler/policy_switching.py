@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
 class Named(Protocol):
@@ -41,23 +41,27 @@ class Switching(Protocol[P]):
 class SessionPolicy(Generic[P]):
     """Decides as `policy` does, which others may switch, and notes who decided.
 
-    make: a policy by its spec. books: where other processes ask for one (`rlpto cluster switch`), and where switches
+    make: a policy by its spec. database: where other processes ask for one (`rlpto cluster switch`), and where switches
     are noted. deciding: is told the name of the policy that has just decided, and the seconds it took.
     """
 
     def __init__(
-        self, policy: Switching[P], make: Callable[[str], P], books: Store, deciding: Callable[[str, float], None]
+        self,
+        policy: Switching[P],
+        make: Callable[[str], P],
+        database: SessionDatabase,
+        deciding: Callable[[str, float], None],
     ) -> None:
         self.name = policy.name
         self._policy = policy
         self._make = make
-        self._books = books
+        self._database = database
         self._deciding = deciding
 
     def reset(self, seed: int) -> None:
         """Forget everything; after a restart of the scheduler, take up the policy it was last asked for."""
         self._policy.reset(seed)
-        asked, since = self._books.fact("policy"), self._books.fact("policy_since")
+        asked, since = self._database.fact("policy"), self._database.fact("policy_since")
         if asked is not None:
             self._policy.switch(self._make(asked), float(since or 0.0))
 
@@ -67,15 +71,15 @@ class SessionPolicy(Generic[P]):
         Raises ConfigError for a policy that does not exist; the present one then stays.
         """
         policy = self._make(spec)
-        with self._books.together():
-            self._books.set_fact("policy", spec)
-            self._books.set_fact("policy_since", repr(now))
+        with self._database.transaction():
+            self._database.set_fact("policy", spec)
+            self._database.set_fact("policy_since", repr(now))
             self._policy.switch(policy, now)
             self._note(now)
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide, after looking whether another policy has been asked for."""
-        request = self._books.policy_request()
+        request = self._database.policy_request()
         if request is not None:
             self._obey(*request, state.time)
         self._note(state.time)
@@ -89,16 +93,16 @@ class SessionPolicy(Generic[P]):
         try:
             self.switch(spec, now)
         except RlptoError as error:
-            self._books.answer(request, now, str(error))
+            self._database.answer(request, now, str(error))
         else:
-            self._books.answer(request, now, "")
+            self._database.answer(request, now, "")
 
     def _note(self, now: float) -> None:
         """Note if another policy decides than the one noted last, be it by request or at a set time."""
-        present, before = self._policy.present(now).name, self._books.fact("deciding")
+        present, before = self._policy.present(now).name, self._database.fact("deciding")
         if present == before:
             return
-        with self._books.together():
-            self._books.set_fact("deciding", present)
+        with self._database.transaction():
+            self._database.set_fact("deciding", present)
             if before is not None:
-                self._books.event(now, "policy", detail=f"{before} -> {present}")
+                self._database.event(now, "policy", detail=f"{before} -> {present}")
