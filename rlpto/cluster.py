@@ -104,13 +104,15 @@ class Placement:
     node_gpus: [N] GPUs of each node that is up.
     nodes: for each job the number of the node of each GPU that it holds, those of one node together.
     training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
-    spanned: [n] nodes that those span. starting: [n] seconds until all train (0 where none are starting).
+    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
+    where none are starting beside others.
     """
 
     node_gpus: IntArray
     nodes: tuple[IntArray, ...]
     training: IntArray
     spanned: IntArray
+    pausing: FloatArray
     starting: FloatArray
 
 

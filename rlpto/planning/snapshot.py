@@ -85,14 +85,15 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
     columns = table.columns()
     told = known_speeds(table.told(), state.gpus_per_node)
-    columns.type_index, columns.scale = told.type_index, told.scale
+    placement = cluster.placement(table.index)
+    columns.type_index, columns.scale, columns.rescale_left = told.type_index, told.scale, placement.pausing
     return Snapshot(
         time=state.time,
         index=table.index.copy(),
         jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
         columns=columns,
         promoted=risen,
-        placement=cluster.placement(table.index),
+        placement=placement,
         gpus_per_node=state.gpus_per_node,
         tables=told.tables,
         noise=told.noise,

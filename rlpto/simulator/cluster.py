@@ -145,6 +145,7 @@ class SimulatedCluster:
             nodes=nodes,
             training=np.where(joining, records["training_gpus"], records["gpus"]),
             spanned=np.where(joining, found, spans),
+            pausing=records["rescale_left"].copy(),
             starting=records["grow_left"].copy(),
         )
 
