@@ -1,4 +1,4 @@
-"""Looks at everything all the time: what controllers report, what processes there are, and what the session database says."""
+"""Looks at everything all the time: reports of controllers, processes, and what the session database says."""
 
 from __future__ import annotations
 
