@@ -16,7 +16,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.events import last_line
 from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -52,8 +52,8 @@ class TestSwitching:
         with database:
             switches = [event for event in database.events() if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
-            rows = database._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
-            assert all(name == ("fifo" if time < switches[0][0] else "equal_share") for time, name in rows)
+            rows = read_table(database.path, "decisions")[1]
+            assert all(row[2] == ("fifo" if row[1] < switches[0][0] else "equal_share") for row in rows)
             assert policy_answer(database.path, 1) == ""
         assert (policy.present, policy.name) == ("equal_share", "fifo")
 
