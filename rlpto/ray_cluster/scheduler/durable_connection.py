@@ -18,6 +18,9 @@ RETRY_INTERVAL_S = 1.0
 NOTICE_INTERVAL_S = 120.0
 """Time between two lines about a wait that goes on."""
 
+DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""What a damaged file makes Python's SQLite raise: the latter two where names or numbers in it make no sense."""
+
 Row = Sequence[Any]
 _REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
 """Primary result codes of writes that may succeed later: no room, somebody else writes, or the device refuses."""
@@ -140,7 +143,7 @@ class DurableConnection:
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise unusable(self.path, error) from None
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec
-from rlpto.ray_cluster.scheduler.durable_connection import LOCK_TIMEOUT_S, DurableConnection, unusable
+from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, Nodes
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 from rlpto.ray_cluster.scheduler.session_lock import SessionLock, is_locked
@@ -44,7 +44,7 @@ class SessionDatabase:
             if not self.path.exists():
                 _make(self.path)
             self._connection = DurableConnection(self.path, say)
-        except (sqlite3.Error, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             self._lock.close()
             raise unusable(self.path, error) from None
         except BaseException:
@@ -395,7 +395,7 @@ def _looking(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         base = _open(path)
         yield base
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         raise unusable(path, error) from None
     finally:
         if base is not None:
