@@ -92,7 +92,7 @@ class TestTables:
         assert held.keys() == {"m", "n"}
         assert sum(sum(jobs.values()) for jobs in held.values()) == 0
 
-    def test_decisions_in_the_books_are_those_of_the_loop(self, tmp_path: Path) -> None:
+    def test_decisions_in_the_database_are_those_of_the_loop(self, tmp_path: Path) -> None:
         record, database, _ = play(tmp_path)
         with database:
             kept = decision_records(database, RewardWeights())

@@ -36,7 +36,7 @@ class TestStore:
             SessionDatabase(path)
         SessionDatabase(path).close()
 
-    def test_a_scheduler_that_was_killed_leaves_the_books_free_and_whole(self, path: Path) -> None:
+    def test_a_scheduler_that_was_killed_leaves_the_database_free_and_whole(self, path: Path) -> None:
         program = (
             "import os, sys; from pathlib import Path\n"
             "from rlpto.ray_cluster.scheduler.session_database import SessionDatabase\n"
@@ -49,7 +49,7 @@ class TestStore:
         with SessionDatabase(path) as database:
             assert [event[1] for event in database.events()] == ["submitted"]
 
-    def test_who_looks_while_books_are_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
+    def test_who_looks_while_a_database_is_made_finds_none_or_all_of_their_tables(self, tmp_path: Path) -> None:
         paths = [tmp_path / f"{number}.sqlite" for number in range(20)]
         wrong: list[str] = []
 
@@ -135,6 +135,6 @@ class TestStore:
             assert (policy_answer(path, first), policy_answer(path, second)) == ("", "")
             assert database.policy_request() is None
 
-    def test_asking_where_there_are_no_books_is_an_error(self, path: Path) -> None:
+    def test_asking_where_there_is_no_database_is_an_error(self, path: Path) -> None:
         with pytest.raises(ClusterError, match="no such file; expected the session database of a run"):
             request_policy(path, "las")
