@@ -286,7 +286,7 @@ class SessionDatabase:
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        return self._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
+        return self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
