@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import ConfigArgument, SetOption, make_console, read_config
+from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, read_config
 from rlpto.errors import ConfigError
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
@@ -48,3 +48,6 @@ def show(config: ConfigArgument, set_: SetOption = None) -> None:
         make_console().print(Syntax(text, "yaml", background_color="default", word_wrap=True))
     else:
         sys.stdout.write(text)
+
+
+VERB = Verb(app, LISTS)

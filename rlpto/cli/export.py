@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
 
 
 def export(
@@ -22,3 +22,6 @@ def export(
     checkpoint = run if run.is_file() else run_file(run)
     size = export_agent(checkpoint, out)
     make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint}; use it as agent:file={out}")
+
+
+VERB = Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip")

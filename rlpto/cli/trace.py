@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,3 +124,6 @@ def calibrate(
     calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
     write_calibration(calibration, out)
     make_console(quiet).print(f"{out}: statistics of {calibration.days} days")
+
+
+VERB = Verb(app, INPUTS)
