@@ -46,8 +46,8 @@ class Scheduler:
             self._process.wait()
 
     def end(self) -> None:
-        """As Ctrl-C does, which programs in the background of a shell do not hear: its runners end too. Killed if that
-        takes too long."""
+        """As Ctrl-C does, which programs in the background of a shell do not hear: its controllers end too. Killed if
+        that takes too long."""
         if self._process is not None and not self.ended:
             self._process.terminate()
             self.wait(60.0)

@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
-from rlpto.forecasts.settings import ForecastSettings
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
@@ -22,6 +21,7 @@ from rlpto.ray_cluster.settings import RaySettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings

@@ -19,13 +19,13 @@ from rlpto.envs.setup import HOUR, EnvSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment, estimate_noise, prepare
-from rlpto.forecasts.online import reserved_gpus
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import load_steering_weights
+from rlpto.task_volume.online import reserved_gpus
 from rlpto.workloads.windows import Window
 from rlpto.yamlfile import dotted_key
 
@@ -56,7 +56,7 @@ def cluster_env(
 
     config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
     `training_setup`. render_mode: `rgb_array`, `ansi` or None. slot: see `ClusterEnv`. settings: keys of
-    `EnvSettings` in place of the config's, such as action="levels" or episode={"min_hours": 2}.
+    `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
     Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
     """
     return ClusterEnv(_setup(config, split, seeds, settings), render_mode, slot)

@@ -171,7 +171,7 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
-    foresee = None if forecasts is None else forecasts.lookout(window, cluster.jobs)
+    foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
     if not resumed:
         return record
