@@ -33,9 +33,11 @@ class Verb:
     example: str = ""
 
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment file, such as configs/philly.yaml.")]
+_CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 OptionalConfig = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file, such as configs/philly.yaml.")
+    Path | None,
+    typer.Argument(metavar="[CONFIG]", help=_CONFIG_HELP),
 ]
 SetOption = Annotated[
     list[str] | None,
