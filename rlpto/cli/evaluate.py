@@ -63,6 +63,14 @@ def evaluate(
             help="Policies to run, instead of the config's; see rlpto policies. With --run its agents come on top.",
         ),
     ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S:A,S:B",
+            help="One more run, which the first policy begins and in which others take over after so many seconds: "
+            "3600:las,7200:srtf.",
+        ),
+    ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
@@ -96,7 +104,15 @@ def evaluate(
     windows or seeds add to what is there.
     """
     from rlpto.evaluation.tables import print_results
-    from rlpto.runs.evaluation import foreign_trace, run_cells, with_agents, with_reference, write_results
+    from rlpto.runs.evaluation import (
+        foreign_trace,
+        missed_switches,
+        run_cells,
+        with_agents,
+        with_reference,
+        with_switches,
+        write_results,
+    )
 
     overrides = [
         *([] if trace is None else foreign_trace(trace)),
@@ -108,7 +124,8 @@ def evaluate(
     ]
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
-    settled = with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
+    settled = settled if run is None else with_agents(settled, run)
+    settled = with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
     folder = run_dir or _default_folder(settled.name, run, trace, cluster)
     console = make_console(quiet)
 
@@ -116,6 +133,8 @@ def evaluate(
         if title:
             console.print(f"{title}:", style="bold")
         print_results(write_results(config, finished, folder, report=report), console)
+        for note in missed_switches(finished):
+            console.print(note, style="yellow")
         where = f"report: {folder / 'report.html'}" if report else f"tables: {folder}"
         console.print(f"\n{where}", style="bold")
 

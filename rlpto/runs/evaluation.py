@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from rlpto.agents.policy import run_file
 from rlpto.config import Config, resolved_yaml
-from rlpto.errors import ConfigError
+from rlpto.errors import ConfigError, RlptoError
 from rlpto.evaluation.runner import FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
 from rlpto.experiment import prepare, refuse_online, run_cell
-from rlpto.policies.spec import policy_label
+from rlpto.policies.registry import make_policy
+from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
 from rlpto.runs.folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
 
 if TYPE_CHECKING:
@@ -46,6 +47,26 @@ def with_agents(config: Config, run: Path) -> Config:
         label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
         specs.append(f"agent:label={label},run={folder}")
     return config.model_copy(update={"policies": (*specs, *config.policies)})
+
+
+def with_switches(config: Config, text: str) -> Config:
+    """The configuration with one more run, in which its first policy is followed by others at set times.
+
+    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
+    that names the part that is wrong.
+    """
+    by_label = {policy_label(spec): spec for spec in config.policies}
+    parts = [config.policies[0]]
+    for part in split_specs(text, "--switch"):
+        try:
+            time, policy = parse_switch(part)
+            spec = by_label.get(str(policy), str(policy))
+            make_policy(spec)
+            parts.append(f"{time:.15g}:{spec}")
+            parse_spec(SWITCH.join(parts))
+        except RlptoError as error:
+            raise ConfigError(f"--switch {text}: {part}: {error}") from None
+    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, SWITCH.join(parts))))})
 
 
 def with_reference(config: Config, chosen: bool) -> Config:
@@ -114,6 +135,16 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         )
         write_report(folder / "report.html", found, plots, about)
     return found
+
+
+def missed_switches(finished: list[FinishedCell]) -> list[str]:
+    """A line for every run in which not all the policies that were to follow one another took decisions."""
+    notes = []
+    for done in finished:
+        spec = parse_spec(done.cell.policy)
+        if spec.later and len(decided := done.record().switches.policy or (spec.first.label,)) <= len(spec.later):
+            notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
+    return notes
 
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:

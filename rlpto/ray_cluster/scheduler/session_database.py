@@ -238,6 +238,10 @@ class SessionDatabase:
             "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
         ).fetchall()
 
+    def deciders(self) -> list[tuple[float, str]]:
+        """Time of all decisions in order, and the policy that took each."""
+        return self._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
+
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
         self._base.execute(
