@@ -25,7 +25,7 @@ def compare(
         list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` has written.")
     ],
 ) -> None:
-    """Put runs of the same windows side by side, policy by policy, with paired differences."""
+    """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
     from rlpto.runs.comparison import check_comparable, read_runs
 
     if len(runs) < 2:

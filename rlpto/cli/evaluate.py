@@ -73,7 +73,7 @@ def evaluate(
     ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window, with other jobs.")] = None,
     seed: SeedOption = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
@@ -98,7 +98,7 @@ def evaluate(
     keep: Annotated[bool, typer.Option("--keep", help="ray: after Ctrl-C, let jobs go on training.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run policies on the same windows, seed by seed, and compare them.
+    """Run policies on the same windows and seeds, and compare them.
 
     Finished cells are kept: the same command goes on where it was interrupted, and more policies,
     windows or seeds add to what is there.

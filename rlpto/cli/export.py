@@ -15,7 +15,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
     quiet: QuietOption = False,
 ) -> None:
-    """Write the best agent of a run to one file, with its settings and where it is from, ready to be evaluated."""
+    """Write the best agent of a run to one file, with its settings and its origin."""
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
 

@@ -24,7 +24,11 @@ HELP = "Schedule distributed deep-learning training: simulate, train schedulers,
 
 
 class _Command(TyperGroup):
-    """Ends with one line on stderr where Ctrl-C was met in good order."""
+    """Lists verbs by group, and ends with one line on stderr where Ctrl-C was met in good order."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Names of the verbs, group by group."""
+        return [name for name, _ in verbs()]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb."""

@@ -26,7 +26,7 @@ def sweep(
         Path,
         typer.Option(
             metavar="FILE",
-            help="YAML file: keys of the config with [a, b, c] to choose from, or {low: 1e-4, high: 1e-2, log: true}.",
+            help="YAML file: config keys with \\[a, b, c] to choose from, or {low: 1e-4, high: 1e-2, log: true}.",
         ),
     ],
     trials: Annotated[int, typer.Option("--trials", "-n", min=1, help="Trainings in all.")] = 20,
@@ -38,7 +38,7 @@ def sweep(
     run_dir: RunDirOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train with hyper-parameters from a space; the best by validation reward are searched for.
+    """Search hyper-parameters: train with values from a space, and rank the trials by validation reward.
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """

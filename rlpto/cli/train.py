@@ -49,7 +49,7 @@ def train(
     ] = None,
     cluster: Annotated[
         TrainWhere,
-        typer.Option(help="sim: in virtual time; ray: an agent that was trained so goes on learning on real jobs."),
+        typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
     ] = TrainWhere.sim,
     address: Annotated[
         str | None,
@@ -71,7 +71,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a training is already.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train an agent on the training windows of an experiment; look at it on the validation windows.
+    """Train an agent on the training windows of an experiment, and check it on the validation windows.
 
     Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to go on from.
     """

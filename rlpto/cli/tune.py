@@ -49,7 +49,7 @@ def _parse_loads(text: str | None) -> list[float]:
     return loads
 
 
-@app.command(epilog="Example: rlpto tune index configs/results/philly.yaml --loads .5,.9 --limit 6 -o mine.yaml")
+@app.command(epilog="Example: rlpto tune index results/philly --loads .5,.9 --limit 6 -o mine.yaml")
 def index(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],
