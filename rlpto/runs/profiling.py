@@ -67,8 +67,8 @@ def measure_programs(
         most = sum(gpus.values())
         session = f"profile-{os.getpid()}"
         specs = {
-            name: program_spec(name, program, config.ray, session, Path(folder), config.seed)
-            for name, program in missing.items()
+            name: program_spec(number, name, program, config.ray, session, Path(folder), config.seed)
+            for number, (name, program) in enumerate(missing.items())
         }
         check_training(list(specs.values()))
         total = len(specs) * stages(gpus, most)

@@ -14,6 +14,7 @@ from rlpto.config import load_config
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.files import write_text
 from rlpto.interrupts import Interrupted
+from rlpto.reading import LARGEST_YAML_BYTES, read_text
 from rlpto.runs.folder import begin_run, config_file
 from rlpto.runs.parallel import local_ray, workers
 from rlpto.runs.training import has_begun, make_evaluator, train_folder
@@ -77,7 +78,7 @@ def begin_sweep(folder: Path, config: Path, overrides: Sequence[str], space: Pat
     if make_evaluator(tried[-1], folder, progress=False) is None:
         raise ConfigError(f"{config}: no validation windows, by which trials could be compared")
     begin_run(folder, load_config(config, overrides))
-    write_text(folder / SPACE, space.read_text(encoding="utf-8"), "the space")
+    write_text(folder / SPACE, read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES), "the space")
     return wanted
 
 
@@ -88,7 +89,8 @@ def resume_sweep(folder: Path, space: Path) -> dict[str, Any]:
     config_file(folder)
     if not (folder / TUNE).exists() or not (folder / SPACE).is_file():
         raise CheckpointError(f"{folder}: no sweep there, expected a folder that `rlpto sweep` has written")
-    if (folder / SPACE).read_text(encoding="utf-8") != space.read_text(encoding="utf-8"):
+    known = read_text(folder / SPACE, "YAML", CheckpointError, LARGEST_YAML_BYTES)
+    if known != read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES):
         raise CheckpointError(f"{folder / SPACE}: another space; expected the one that the sweep began with")
     return wanted
 
