@@ -118,9 +118,8 @@ class Lines:
         Raises TraceError at the first broken line unless they are skipped, and if no job is left.
         """
         self._check_ranges(columns)
+        self.refuse_broken()
         broken = sorted(self._broken)
-        if broken and not self.skip_bad_lines:
-            raise TraceError(f"{self.path}:{broken[0].line}: {broken[0].reason}")
         if not self.good.any():
             why = f", {len(broken)} broken lines" if broken else ""
             raise TraceError(
@@ -134,6 +133,12 @@ class Lines:
             origin = None if origin is None else origin + pd.Timedelta(seconds=first)
         trace = make_trace(kept, source=self.path.name, origin=origin)
         return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
+
+    def refuse_broken(self) -> None:
+        """Raise TraceError for the first line that is broken, unless they are to be skipped."""
+        if self._broken and not self.skip_bad_lines:
+            first = min(self._broken)
+            raise TraceError(f"{self.path}:{first.line}: {first.reason}")
 
     def _check_ranges(self, columns: dict[str, AnyArray]) -> None:
         """Reject what no trace can hold: a job far from all others in time, too long, or too large."""
