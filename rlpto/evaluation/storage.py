@@ -13,13 +13,15 @@ from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
 from rlpto.reading import entries, parsing, read_arrays
-from rlpto.records import REWARD_PARTS, AllocationChanges, DecisionRecords, JobRecords, RunRecord
+from rlpto.records import REWARD_PARTS, AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
+_SWITCHES = {f"switches.{field.name}" for field in fields(PolicySwitches)}
+"""Written only where policies were switched."""
 _KINDS = {"IntArray": "i", "FloatArray": "f"}
 _EXPECTED = "a run record"
-_STRINGS = {"jobs.names", "jobs.models"}
+_STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
 
 T = TypeVar("T")
 
@@ -27,7 +29,7 @@ T = TypeVar("T")
 def save_record(record: RunRecord, path: Path) -> None:
     """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
     arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
-    for group in _GROUPS:
+    for group in (*_GROUPS, *(["switches"] if record.switches.policy else [])):
         part = getattr(record, group)
         for field in fields(part):
             value = getattr(part, field.name)
@@ -48,6 +50,7 @@ def load_record(path: Path) -> RunRecord:
             jobs=_part("jobs", JobRecords, arrays),
             decisions=_part("decisions", DecisionRecords, arrays),
             changes=_part("changes", AllocationChanges, arrays),
+            switches=_part("switches", PolicySwitches, arrays) if _SWITCHES & arrays.keys() else PolicySwitches(),
             **scalars,
         )
         if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
@@ -59,7 +62,8 @@ def is_record(path: Path) -> bool:
     """True if `path` is an archive with all the names of a record; cheap, does not read the arrays."""
     names = {*_SCALARS, *(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))}
     try:
-        return {f"{name}.npy" for name in names} == set(entries(path, _EXPECTED, CheckpointError))
+        found = {name.removesuffix(".npy") for name in entries(path, _EXPECTED, CheckpointError)}
+        return found in (names, names | _SWITCHES)
     except CheckpointError:
         return False
 
