@@ -34,8 +34,7 @@ from rlpto.agents.brain import AGENT, action_space, brain_manifest, load_brain, 
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.cli.forecast_series import Counted, What, read_series
-from rlpto.cli.main import app
-from rlpto.cli.sweep import read_space
+from rlpto.cli.main import make_app
 from rlpto.cluster import Allocation, ClusterState, Node
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.environments import cluster_env
@@ -63,6 +62,7 @@ from rlpto.policies.steering_file import load_steering_weights, save_steering_we
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.runs.folder import begin_run, read_run_config, refuse_foreign
+from rlpto.runs.sweep import read_space
 from rlpto.scheduler import run
 from rlpto.settings import Settings
 from rlpto.simulator.cluster import SimulatedCluster
@@ -418,6 +418,11 @@ def arguments(rng: Generator, folder: Path) -> None:  # noqa: ARG001
     call(**given | {wrong: broken_tree(rng, given[wrong])})
 
 
+@cache
+def _app() -> Any:
+    return make_app()
+
+
 def verb(rng: Generator, folder: Path) -> None:
     """A verb of the command line with one argument replaced; what it should write is there whole or not at all."""
     out = folder / "out.parquet"
@@ -440,7 +445,7 @@ def verb(rng: Generator, folder: Path) -> None:
     line[int(rng.integers(1, len(line)))] = pick(rng, (*WORDS, "inf", "1e9", folder, log, "--help"))
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
-            app([str(word).replace("\0", "") for word in line], standalone_mode=True)
+            _app()([str(word).replace("\0", "") for word in line], standalone_mode=True)
             code: object = 0
         except SystemExit as ended:
             code = ended.code

@@ -146,7 +146,7 @@ def fuzz(seed: int, cases: int, workers: int) -> tuple[Counter[str], list[tuple[
                     case = max(now.value, first)
                     findings.append((case, "?", "stuck" if stuck else f"process ended with {process.exitcode}"))
                     print(f"case {case}: {findings[-1][2]}", flush=True)
-                    if case + workers < cases:
+                    if now.value != _PREPARING and case + workers < cases:
                         running.append(start(case + workers))
             time.sleep(0.05)
         while not answers.empty():

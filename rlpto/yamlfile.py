@@ -99,7 +99,7 @@ def _documents(
     if _depth(text) > _DEEPEST:
         raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}")
     try:
-        loader = yaml.SafeLoader(text)
+        loader: Any = yaml.SafeLoader(text)
         while loader.check_node():
             root = loader.get_node()
             _check_size(root)

@@ -135,10 +135,10 @@ def test_every_reader_of_yaml_is_bounded(read: Callable[[Path], object], bomb: s
 
 @pytest.mark.parametrize("text", ["[" * 5000, "&a [*a]", "0x" + "f" * 5000, "x" * 200_000, "1\n--- 2"])
 def test_values_that_are_typed_are_bounded_too(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="^here: "):
+    with pytest.raises(ConfigError, match=r"^here: "):
         parse_value(text, "here")
     (tmp_path / "exp.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="^--set seed"):
+    with pytest.raises(ConfigError, match=r"^--set seed"):
         load_config(tmp_path / "exp.yaml", [f"seed={text}"])
 
 

@@ -273,9 +273,7 @@ def _null_if_nan(value: float) -> float | None:
 
 def _is_figures(values: Mapping[str, object]) -> bool:
     """Whether all are numbers, or null."""
-    return all(
-        value is None or (isinstance(value, int | float) and type(value) is not bool) for value in values.values()
-    )
+    return all(value is None or type(value) in (int, float) for value in values.values())
 
 
 def _nan_if_null(values: Mapping[str, float | None]) -> dict[str, float]:
