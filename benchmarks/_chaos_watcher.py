@@ -1,4 +1,4 @@
-"""Looks at everything all the time: reports of controllers, processes, and what the session database says."""
+"""Looks at everything all the time: reports of job controllers, processes, and the session database."""
 
 from __future__ import annotations
 

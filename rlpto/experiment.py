@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles, job_specs
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
@@ -215,10 +217,12 @@ class Experiment:
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
-        policy = make_policy(spec)
+        return make_policy(spec, self._weighted)
+
+    def _weighted(self, policy: Policy) -> Policy:
+        """The policy, with this experiment's reward if it maximises one and was given no other."""
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
-            policy = RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
-            policy.name = spec
+            return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
@@ -227,7 +231,8 @@ class Experiment:
         cut = self.window_traces[window].window
         foresee = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        return run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
+        return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell) -> RunRecord:
         """Run one cell of an evaluation."""

@@ -162,16 +162,20 @@ class RealCells:
 
 def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
-    from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
-    from rlpto.ray_cluster.scheduler.run_tables import decision_records
+    from rlpto.policies.switching import switching
+    from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
+    from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.database.decisions())
-    policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.database, cluster.deciding)
+    policy = SessionPolicy(
+        switching(experiment.policy(cell.policy)), experiment.policy, cluster.database, cluster.deciding
+    )
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
+    record = replace(record, switches=policy_switches(cluster.database))
     if not resumed:
         return record
     return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)

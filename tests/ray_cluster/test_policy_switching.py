@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 
 from rlpto.errors import ConfigError
 from rlpto.policies.registry import make_policy
+from rlpto.policies.switching import switching
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.events import last_line
-from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, write_tables
+from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
+from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
@@ -28,15 +29,17 @@ def ignore(policy: str, latency: float) -> None:
     """Nobody wants to know."""
 
 
-def switchable(cluster: RayCluster, database: SessionDatabase) -> SwitchablePolicy:
-    return SwitchablePolicy(make_policy("fifo"), make_policy, database, cluster.deciding)
+def in_session(database: SessionDatabase, spec: str = "fifo", deciding: Callable[[str, float], None] = ignore) -> Any:
+    return SessionPolicy(switching(make_policy(spec)), make_policy, database, deciding)
 
 
-def play(tmp_path: Path, at: float = 0.0, request: str = "") -> tuple[RunRecord, SessionDatabase, SwitchablePolicy]:
+def play(
+    tmp_path: Path, at: float = 0.0, request: str = "", spec: str = "fifo"
+) -> tuple[RunRecord, SessionDatabase, Any]:
     backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
     database = SessionDatabase(tmp_path / "state.sqlite")
     cluster = make_cluster(backend, [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)], database)
-    policy = switchable(cluster, database)
+    policy = in_session(database, spec, cluster.deciding)
 
     def ask() -> None:
         if request:
@@ -55,28 +58,41 @@ class TestSwitching:
             rows = read_table(database.path, "decisions")[1]
             assert all(row[2] == ("fifo" if row[1] < switches[0][0] else "equal_share") for row in rows)
             assert policy_answer(database.path, 1) == ""
-        assert (policy.present, policy.name) == ("equal_share", "fifo")
+        assert policy.name == "fifo"
 
     def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, tmp_path: Path) -> None:
-        record, database, policy = play(tmp_path, 10.0, "no_such")
+        record, database, _ = play(tmp_path, 10.0, "no_such")
         with database:
             assert str(policy_answer(database.path, 1)).startswith("no policy 'no_such'")
-        assert policy.present == "fifo"
+            assert not [event for event in database.events() if event[1] == "policy"]
         assert np.isfinite(record.jobs.finish_time).all()
 
     def test_a_restarted_scheduler_takes_up_the_policy_it_was_switched_to(self, tmp_path: Path) -> None:
         _, database, _ = play(tmp_path, 10.0, "equal_share")
         with database:
-            again = SwitchablePolicy(make_policy("fifo"), make_policy, database, ignore)
-            again.reset(0)
-            assert again.present == "equal_share"
+            again = switching(make_policy("fifo"))
+            SessionPolicy(again, make_policy, database, ignore).reset(0)
+            (switched,) = [event[0] for event in database.events() if event[1] == "policy"]
+            assert again.present(switched).name == "equal_share"
+            assert again.present(switched - 1e-6).name == "fifo"
 
     def test_a_direct_switch_to_what_does_not_exist_raises(self, tmp_path: Path) -> None:
         with SessionDatabase(tmp_path / "state.sqlite") as database:
-            policy = SwitchablePolicy(make_policy("fifo"), make_policy, database, ignore)
             with pytest.raises(ConfigError, match="no policy 'no_such'"):
-                policy.switch("no_such", 1.0)
-            assert policy.present == "fifo"
+                in_session(database).switch("no_such", 1.0)
+            assert database.fact("policy") is None
+
+    def test_set_times_are_noted_like_requests_and_a_request_holds_until_the_next_one(self, tmp_path: Path) -> None:
+        record, database, policy = play(tmp_path, 4.0, "srtf", "fifo>20:equal_share")
+        with database:
+            switches = [(event[0], event[5]) for event in database.events() if event[1] == "policy"]
+            assert [detail for _, detail in switches] == ["fifo -> srtf", "srtf -> equal_share"]
+            assert switches[1][0] >= 20.0
+            kept = policy_switches(database)
+        assert kept.policy == ("fifo", "srtf", "equal_share")
+        assert kept.time[1:].tolist() == [time for time, _ in switches]
+        assert policy.name == record.policy == "fifo>20:equal_share"
+        assert np.isfinite(record.jobs.finish_time).all()
 
 
 class TestTables:

@@ -1,4 +1,4 @@
-"""From plans to commands: GPU claims, then the session database, then the controllers; and back after a restart."""
+"""Plans into commands: from GPU claims through the session database to the controllers, and back after a restart."""
 
 from __future__ import annotations
 

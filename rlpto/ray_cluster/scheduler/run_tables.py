@@ -12,7 +12,7 @@ import numpy as np
 from rlpto.files import write_text
 from rlpto.ray_cluster.scheduler.placement import by_node
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import DecisionRecords
+from rlpto.records import DecisionRecords, PolicySwitches
 from rlpto.rewards import RewardWeights, reward_parts
 
 
@@ -69,6 +69,15 @@ def decision_records(database: SessionDatabase, weights: RewardWeights) -> Decis
     return DecisionRecords.from_rows(
         rows[:, :6], reward_parts(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], weights)
     )
+
+
+def policy_switches(database: SessionDatabase) -> PolicySwitches:
+    """Which policy took the decisions of a session when; empty if one took them all."""
+    taken = database.deciders()
+    firsts = [taken[i] for i in range(len(taken)) if i == 0 or taken[i][1] != taken[i - 1][1]]
+    if len(firsts) < 2:
+        return PolicySwitches()
+    return PolicySwitches(np.array([time for time, _ in firsts]), tuple(name for _, name in firsts))
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

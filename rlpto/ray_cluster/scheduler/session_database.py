@@ -71,7 +71,7 @@ class SessionDatabase:
             )
         ((found,),) = self._connection.rows("PRAGMA integrity_check(1)")
         if found != "ok":
-            raise unusable(self.path, f"it is damaged: {' '.join(str(found).split())}")
+            raise unusable(self.path, f"it is damaged: {found}")
         self._read_all()
 
     def _read_all(self) -> None:
@@ -283,6 +283,12 @@ class SessionDatabase:
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
             "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
         )
+
+    def deciders(self) -> list[tuple[float, str]]:
+        """Time of all decisions in order, and the policy that took each."""
+        return [
+            (time, policy) for time, policy in self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
+        ]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
