@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from rlpto.cli.common import INTERRUPTED, make_console
-from rlpto.errors import CheckpointError, ClusterError, ConfigError
+from rlpto.errors import ClusterError, ConfigError
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
     from rlpto.config import Config
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from rlpto.experiment import Experiment
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.records import RunRecord
-
-SESSIONS = "ray"
-"""Folder of a run that holds a folder for each cell: session database, checkpoints, tables and live curves."""
-DATABASE = "state.sqlite"
-"""The session database in the folder of a cell."""
 
 
 def run_real_cells(
@@ -138,7 +132,7 @@ class RealCells:
         from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
-        session = session_name(self.folder, cell)
+        session = session_of(self.folder, cell)
         with ExitStack() as stack:
             database = stack.enter_context(SessionDatabase(own / DATABASE))
             backend = RayBackend(session)
@@ -181,9 +175,9 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
-def session_name(folder: Path, cell: Cell) -> str:
-    """What the runners of a cell are found by: the same for the same cell of the same folder, and no other."""
-    return hashlib.sha256(f"{folder.absolute()} {cell.key}".encode()).hexdigest()[:12]
+def session_of(folder: Path, cell: Cell) -> str:
+    """Name of a cell's session: the same for the same cell of the same run folder, and no other."""
+    return session_name(folder, cell.key[:8])
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
@@ -204,17 +198,3 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
             console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
-
-
-def remove_sessions(folder: Path) -> None:
-    """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
-    for database in sorted((folder / SESSIONS).glob(f"*/{DATABASE}")):
-        SessionDatabase(database).close()
-    try:
-        shutil.rmtree(folder / SESSIONS)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CheckpointError(f"{folder / SESSIONS}: cannot be removed: {error.strerror or error}") from None

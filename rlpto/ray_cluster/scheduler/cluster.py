@@ -229,8 +229,8 @@ class RayCluster:
             self._look_at_nodes()
             for report in heard:
                 self._hear(report)
-            for job in self._backend.gone():
-                self._controller_gone(job)
+            for job, reason in self._backend.gone().items():
+                self._controller_gone(job, reason)
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
@@ -332,7 +332,7 @@ class RayCluster:
             reason = last_line(report.failure)
             self._hopeless = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
-    def _controller_gone(self, job: str) -> None:
+    def _controller_gone(self, job: str, reason: str) -> None:
         """A controller does not exist any more, and with it its workers: as it was told, or by a fault."""
         planned = self._commands.gone(job)
         number = self._number.get(job)
@@ -346,10 +346,11 @@ class RayCluster:
         losses = 1 if known > progress else losses + 1
         self._losses[job] = (known, losses)
         self.reports.pop(job, None)
-        self.database.event(self.time, "controller_lost", job, value=losses)
+        self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
         if losses > self._specs[job].retries:
             self._end(
-                number, JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row")
+                number,
+                JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row: {reason}"),
             )
         else:
             self._commands.plan({job: planned}, self.time)

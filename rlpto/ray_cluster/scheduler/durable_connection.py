@@ -156,8 +156,8 @@ def unusable(path: Path, reason: object) -> ClusterError:
     """The error of a session database that is damaged, or is none."""
     said = " ".join(str(reason).split())  # SQLite quotes what it cannot read, whatever is in it
     return ClusterError(
-        f"{path}: cannot be used as a session database: {said[:300]}; expected the file as a scheduler has left it: put "
-        "back a copy, or start over with --fresh or another run folder"
+        f"{path}: cannot be used as a session database: {said[:300]}; expected the file as a scheduler has left it: "
+        "put back a copy, or start over with --fresh or another run folder"
     )
 
 
