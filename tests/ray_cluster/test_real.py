@@ -152,7 +152,7 @@ def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
             os.kill(report.pid, signal.SIGSTOP)
 
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        backend = RayBackend(session, heartbeat_timeout=3.0)
+        backend = RayBackend(session, heartbeat_timeout=10.0)
         cluster = experiment.real_cluster("jobs", 0, backend, database, session, [freeze])
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         cluster.close()
