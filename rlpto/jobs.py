@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -106,6 +106,15 @@ class JobStore:
     def __len__(self) -> int:
         return len(self.submit_time)
 
+    def take(self, index: IntArray) -> JobStore:
+        """A copy of the jobs at `index` [n], as they stand."""
+        given = {column.name: getattr(self, column.name)[index] for column in fields(self) if column.init}
+        taken = JobStore(**given)
+        for column in fields(self):
+            if not column.init:
+                setattr(taken, column.name, getattr(self, column.name)[index])
+        return taken
+
     @classmethod
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
         """Columns for `jobs`, which must be sorted by submit time; tables must hold all their types.
@@ -154,6 +163,20 @@ class EstimateNoise:
     scaling: FloatArray
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a table's speeds and remaining work are made of, for its n rows.
+
+    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of what is told, [n]
+    each, or None.
+    """
+
+    tables: SpeedTables
+    type_index: IntArray
+    scale: FloatArray
+    noise: EstimateNoise | None
+
+
 class JobTable:
     """The n active jobs of a store as arrays, gathered when first asked for.
 
@@ -195,6 +218,17 @@ class JobTable:
         table.max_gpus = max_gpus
         table.requested_gpus = np.minimum(self.requested_gpus, max_gpus)
         return table
+
+    def told(self) -> Told:
+        """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
+        noise = self._noise
+        if noise is not None:
+            noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
+        return Told(self._tables, self.type_index, self._column("scale"), noise)
+
+    def columns(self) -> JobStore:
+        """A copy of the columns of these n jobs, as a store of their own."""
+        return self._store.take(self.index)
 
     def _column(self, name: str) -> AnyArray:
         column: AnyArray = getattr(self._store, name)

@@ -51,11 +51,14 @@ class QueueSettings(Settings):
 
 
 class Queue:
-    """The queue of one run. A job that has aged into a higher class stays there."""
+    """The queue of one run. A job that has aged into a higher class stays there.
 
-    def __init__(self, settings: QueueSettings) -> None:
+    promoted: [jobs] classes that each job has risen before this run, if it goes on from another.
+    """
+
+    def __init__(self, settings: QueueSettings, promoted: IntArray | None = None) -> None:
         self._settings = settings
-        self._promoted: IntArray = np.zeros(0, dtype=np.int64)
+        self._promoted: IntArray = np.zeros(0, dtype=np.int64) if promoted is None else promoted
 
     def reset(self) -> None:
         """Forget all promotions."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, Cluster, ClusterState, Progress
 from rlpto.errors import PolicyError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
@@ -30,16 +31,18 @@ def run(
     window: str = "",
     seed: int = 0,
     foresee: Callable[[ClusterState], ClusterState] | None = None,
+    promoted: IntArray | None = None,
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
     foresee: adds a forecast to every state that is decided on, such as a new `task_volume.online.StateForecaster`;
         None: no forecast. With one, no decision stands: the next forecast may be another.
+    promoted: [jobs] classes that jobs have risen in the queue before this run; None: none.
 
     Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
     """
     started = time.perf_counter()
-    queue = Queue(queue_settings)
+    queue = Queue(queue_settings, promoted)
     policy.reset(seed)
     log = DecisionLog()
     decide_at = -np.inf

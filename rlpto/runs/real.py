@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
+    from rlpto.planning.live import LivePredictor
+    from rlpto.planning.prediction import Prediction
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
 
 
@@ -141,10 +146,13 @@ class RealCells:
                 curves = LiveCurves(own, self.config.reward)
                 stack.callback(curves.close)
                 observers.append(curves)
+            predictor = session_predictor(experiment, cell, database)
+            stack.callback(predictor.close)
+            observers.append(lambda _: predictor.tell())
             cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
             keep = False
             try:
-                record = run_session(experiment, cell, cluster)
+                record = run_session(experiment, cell, cluster, predictor)
             except KeyboardInterrupt:
                 keep = self.keep
                 raise
@@ -154,7 +162,28 @@ class RealCells:
         return record
 
 
-def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunRecord:
+def session_predictor(experiment: Experiment, cell: Cell, database: SessionDatabase) -> LivePredictor:
+    """Looks ahead beside the scheduler of a cell, and writes what it sees to the session's database."""
+    from rlpto.planning.live import LivePredictor
+    from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
+
+    names = [job.name for job in experiment.jobs(cell.window, cell.seed)]
+
+    def publish(found: Prediction | None, failed: str) -> None:
+        jobs, made_at = {}, math.nan
+        if found is not None:
+            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {names[job]: (start, finish) for job, start, finish in times}, found.time
+        write_predictions(database, Predictions(made_at, jobs, failed))
+
+    # Real jobs train on while new workers start, and stay where they are.
+    like_real = {"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0}
+    return LivePredictor(experiment.config.queue, experiment.config.simulator.model_copy(update=like_real), publish)
+
+
+def run_session(
+    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: LivePredictor | None = None
+) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     from rlpto.policies.switching import switching
     from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
@@ -162,9 +191,9 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.database.decisions())
-    policy = SessionPolicy(
-        switching(experiment.policy(cell.policy)), experiment.policy, cluster.database, cluster.deciding
-    )
+    deciding = switching(experiment.policy(cell.policy))
+    ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
+    policy = SessionPolicy(deciding, experiment.policy, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Self
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Node, Progress, total_gpus
+from rlpto.cluster import Allocation, ClusterState, Node, Placement, Progress, total_gpus
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
@@ -16,7 +17,8 @@ from rlpto.records import AllocationChanges
 from rlpto.simulator.arrays import CHANGE, JOB, build_world
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.kernels import advance, advance_and_look, apply_and_look, outlook
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.resuming import take_up
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 
 class SimulatedCluster:
@@ -37,21 +39,66 @@ class SimulatedCluster:
         noise: EstimateNoise | None = None,
     ) -> None:
         check_jobs_fit(jobs, total_gpus(nodes))
-        self.capacity = total_gpus(nodes)
-        self.gpus_per_node = max(node.gpus for node in nodes)
-        self.jobs = tuple(jobs)
-        self.tables = tables = tables.with_rescale_delay(settings.rescale_delay)
-        self._settings = settings
-        self._noise = noise
-        self.store, records = shared_store(JobStore.from_jobs(jobs, tables))
-        node_gpus = np.array([node.gpus for node in nodes], dtype=np.int64)
-        self._world = build_world(records[None], node_gpus, tables, settings, seed, keep_log=True)
-        self._logs: list[AnyArray] = []
-        self._limit = float(self._world.rules[0]["limit"])
-        self._order = np.arange(len(jobs))
+        tables = tables.with_rescale_delay(settings.rescale_delay)
+        self._build(
+            [node.gpus for node in nodes], jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise
+        )
         schedule_failures(self._world, 0)
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
+
+    @classmethod
+    def resume(
+        cls,
+        time: float,
+        jobs: Sequence[Job],
+        store: JobStore,
+        placement: Placement,
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+        noise: EstimateNoise | None = None,
+    ) -> Self:
+        """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say; no node of it fails.
+
+        jobs: M, all submitted and not finished, in the order of the store, which is taken over. tables: hold a type for
+        every `store.type_index`. Raises ConfigError without GPUs.
+        """
+        if not placement.node_gpus.sum():
+            raise ConfigError("the cluster has no GPUs: expected nodes with at least one")
+        self = cls.__new__(cls)
+        settings = settings.model_copy(update={"failures": FailureSettings()})
+        self._build(placement.node_gpus.tolist(), jobs, store, tables, settings, 0, noise)
+        held = self._world.nodes[0]
+        for job, nodes in enumerate(placement.nodes):
+            held[job, : len(nodes)] = nodes
+        take_up(self._world, 0, time, placement.training, placement.spanned, placement.starting)
+        self._see(outlook(self._world, 0))
+        return self
+
+    def _build(
+        self,
+        node_gpus: Sequence[int],
+        jobs: Sequence[Job],
+        store: JobStore,
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+        seed: int,
+        noise: EstimateNoise | None,
+    ) -> None:
+        """The state before any time has passed."""
+        self.capacity = sum(node_gpus)
+        self.gpus_per_node = max(node_gpus)
+        self.jobs = tuple(jobs)
+        self.tables = tables
+        self._settings = settings
+        self._noise = noise
+        self.store, records = shared_store(store)
+        self._world = build_world(
+            records[None], np.array(node_gpus, dtype=np.int64), tables, settings, seed, keep_log=True
+        )
+        self._logs: list[AnyArray] = []
+        self._limit = float(self._world.rules[0]["limit"])
+        self._order = np.arange(len(jobs))
 
     def _see(self, outlook: tuple[float, int, int, int, int, int]) -> None:
         """Take over where the compiled code stands."""
@@ -81,6 +128,26 @@ class SimulatedCluster:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
         return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._settings.interval)
+
+    def placement(self, index: IntArray) -> Placement:
+        """Where active jobs hold their GPUs; nodes that are down are left out."""
+        machines, records = self._world.machines[0], self._world.jobs[0][index]
+        up = np.flatnonzero(machines["up"])
+        number = np.zeros(len(machines), dtype=np.int64)
+        number[up] = np.arange(len(up))
+        nodes = tuple(number[self.nodes_of(int(job))] for job in index)
+        joining = records["grow_left"] > 0
+        spans = np.array([len(np.unique(held)) for held in nodes], dtype=np.int64)
+        rows = self._world.row[records["type_index"], :, records["training_gpus"]]
+        found = np.argmax(rows == records["row"][:, None], axis=1) + 1
+        return Placement(
+            node_gpus=machines["size"][up],
+            nodes=nodes,
+            training=np.where(joining, records["training_gpus"], records["gpus"]),
+            spanned=np.where(joining, found, spans),
+            pausing=records["rescale_left"].copy(),
+            starting=records["grow_left"].copy(),
+        )
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""

@@ -21,13 +21,17 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.evaluation.runner import Cell
 from rlpto.experiment import prepare
+from rlpto.planning.prediction import predict
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.queues import QueueSettings
+from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
+from rlpto.ray_cluster.scheduler.predictions import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.rewards import RewardWeights
@@ -74,9 +78,17 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
+def compile_predictions(settings: Config) -> None:
+    """Compile what looks ahead, which would otherwise take longer than the jobs of a test."""
+    cluster = prepare(settings).cluster("jobs", 0)
+    state = Queue(settings.queue).order(cluster.state())
+    predict(take_snapshot(cluster, state), make_policy("equal_share"), settings.queue, settings.simulator)
+
+
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
+    compile_predictions(settings)
     record = RealCells(settings, tmp_path)(CELL)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.jobs.final_accuracy > 0.7).all()  # points that a line separates, after ten epochs
@@ -92,6 +104,11 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
     assert steps == [10 * STEPS] * 2
     assert read_table(own / DATABASE, "checkpoints")[1]
+    predicted = read_predictions(own / DATABASE)
+    assert predicted.failed == ""
+    assert all(finish > max(start, predicted.made_at) for start, finish in predicted.jobs.values())
+    assert predicted.jobs.keys() <= {"a", "b"}
+    assert predicted.jobs
     assert not RayBackend(session_of(tmp_path, CELL)).find()
 
 

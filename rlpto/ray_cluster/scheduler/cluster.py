@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Progress
+from rlpto.cluster import Allocation, ClusterState, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import SpeedTables
@@ -19,7 +19,7 @@ from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.gpu_claims import Nodes
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns, MeasuredTable
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import place
+from rlpto.ray_cluster.scheduler.placement import known_placement, place
 from rlpto.ray_cluster.scheduler.rules import Rules
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -133,6 +133,13 @@ class RayCluster:
         own = self.estimates is not None
         priority, measured = self.store.priority[index], self.columns.accuracy
         return MeasuredTable(self.store, told, index, priority, self.gpus_per_node, self._noise, measured, own)
+
+    def placement(self, index: IntArray) -> Placement:
+        """Where active jobs are to be by the plan in force, and what of it trains."""
+        ids = [self.ids[number] for number in index.tolist()]
+        trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
+        left = self.columns.left_of_rescale(index, self.time)
+        return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, ids)), trains, left)
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""

@@ -67,7 +67,7 @@ class JobColumns:
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
-    delay: s that a change of a job's GPUs is believed to take.
+    given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
     """
 
@@ -81,6 +81,7 @@ class JobColumns:
         self.held: IntArray = np.zeros(count, dtype=np.int64)
         self.accuracy: FloatArray = np.full(count, np.nan)
         self.rescale_seconds: FloatArray = np.zeros(count)
+        self.given_at: FloatArray = np.full(count, -np.inf)
         self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
         self._first = tables.accuracy[self.store.type_index, 0]
         everything = np.arange(count)
@@ -128,7 +129,7 @@ class JobColumns:
     def give(self, job: int, gpus: int, time: float) -> bool:
         """A decision gives a job other GPUs; True if that makes a job that has run before start anew."""
         store = self.store
-        store.gpus[job] = gpus
+        store.gpus[job], self.given_at[job] = gpus, time
         if gpus == 0:
             store.wait_start[job], store.rescale_left[job] = time, 0.0
             return False
@@ -145,6 +146,10 @@ class JobColumns:
         self.store.gpus[job] = gpus
         if gpus:
             self.store.wait_start[job] = np.nan
+
+    def left_of_rescale(self, index: IntArray, time: float) -> FloatArray:
+        """[n] seconds that the rescales of some jobs are expected to take still."""
+        return np.clip(self.given_at[index] + self.store.rescale_left[index] - time, 0.0, None)
 
     def heard(self, job: int, report: JobReport, settled: bool) -> None:
         """Take in a report. settled: what was decided last is wholly in force."""

@@ -42,7 +42,8 @@ class SessionPolicy(Generic[P]):
     """Decides as `policy` does, which others may switch, and notes who decided.
 
     make: a policy by its spec. database: where other processes ask for one (`rlpto cluster switch`), and where switches
-    are noted. deciding: is told the name of the policy that has just decided, and the seconds it took.
+    are noted. deciding: is told the name of the policy that has just decided, and the seconds it took. ahead: is told
+    what is about to be decided on.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class SessionPolicy(Generic[P]):
         make: Callable[[str], P],
         database: SessionDatabase,
         deciding: Callable[[str, float], None],
+        ahead: Callable[[ClusterState], None] | None = None,
     ) -> None:
         self.name = policy.name
         self._policy = policy
+        self._ahead = ahead
         self._make = make
         self._database = database
         self._deciding = deciding
@@ -83,6 +86,8 @@ class SessionPolicy(Generic[P]):
         if request is not None:
             self._obey(*request, state.time)
         self._note(state.time)
+        if self._ahead is not None:
+            self._ahead(state)
         began = time.perf_counter()
         allocation = self._policy(state)
         self._deciding(self._policy.present(state.time).name, time.perf_counter() - began)
