@@ -156,7 +156,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
 def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
-    settings = config([{"name": "a/b", "epochs": 30}, {"name": "a_b", "epochs": 30}], pace=0.1)
+    settings = config([{"name": "a/b", "epochs": 15}, {"name": "a_b", "epochs": 15}], pace=0.1)
     session, experiment = session_of(tmp_path, CELL), prepare(settings)
     assert no_controller_is_left.node_ids
     frozen: list[int] = []
@@ -169,14 +169,14 @@ def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
             os.kill(report.pid, signal.SIGSTOP)
 
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        backend = RayBackend(session, heartbeat_timeout=10.0)
+        backend = RayBackend(session, heartbeat_timeout=6.0)
         cluster = experiment.real_cluster("jobs", 0, backend, database, session, [freeze])
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         cluster.close()
         lost = [event for event in database.events() if event[1] == "controller_lost"]
         assert [event[2] for event in lost] == ["job-000000"]
         assert "left a call unanswered for" in lost[0][5]
-        assert [row.step for row in database.jobs()] == [30 * STEPS] * 2
+        assert [row.step for row in database.jobs()] == [15 * STEPS] * 2
         assert not Path(f"/proc/{frozen[0]}").exists()
         assert {Path(spec["folder"]).name for spec in map(json.loads, column_of(database.path, "spec"))} == {
             "job-000000",

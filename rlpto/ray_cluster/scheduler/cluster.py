@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -93,11 +94,8 @@ class RayCluster:
         self.changed = True
         self.capacity = self.gpus_per_node = self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
-        if controllers and not database.begun:
-            raise ClusterError(
-                f"{database.path}: there is no session database, but {len(controllers)} jobs of the session are at "
-                "work: put the file back to go on with them, or give --fresh to end them and delete their checkpoints"
-            )
+        if not database.begun:
+            _refuse_lost_database(database.path, specs, controllers)
         database.enter_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
         began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
@@ -437,3 +435,21 @@ class RayCluster:
 
 def _or_null(value: float) -> float | None:
     return None if np.isnan(value) else value
+
+
+def _refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
+    """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
+
+    Without its database they could go on, but nobody would know what they had cost and when they had begun.
+    """
+    left = sum(Path(spec.folder).exists() for spec in specs)
+    if controllers:
+        there = f"{len(controllers)} jobs of the session are at work"
+    elif left:
+        there = f"files of {left} jobs of the session are there"
+    else:
+        return
+    raise ClusterError(
+        f"{path}: there is no session database, but {there}: put the file back to go on with them, or give --fresh to "
+        "end them and delete their checkpoints"
+    )
