@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-import typer
-
-from rlpto.cli.common import INTERRUPTED, make_console
 from rlpto.errors import ClusterError, ConfigError
+from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
@@ -30,14 +27,22 @@ if TYPE_CHECKING:
     from rlpto.records import RunRecord
 
 
+class Say(Protocol):
+    """Tells a line to whoever waits."""
+
+    def __call__(self, line: str, /, *, style: str) -> object:
+        """style: dim for what can be known, red for what has gone wrong."""
+
+
 def run_real_cells(
-    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, quiet: bool
+    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, progress: bool, say: Say
 ) -> tuple[Config, list[FinishedCell]]:
     """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
-    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. Raises what is wrong with
-    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...
+    afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
+    say: told where live curves are, which jobs have failed, and that the disk is full. Raises what is wrong with
+    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
@@ -58,23 +63,20 @@ def run_real_cells(
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
-        begin_run(folder, config, sys.argv[1:])
-        console = make_console(quiet)
-        if not quiet and config.ray.tensorboard:
-            console.print(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
-        try:
-            finished = run_all(
-                cells,
-                RealCells(config, folder, keep),
-                folder,
-                progress=not quiet,
-                config={**experiment.outcome(), "ran_on": "ray"},
-                weights=config.reward,
-                fresh=fresh,
-            )
-        except KeyboardInterrupt:  # the runner has said what is kept and how to go on
-            raise typer.Exit(INTERRUPTED) from None
-    print_failures(folder, cells, quiet)
+        begin_run(folder, config)
+        if config.ray.tensorboard:
+            say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+        finished = run_all(
+            cells,
+            RealCells(config, folder, keep, partial(say, style="red")),
+            folder,
+            progress=progress,
+            config={**experiment.outcome(), "ran_on": "ray"},
+            weights=config.reward,
+            fresh=fresh,
+        )
+    for failure in failures(folder, cells):
+        say(failure, style="red")
     return config, finished
 
 
@@ -122,11 +124,13 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`."""
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`. warn: is told in
+    one line that the disk is full."""
 
     config: Config
     folder: Path
     keep: bool = False
+    warn: Callable[[str], object] = say_on_stderr
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
@@ -139,11 +143,11 @@ class RealCells:
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_of(self.folder, cell)
         with ExitStack() as stack:
-            database = stack.enter_context(SessionDatabase(own / DATABASE))
+            database = stack.enter_context(SessionDatabase(own / DATABASE, self.warn))
             backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
-                curves = LiveCurves(own, self.config.reward)
+                curves = LiveCurves(own, self.config.reward, self.warn)
                 stack.callback(curves.close)
                 observers.append(curves)
             predictor = session_predictor(experiment, cell, database)
@@ -215,15 +219,14 @@ def session_folder(folder: Path, cell: Cell) -> Path:
     return folder / SESSIONS / f"{words}-{cell.key[:8]}"
 
 
-def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
-    """Say which jobs have failed, and why."""
+def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """A line for each job that has failed, with its reason."""
     from rlpto.ray_cluster.scheduler.events import last_line
     from rlpto.ray_cluster.scheduler.session_database import read_table
 
-    console = make_console(quiet)
     for cell in cells:
         database = session_folder(folder, cell) / DATABASE
         columns, rows = read_table(database, "jobs")
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
-            console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
+            yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"

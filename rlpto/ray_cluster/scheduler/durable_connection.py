@@ -35,10 +35,10 @@ class DurableConnection:
     all of it is written again. Ctrl-C ends the wait, and from then on writes that fail raise.
     waits: seconds of each wait, for whoever takes note of them.
 
-    Raises ClusterError for all that SQLite refuses otherwise: damage, above all.
+    Raises ClusterError for all that SQLite refuses otherwise, such as damage.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object]) -> None:
         self.path = path
         self.waits: list[float] = []
         self._say = say
@@ -144,6 +144,8 @@ class DurableConnection:
         try:
             yield
         except DAMAGE as error:
+            if isinstance(error, sqlite3.Error) and _may_succeed_later(error):
+                raise ClusterError(f"{self.path}: the session database cannot be written now: {error}") from None
             raise unusable(self.path, error) from None
 
     def close(self) -> None:

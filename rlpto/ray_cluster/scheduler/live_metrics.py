@@ -33,7 +33,7 @@ class LiveCurves:
     folder: of the events. weights: of the reward. say: is told in one line when the disk refuses them.
     """
 
-    def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], None] = say_on_stderr) -> None:
+    def __init__(self, folder: Path, weights: RewardWeights, say: Callable[[str], object] = say_on_stderr) -> None:
         self._file = EventFile(folder, say)
         self._weights = weights
 
@@ -79,7 +79,7 @@ class EventFile:
     `say` is told so once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
         # Rather than torch's: a scheduler needs no torch, which takes seconds to import.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter

@@ -37,7 +37,7 @@ class SessionDatabase:
     Raises ClusterError if another scheduler has it open, it is of another version, damaged, or no such file.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_on_stderr) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object] = say_on_stderr) -> None:
         self.path = path.resolve()
         self._lock = SessionLock(self.path)
         try:
@@ -286,9 +286,8 @@ class SessionDatabase:
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        return [
-            (time, policy) for time, policy in self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
-        ]
+        rows = self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
+        return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
