@@ -27,9 +27,9 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
 
-WRITE_SECONDS = 1.0
+WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
-ATTACH_SECONDS = 5.0
+ATTACH_TIMEOUT_S = 5.0
 """Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 
 
@@ -90,7 +90,7 @@ class RayCluster:
         self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
-        self._hopeless: RlptoError | None = None
+        self._fatal: RlptoError | None = None
         self.changed = True
         self.capacity = self.gpus_per_node = self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
@@ -239,15 +239,15 @@ class RayCluster:
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
-            if self.changed or now >= self._written + WRITE_SECONDS:
+            if self.changed or now >= self._written + WRITE_INTERVAL_S:
                 self._write_all()
         self._commands.send_due(now)
         if self.estimates is not None:
             self.estimates.learn()
         if self._written == now:
             self._tell()
-        if self._hopeless is not None:
-            raise self._hopeless
+        if self._fatal is not None:
+            raise self._fatal
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
@@ -262,7 +262,7 @@ class RayCluster:
         if self.up_gpus:
             self._gpus_seen = self.time
         elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
-            self._hopeless = ClusterError(
+            self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
             )
@@ -335,7 +335,7 @@ class RayCluster:
         if self.columns.failed.all():
             # Raised once this look is in the database.
             reason = last_line(report.failure)
-            self._hopeless = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
     def _controller_gone(self, job: str, reason: str) -> None:
         """A controller does not exist any more, and with it its workers: as it was told, or by a fault."""
@@ -427,7 +427,7 @@ class RayCluster:
     def _first_words(self, adopted: set[str]) -> list[JobReport]:
         """A report of every controller that was taken over, as far as they answer in time."""
         heard: dict[str, JobReport] = {}
-        by = self._clock.now() + ATTACH_SECONDS
+        by = self._clock.now() + ATTACH_TIMEOUT_S
         while adopted - heard.keys() and self._clock.now() < by:
             heard.update({report.job: report for report in self._backend.reports(0.05)})
         return list(heard.values())

@@ -42,7 +42,7 @@ class DurableConnection:
         self.path = path
         self.waits: list[float] = []
         self._say = say
-        self._patient = False
+        self._may_wait = False
         self._inside = False
         self._written: list[tuple[str, Row]] = []
         with self._clear_errors():
@@ -50,7 +50,7 @@ class DurableConnection:
 
     def wait_for_room(self) -> None:
         """From now on writes wait where they would fail: the database is known to be sound."""
-        self._patient = True
+        self._may_wait = True
 
     def rows(self, query: str, values: Row = ()) -> list[tuple[Any, ...]]:
         """All rows that a query finds."""
@@ -112,7 +112,7 @@ class DurableConnection:
             try:
                 action()
             except sqlite3.Error as error:
-                if not self._patient or not _may_succeed_later(error):
+                if not self._may_wait or not _may_succeed_later(error):
                     raise
                 self._wait(error, again)
 
@@ -123,7 +123,7 @@ class DurableConnection:
             try:
                 time.sleep(RETRY_INTERVAL_S)
             except KeyboardInterrupt:
-                self._patient = False  # whoever ends the session meanwhile does not wait either
+                self._may_wait = False  # whoever ends the session meanwhile does not wait either
                 raise
             waited = time.monotonic() - since
             try:

@@ -19,9 +19,9 @@ from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
 from rlpto.records import REWARD_PARTS
 from rlpto.rewards import RewardWeights, reward_parts
 
-FLUSH_SECONDS = 5.0
+FLUSH_INTERVAL_S = 5.0
 """How long a curve may lag behind."""
-WAITING_BYTES = 1_000_000
+MAX_WAITING_BYTES = 1_000_000
 """Most bytes of events that wait for a full disk; what comes after them is dropped."""
 
 
@@ -75,8 +75,8 @@ class LiveCurves:
 
 
 class EventFile:
-    """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `WAITING_BYTES`, and
-    `say` is told so once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
+    """A new file of TensorBoard events in `folder`. Where the disk refuses them they wait, up to `MAX_WAITING_BYTES`,
+    and `say` is told so once: curves are no reason to disturb jobs. TensorBoard's own writer ends its thread then.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], object]) -> None:
@@ -94,10 +94,10 @@ class EventFile:
         self.add(first(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def add(self, event: bytes) -> None:
-        """Append an event; it is in the file within `FLUSH_SECONDS`, if there is room."""
-        if self._waiting.tell() < WAITING_BYTES:
+        """Append an event; it is in the file within `FLUSH_INTERVAL_S`, if there is room."""
+        if self._waiting.tell() < MAX_WAITING_BYTES:
             self._records.write(event)
-        if time.monotonic() >= self._flushed_at + FLUSH_SECONDS:
+        if time.monotonic() >= self._flushed_at + FLUSH_INTERVAL_S:
             self.flush()
 
     def flush(self) -> None:
