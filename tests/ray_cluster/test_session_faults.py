@@ -24,6 +24,7 @@ from rlpto.ray_cluster.scheduler.live_metrics import EventFile
 from rlpto.ray_cluster.scheduler.run_tables import write_tables
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 from rlpto.ray_cluster.scheduler.workload import job_specs
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
 from tests.builders import job as make_job
@@ -69,6 +70,15 @@ class TestLinks:
                 with pytest.raises(ClusterError, match="another scheduler"):
                     SessionDatabase(path / "state.sqlite")
                 assert sessions_at_work(path) == [database.path]
+        assert session_name(tmp_path / "there", "cell") == session_name(tmp_path / "link", "cell")
+        assert session_name(tmp_path / "there", "cell") != session_name(tmp_path / "there", "other")
+
+    def test_a_fresh_start_beside_a_scheduler_at_work_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / SESSIONS / "cell" / DATABASE
+        with SessionDatabase(path):
+            with pytest.raises(ClusterError, match="another scheduler"):
+                remove_sessions(tmp_path)
+            assert path.exists()
 
 
 @pytest.fixture(scope="module")
