@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rlpto.errors import ConfigError
 from rlpto.interrupts import Interrupted, interruptible
 from rlpto.outcome import Result, deciding
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 from rlpto.runs.folder import members
-from rlpto.runs.real import DATABASE, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
+from rlpto.runs.real import check_programs, real_nodes, with_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -93,7 +94,7 @@ class Episodes:
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
-        self._experiment, self._windows, self._folder = experiment, windows, folder / SESSIONS
+        self._experiment, self._windows, self._run, self._folder = experiment, windows, folder, folder / SESSIONS
         there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
         self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
         self._present = ExitStack()
@@ -110,7 +111,7 @@ class Episodes:
         config = self._experiment.config
         window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
         own = self._folder / f"episode-{number:04d}"
-        session = hashlib.sha256(f"{self._folder.absolute()} {number}".encode()).hexdigest()[:12]
+        session = session_name(self._run, f"{number:04d}")
         with ExitStack() as made:
             database = made.enter_context(SessionDatabase(own / DATABASE))
             made.callback(write_tables, database, own)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rlpto.errors import CheckpointError, ClusterError, ConfigError
+from rlpto.errors import ClusterError, ConfigError
+from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
     from rlpto.config import Config
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
-
-SESSIONS = "ray"
-"""Folder of a run that holds a folder for each cell: session database, checkpoints, tables and live curves."""
-DATABASE = "state.sqlite"
-"""The session database in the folder of a cell."""
 
 
 class Say(Protocol):
@@ -45,9 +40,9 @@ def run_real_cells(
     """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
-    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. progress: show a bar.
-    say: told where live curves are, and which jobs have failed. Raises what is wrong with cluster, configuration or
-    jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
+    afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
+    say: told where live curves are, which jobs have failed, and that the disk is full. Raises what is wrong with
+    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
@@ -73,7 +68,7 @@ def run_real_cells(
             say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = run_all(
             cells,
-            RealCells(config, folder, keep),
+            RealCells(config, folder, keep, partial(say, style="red")),
             folder,
             progress=progress,
             config={**experiment.outcome(), "ran_on": "ray"},
@@ -129,11 +124,13 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`."""
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`. warn: is told in
+    one line that the disk is full."""
 
     config: Config
     folder: Path
     keep: bool = False
+    warn: Callable[[str], object] = say_on_stderr
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
@@ -144,13 +141,13 @@ class RealCells:
         from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
-        session = session_name(self.folder, cell)
+        session = session_of(self.folder, cell)
         with ExitStack() as stack:
-            database = stack.enter_context(SessionDatabase(own / DATABASE))
+            database = stack.enter_context(SessionDatabase(own / DATABASE, self.warn))
             backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
-                curves = LiveCurves(own, self.config.reward)
+                curves = LiveCurves(own, self.config.reward, self.warn)
                 stack.callback(curves.close)
                 observers.append(curves)
             predictor = session_predictor(experiment, cell, database)
@@ -211,9 +208,9 @@ def run_session(
     return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
-def session_name(folder: Path, cell: Cell) -> str:
-    """What the runners of a cell are found by: the same for the same cell of the same folder, and no other."""
-    return hashlib.sha256(f"{folder.absolute()} {cell.key}".encode()).hexdigest()[:12]
+def session_of(folder: Path, cell: Cell) -> str:
+    """Name of a cell's session: the same for the same cell of the same run folder, and no other."""
+    return session_name(folder, cell.key[:8])
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
@@ -233,17 +230,3 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
             yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
-
-
-def remove_sessions(folder: Path) -> None:
-    """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
-    for database in sorted((folder / SESSIONS).glob(f"*/{DATABASE}")):
-        SessionDatabase(database).close()
-    try:
-        shutil.rmtree(folder / SESSIONS)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CheckpointError(f"{folder / SESSIONS}: cannot be removed: {error.strerror or error}") from None

@@ -24,7 +24,7 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, of_folder
 from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
 from rlpto.ray_cluster.scheduler.session_database import read_table
-from rlpto.runs.real import DATABASE, SESSIONS
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
@@ -143,7 +143,7 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
             said(switch, 0)
         first.send_signal(signal.SIGINT)
         said(first, 130)
-    assert {job for _, job in jobs_with_controllers()} == {"a", "b"}, "they were to be kept"
+    assert {job for _, job in jobs_with_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
     before = steps_of(run)
 
     with command(*whole) as second:  # takes the controllers over, and is left: now they write checkpoints and end
