@@ -40,12 +40,14 @@ def fine_tune_run(
     address: str | None,
     fresh: bool,
     on_progress: Callable[[Status], None],
+    on_wait: Callable[[str], None],
 ) -> int:
     """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
     already, it goes on from them.
 
-    address: of a Ray cluster that is there; None: a local one. Returns the decisions it has learned from. Raises
-    what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in good order with Interrupted.
+    address: of a Ray cluster that is there; None: a local one. on_wait: as in `run_real_cells`. Returns the decisions
+    it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
+    good order with Interrupted.
     """
     from rlpto.agents.finetuning import Beginner
     from rlpto.agents.policy import run_file
@@ -62,11 +64,13 @@ def fine_tune_run(
     resume = (folder / LAST).is_file() and not fresh
     if not resume:
         prepare(config).check()
-    with real_nodes(config, address) as gpus:
+    with real_nodes(config, address, folder, on_wait) as gpus:
         if address is not None:
             config = with_nodes(config, gpus)
         experiment = prepare(config)
+        on_wait("importing training programs on the cluster")
         check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
+        on_wait("")
         identity = _identity(experiment, settings, beginner)
         if fresh:
             remove_sessions(folder)

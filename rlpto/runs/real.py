@@ -35,14 +35,23 @@ class Say(Protocol):
 
 
 def run_real_cells(
-    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, progress: bool, say: Say
+    config: Config,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    keep: bool,
+    progress: bool,
+    say: Say,
+    on_wait: Callable[[str], None],
 ) -> tuple[Config, list[FinishedCell]]:
     """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
     afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
-    say: told where live curves are, which jobs have failed, and that the disk is full. Raises what is wrong with
-    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
+    say: told where live curves are, which jobs have failed, and that the disk is full. on_wait: told what is waited for
+    before the first job starts, and then the empty text. Raises what is wrong with cluster, configuration or jobs:
+    ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
@@ -52,13 +61,15 @@ def run_real_cells(
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
     if address is None:
         prepare(config).check()  # what is wrong is better said before nodes are started
-    with real_nodes(config, address) as gpus:
+    with real_nodes(config, address, folder, on_wait) as gpus:
         if address is not None:
             config = with_nodes(config, gpus)
         experiment = prepare(config)
         cells = experiment.cells()
         experiment.check()
+        on_wait("importing training programs on the cluster")
         check_programs(experiment, cells)
+        on_wait("")
         if fresh:
             remove_sessions(folder)
         else:
@@ -81,18 +92,29 @@ def run_real_cells(
 
 
 @contextmanager
-def real_nodes(config: Config, address: str | None) -> Iterator[list[int]]:
-    """A Ray cluster that this process is connected to; GPUs of each of its nodes."""
+def real_nodes(
+    config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]
+) -> Iterator[list[int]]:
+    """A Ray cluster whose only scheduler this process is; GPUs of each of its nodes.
+
+    address, on_wait: as in `run_real_cells`. folder: named to other schedulers. Raises ClusterError if there is no
+    cluster, it has no GPUs, or another scheduler is at work on it.
+    """
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
     from rlpto.ray_cluster.scheduler.connection import Connection
 
     with ExitStack() as stack:
         if address is None:
             nodes = [group.gpus for group in config.cluster.nodes for _ in range(group.count)]
-            stack.enter_context(LocalCluster(nodes))
+            stack.enter_context(LocalCluster(nodes, on_progress=on_wait))
         else:
-            stack.enter_context(Connection(address))
+            on_wait("connecting to the Ray cluster")
+            connection = stack.enter_context(Connection(address))
+            if not connection.protected:
+                on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
+        stack.enter_context(only_scheduler(folder))
         gpus = [node.gpus for node in RayBackend("").nodes()]
         if not gpus:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
