@@ -42,7 +42,7 @@ class Brain:
     network: JobSetPolicy
 
     def act(self, observation: Observation) -> AnyArray:
-        """The best actions for a batch of observations: [B, STEERING_FEATURES] numbers, or [B, max_jobs] choices."""
+        """The best actions for a batch of observations: [B, STEERING_FEATURES]."""
         network = self.network
         seen = {name: torch.as_tensor(part, device=network.device) for name, part in observation._asdict().items()}
         network.set_training_mode(False)
@@ -50,11 +50,8 @@ class Brain:
             features = network.extract_features(seen, network.pi_features_extractor)
             assert isinstance(features, torch.Tensor)
             out = network.action_net(network.mlp_extractor.forward_actor(features))
-            if network.per_job:
-                jobs = observation.mask.shape[1]
-                out = out[:, :-jobs].unflatten(1, (jobs, -1)).argmax(dim=2)
-        actions: AnyArray = out.cpu().numpy()
-        return actions if network.per_job else np.clip(actions, -LARGEST, LARGEST)
+        actions: AnyArray = np.clip(out.cpu().numpy(), -LARGEST, LARGEST)
+        return actions
 
 
 def meaning() -> dict[str, Any]:
@@ -124,7 +121,13 @@ def brain_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Brain
     manifest = archive.manifest
     check_meaning(path, manifest)
     try:
-        env = EnvSettings.model_validate(manifest["env"])
+        settings = dict(manifest["env"])
+        if settings.pop("action", "index") != "index":
+            raise ValueError(
+                "its action mode is no longer there: the last version with it has the tag before-next-house"
+            )
+        settings.pop("levels", None)  # of those modes
+        env = EnvSettings.model_validate(settings)
         network = NetworkSettings.model_validate(manifest["network"])
         start = np.array(manifest["start"], dtype=np.float64)
         smooth = bool(manifest["smooth_noise"])
@@ -135,7 +138,7 @@ def brain_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Brain
         raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
     if max_jobs is not None:
         env = env.model_copy(update={"max_jobs": max_jobs})
-    policy = JobSetPolicy(observation_space(env), action_space(env), lambda _: 0.0, width=network.width, use_sde=smooth)
+    policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width, use_sde=smooth)
     load_weights(policy, archive, path)
     return Brain(env, start, policy)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from rlpto.agents.settings import AgentSettings
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.envs.actions import LARGEST
-from rlpto.envs.batch import action_weights
+from rlpto.envs.actions import LARGEST, action_weights
 from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
@@ -34,9 +33,9 @@ SEARCHED = tuple(name for name in STEERING_FEATURES if name != "gain")
 """Weights that are searched; `gain` stays, since only ratios of weights matter."""
 
 
-def evolves(setup: EnvSetup, settings: AgentSettings) -> bool:
+def evolves(settings: AgentSettings) -> bool:
     """True if the start heuristic is to be evolved."""
-    return setup.settings.action == "index" and settings.warm_start == "auto" and settings.evolution.generations > 0
+    return settings.warm_start == "auto" and settings.evolution.generations > 0
 
 
 def evolve(

@@ -1,6 +1,6 @@
 """Training that goes on where the cluster is real: one environment, in wall-clock time, from a good agent.
 
-What is learned is the same, by the same updates (`rlpto.agents.training`). There is no evolution, no imitation and no
+What is learned is the same, by the same updates (`rlpto.agents.training`). There is no evolution and no
 validation: they take thousands of episodes, and an episode here takes as long as its jobs.
 """
 
@@ -62,7 +62,7 @@ class Beginner:
         Raises ConfigError if something else is asked for that an agent cannot change.
         """
         own = self.brain.env
-        for key in ("action", "levels", "max_jobs", "horizon"):
+        for key in ("max_jobs", "horizon"):
             there, asked = getattr(own, key), getattr(wanted, key)
             if key in wanted.model_fields_set and there != asked:
                 raise ConfigError(f"env.{key}: {asked}, but the agent of {self.file} was trained with {there}")

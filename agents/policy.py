@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.agents.settings import BEST, LAST
-from rlpto.arrays import AnyArray, IntArray
+from rlpto.arrays import AnyArray
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.envs.actions import LEVELS, MODES, wishes_of_increments, wishes_of_levels
-from rlpto.envs.batch import action_weights
+from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.view import JobView, view_state
+from rlpto.envs.view import view_state
 from rlpto.errors import ConfigError, PolicyError
 from rlpto.policies.steering import steer
 from rlpto.settings import Settings
@@ -48,7 +46,7 @@ class PretrainedOptions(Settings):
 class Agent:
     """Decides as its network says; between decisions of the network (`env.hold`) the last one is repeated."""
 
-    summary = "trained agent that steers the index, or chooses GPUs job by job, elastic"
+    summary = "trained agent that steers the index, elastic"
     source = "this project; PPO (Schulman et al. 2017) over a set of jobs (Zaheer et al. 2017)"
     Options: type[Settings] = AgentOptions
     COMPLETE = False
@@ -62,8 +60,6 @@ class Agent:
 
             brain = load_brain(agent_file(self.options), self.options.max_jobs)
         self._brain = brain
-        self._mode = MODES.index(brain.env.action)
-        self._levels = np.array(brain.env.levels, dtype=np.int64)
         self.reset(0)
 
     @property
@@ -87,17 +83,8 @@ class Agent:
             seen = observe(state, view, int(view.columns.held.sum()), env.max_jobs, env.horizon)
             self._action = self._brain.act(Observation(*(part[None] for part in seen)))[0]
             self._until = state.time + env.hold
-        return Allocation(self._wishes(state, view))
-
-    def _wishes(self, state: ClusterState, view: JobView) -> IntArray:
-        """GPUs [n] that the action which stands gives the jobs of a state."""
-        if self._brain.env.action == "index":
-            weights = action_weights(self._brain.start, self._action, self._brain.start.shape)
-            return steer(state.time, state.capacity, view.columns, weights[None])
-        choice = self._action.astype(np.int64)
-        if self._mode == LEVELS:
-            return wishes_of_levels(choice, self._levels, view.columns)
-        return wishes_of_increments(choice, view.columns)
+        weights = action_weights(self._brain.start, self._action, self._brain.start.shape)
+        return Allocation(steer(state.time, state.capacity, view.columns, weights[None]))
 
 
 class Pretrained(Agent):
@@ -129,14 +116,14 @@ def run_file(run: Path) -> Path:
     raise ConfigError(f"{run}: no {BEST} or {LAST} there, expected a folder that `rlpto train` has written")
 
 
-def pretrained_folders() -> list[Path]:
-    """Where agents that come with RLPTO lie: in the source tree, or where an installed package has its data."""
-    return [Path(__file__).resolve().parents[1] / "configs" / "pretrained", Path(sys.prefix, "share/rlpto/pretrained")]
+def pretrained_folder() -> Path:
+    """Where agents that come with RLPTO lie, in a checkout as in an installed package."""
+    return Path(__file__).resolve().parents[1] / "configs" / "pretrained"
 
 
 def pretrained_file(name: str) -> Path:
     """The file of an agent that comes with RLPTO. Raises ConfigError if there is none of that name."""
-    found = {path.stem: path for folder in reversed(pretrained_folders()) for path in sorted(folder.glob("*.zip"))}
+    found = {path.stem: path for path in sorted(pretrained_folder().glob("*.zip"))}
     if name not in found:
         known = f"one of {', '.join(sorted(found))}" if found else "none comes with this installation"
         raise ConfigError(f"no pretrained agent {name!r}: expected {known}")

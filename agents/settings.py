@@ -18,7 +18,7 @@ class NetworkSettings(Settings):
     width: int = Field(32, ge=4)
     """Width of a job's embedding; the layers above are as wide, or twice."""
     log_std: float = Field(-1.0, ge=-5, le=2)
-    """Logarithm of the first standard deviation of index actions, in units of their steps."""
+    """Logarithm of the first standard deviation of actions, in units of their steps."""
 
 
 class PpoSettings(Settings):
@@ -49,12 +49,12 @@ class PpoSettings(Settings):
     target_kl: float | None = Field(None, gt=0)
     """Stop an update when the policy has moved so far; null: never."""
     smooth_noise: bool = False
-    """Mode index: exploration noise that depends on the state and stays for a whole rollout (gSDE, Raffin et al.
+    """Exploration noise that depends on the state and stays for a whole rollout (gSDE, Raffin et al.
     2021) instead of fresh noise for every step."""
 
 
 class EvolutionSettings(Settings):
-    """Evolution of the constants that mode index starts from, before PPO makes them depend on the state."""
+    """Evolution of the constants that the agent starts from, before PPO makes them depend on the state."""
 
     generations: int = Field(20, ge=0)
     """Generations of the evolution strategy; 0: start at the weights of `env.start` as they are."""
@@ -80,12 +80,10 @@ class AgentSettings(Settings):
     """Loads at which the training windows are taken, each scaled as `workload.load`; null: the config's own only."""
     window_seeds: int = Field(1, ge=1)
     """Repetitions of every training window, with other models and work of the jobs."""
-    warm_start: Literal["auto", "none", "imitate"] = "auto"
-    """auto: mode index begins at `env.start` by construction, the other modes imitate it first; none: from scratch."""
-    imitation_steps: int = Field(50_000, ge=0)
-    """Environment steps to imitate."""
+    warm_start: Literal["auto", "none"] = "auto"
+    """auto: the agent begins at `env.start` by construction; none: from scratch, at an index without preferences."""
     evolution: EvolutionSettings = EvolutionSettings()
-    """Evolution of the constants that mode index starts from; only with warm_start auto."""
+    """Evolution of the constants that the agent starts from; only with warm_start auto."""
     network: NetworkSettings = NetworkSettings()
     """The network."""
     ppo: PpoSettings = PpoSettings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,13 @@ from rlpto.agents.policy import Agent
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
-from rlpto.agents.warmstart import imitate, imitates, starting_setup
 from rlpto.arrays import FloatArray
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
 from rlpto.errors import PolicyError, TrainingError
+from rlpto.policies.index_weights import INDEX_FEATURES
+from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import save_steering_weights
 
 START = "start.yaml"
@@ -81,7 +82,7 @@ def train(
     check_device(settings)
     setup = starting_setup(setup, settings)
     archive = read_checkpoint(folder / LAST, identity) if resume and not _only_evolved(folder) else None
-    if evolves(setup, settings):
+    if evolves(settings):
         setup = evolve(
             setup,
             settings,
@@ -120,6 +121,13 @@ def train(
     finally:
         model.logger.close()
     return run.outcome(finished=True)
+
+
+def starting_setup(setup: EnvSetup, settings: AgentSettings) -> EnvSetup:
+    """The setup an agent starts from. Without warm start, action zero is an index of zero weights: no preferences."""
+    if settings.warm_start == "auto":
+        return setup
+    return replace(setup, start=steering_weights(np.zeros(len(INDEX_FEATURES))))
 
 
 def _only_evolved(folder: Path) -> bool:
@@ -213,17 +221,7 @@ class Training:
         return self.model.logger
 
     def begin(self) -> None:
-        """Warm start, and a first look at what the agent starts from."""
-        assert isinstance(self.setup, EnvSetup)
-        if imitates(self.setup, self.settings):
-            share = imitate(
-                self._network(),
-                self.setup,
-                self.settings,
-                self.identity.seed,
-                lambda done: self.tell(f"imitating {done:.0%}"),
-            )
-            self.logger.record("imitation/agreement", share)
+        """A first look at what the agent starts from."""
         self.evaluate()
         self.logger.dump(self.model.num_timesteps)
 

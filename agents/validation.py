@@ -87,7 +87,6 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
     seen = batch.reset()
     while running.any():
         if patient and (batch.fleet.world.clusters["time"][running] > limit).any():
-            batch.setup = replace(batch.setup, settings=batch.setup.settings.model_copy(update={"action": "index"}))
             patient = False
         actions = brain.act(seen) if patient else np.zeros((windows, len(STEERING_FEATURES)))
         seen, steps = batch.step(actions)

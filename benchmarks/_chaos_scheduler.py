@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from rlpto.cli.real import BOOKS, session_folder, session_name
 from rlpto.evaluation.runner import Cell
+from rlpto.runs.real import BOOKS, session_folder, session_name
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -46,8 +46,8 @@ class Scheduler:
             self._process.wait()
 
     def end(self) -> None:
-        """As Ctrl-C does, which programs in the background of a shell do not hear: its runners end too. Killed if that
-        takes too long."""
+        """As Ctrl-C does, which programs in the background of a shell do not hear: its controllers end too. Killed if
+        that takes too long."""
         if self._process is not None and not self.ended:
             self._process.terminate()
             self.wait(60.0)

@@ -1,4 +1,4 @@
-"""Looks at everything all the time: what runners report, what processes there are, and what the books say."""
+"""Looks at everything all the time: what controllers report, what processes there are, and what the books say."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from rlpto.ray_cluster.job.controller import find_runners
+from rlpto.ray_cluster.job.controller import find_controllers
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import alive_nodes
@@ -69,7 +69,7 @@ class Watcher:
     def _work(self) -> None:
         while not self._over.wait(PERIOD):
             if self.samples % 3 == 0:
-                self._handles = find_runners(self._session)
+                self._handles = find_controllers(self._session)
             heard = self._ask()
             self._look_at_holdings(heard)
             self._look_at_processes()

@@ -7,9 +7,9 @@ import large
 import numpy as np
 import pandas as pd
 from _results_page import Claim, Section, save_section, shown, table
-from _results_plan import ABLATIONS, AGENT, MODES, RESERVATIONS, SCALES, SEEING, START, TUNED, Plan
+from _results_plan import ABLATIONS, AGENT, RESERVATIONS, SCALES, SEEING, TUNED, Plan
 from _results_reward import at, by_window, difference
-from _results_runs import IDLE, KEEPING, RELIEVED, agents, billed, evaluated, label_of, starts
+from _results_runs import KEEPING, agents, billed, evaluated, label_of
 
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -138,30 +138,3 @@ def decision_latency(spec: str) -> float:
     """99th percentile of a decision's milliseconds at 1,000 nodes with 10,000 active jobs."""
     experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
     return float(np.percentile(large.latencies(experiment, spec, large.crowd(experiment), DECISIONS), 99))
-
-
-def modes(plan: Plan) -> Section:
-    """Every action mode: the agent when its training ends against the agent before it."""
-    config = plan.config(plan.home, plan.busy)
-    rows, tables, learned = [], [], 0
-    for name, variant in MODES.items():
-        specs = [*starts(plan, plan.home, variant), *agents(plan, plan.home, variant)]
-        cells = evaluated(plan, config, [RELIEVED + spec for spec in specs], "modes")
-        gained = difference(cells, AGENT, START)
-        seeds = [by_window(cells, f"{AGENT}-{seed}", "reward").mean() for seed in plan.seeds]
-        learned += gained.low > 0
-        means = [f"{by_window(cells, policy, 'reward').mean():.1f}" for policy in (START, AGENT)]
-        rows.append([f"`{name}`", *means, ", ".join(f"{value:.1f}" for value in seeds), shown(gained, 2)])
-        tables.append(cells.assign(mode=name))
-    claim = Claim(
-        "7. Every action mode learns: final against start", f"{learned} of {len(MODES)}", learned == len(MODES)
-    )
-    text = (
-        f"Mean total reward on {plan.home} at load {plan.busy:g}, before training (after the warm start) and after it, "
-        f"means over {len(plan.seeds)} seeds; paired differences by window with 95 % bootstrap intervals. Configs: "
-        "configs/results/synthetic.yaml, and levels.yaml and increment.yaml there for the other two. From an "
-        f"agent that leaves all GPUs unused at {IDLE} decisions in a row FIFO takes over till the window ends.\n\n"
-    ) + table(["mode", "start", "final", "final by seed", "final - start"], rows)
-    section = Section("modes", "Action modes", text, [claim])
-    save_section(plan.folder, section, {"modes": pd.concat(tables)})
-    return section

@@ -26,11 +26,10 @@ AGENT, START, TUNED = "agent", "agent_start", "tuned_index"
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train the agent. overrides: `key=value` on top of its configuration; config: None: the workload's."""
+    """A way to train the agent. overrides: `key=value` on top of its configuration."""
 
     name: str
     overrides: tuple[str, ...] = ()
-    config: str | None = None
 
 
 MAIN = Variant("main")
@@ -62,12 +61,6 @@ RESERVATIONS = {
     "GPUs held back, perfect forecast": ("forecast.mode=perfect", "forecast.reserve.share=0.2"),
 }
 """Ways to use a forecast that need no training: the main agent, with GPUs held back for jobs of class high."""
-
-MODES: dict[str, Variant] = {
-    "index": MAIN,
-    "levels": Variant("levels", config="levels"),
-    "increment": Variant("increment", config="increment"),
-}
 
 SCALES = {16: (4, 4), 64: (16, 4), 256: (64, 4), 1024: (256, 4)}
 """GPUs, and the nodes and GPUs of each that make them."""

@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
 
-from rlpto.cli.training import has_begun
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
 from rlpto.errors import ConfigError
@@ -30,15 +29,12 @@ from rlpto.evaluation.tables import frame
 from rlpto.experiment import Experiment, prepare
 from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
+from rlpto.runs.training import has_begun
 
 KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
-RELIEVED = "relieved "
-"""Before a policy's spec: the same policy, but FIFO takes over for good where it leaves all GPUs unused."""
-IDLE = 100
-"""Decisions in a row without any GPU in use after which a policy is relieved."""
 FIRST = "checkpoints/000000000.zip"
 """The checkpoint of a training before its first step."""
 MEMBER = re.compile(rf"({AGENT}|{START})-\d+")
@@ -82,14 +78,14 @@ def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) 
     steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
     loads = f"agent.loads=[{','.join(map(str, plan.loads))}]"
     overrides = [loads, *steps, *variant.overrides]
-    wanted = {"config": variant.config or workload, "seed": seed, "overrides": overrides}
+    wanted = {"config": workload, "seed": seed, "overrides": overrides}
     finished = run / "finished.json"
     if finished.is_file():
         if json.loads(finished.read_text(encoding="utf-8")) != wanted:
             raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
     else:
         with billed(plan, "training"):
-            _train(run, config_file(variant.config or workload), seed, overrides)
+            _train(run, config_file(workload), seed, overrides)
         write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
     return f"agent:label={label},run={run.resolve()}"
 
@@ -173,7 +169,7 @@ def kept_cells(
 
 def label_of(spec: str) -> str:
     """What a policy is called in tables."""
-    return policy_label(spec.removeprefix(KEEPING).removeprefix(RELIEVED))
+    return policy_label(spec.removeprefix(KEEPING))
 
 
 def files_digest(spec: str) -> str:
@@ -181,7 +177,7 @@ def files_digest(spec: str) -> str:
     files = spec_files(spec)
     if not files:
         return "plain"
-    return hashlib.sha256("".join(digest(Path(file)) for file in files).encode()).hexdigest()[:8]
+    return hashlib.sha256("".join(digest(file) for file in files).encode()).hexdigest()[:8]
 
 
 def run_cell(config: Config, cell: Cell) -> RunRecord:
@@ -191,10 +187,8 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
 
 
 def make(experiment: Experiment, spec: str) -> Policy:
-    """A policy by its spec, which may begin with KEEPING or RELIEVED."""
-    policy = experiment.policy(spec.removeprefix(KEEPING).removeprefix(RELIEVED))
-    if spec.startswith(RELIEVED):
-        return Relieved(policy, experiment.policy("fifo"))
+    """A policy by its spec, which may begin with KEEPING."""
+    policy = experiment.policy(spec.removeprefix(KEEPING))
     return Keeping(policy) if spec.startswith(KEEPING) else policy
 
 
@@ -223,33 +217,6 @@ class Keeping:
                 free -= given - int(gpus[row])
                 gpus[row] = given
         return Allocation(gpus)
-
-
-class Relieved:
-    """A policy that another one takes over from, for good, once it has left all GPUs unused IDLE times in a row.
-
-    An agent that chooses for each job may learn to give none of them anything; the scheduler would call that an
-    error, but for a table of what was learned it is a result, and a bad one.
-    """
-
-    def __init__(self, policy: Policy, relief: Policy) -> None:
-        self.name = policy.name
-        self._policy, self._relief = policy, relief
-        self._idle = 0
-
-    def reset(self, seed: int) -> None:
-        """Begin anew with the policy itself."""
-        self._policy.reset(seed)
-        self._relief.reset(seed)
-        self._idle = 0
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        """The policy's wishes, or those of the one that has taken over."""
-        if self._idle >= IDLE:
-            return self._relief(state)
-        allocation = self._policy(state)
-        self._idle = 0 if allocation.gpus.any() else self._idle + 1
-        return allocation
 
 
 def with_mean_agent(cells: pd.DataFrame) -> pd.DataFrame:

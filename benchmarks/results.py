@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _common
-from _results_agents import ablations, modes, scale
+from _results_agents import ablations, scale
 from _results_cases import converge, data
 from _results_page import Section, load_sections, write_page
 from _results_plan import WORKLOADS, Plan
@@ -29,7 +29,6 @@ PARTS: dict[str, Callable[[Plan], Section]] = {
     "converge": converge,
     "ablations": ablations,
     "scale": scale,
-    "modes": modes,
 }
 INTERRUPTED = 130
 

@@ -1,25 +1,16 @@
-"""Actions: what the agent's choices mean in GPUs.
+"""Actions: what the agent's numbers mean in GPUs.
 
-Three modes. Whatever the mode, what an action comes to is a wish for every active job; the queue
-trims wishes to capacity in order of class, in the one place every policy passes through.
-
-index      the action is the weights of the greedy index (`rlpto.policies.steering`), as steps from
-           those it starts from: zero is the tuned index, for every state.
-levels     each visible job chooses a number of GPUs from a set.
-increment  each visible job gets one worker more, keeps what it has, or gives one back, as in DL2
-           (Peng et al., arXiv:1909.06040).
+An action is the weights of the greedy index (`rlpto.policies.steering`), as steps from those it starts from: zero
+is the tuned index, for every state. It comes to a wish for every active job; the queue trims wishes to capacity in
+order of class, in the one place every policy passes through.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import njit
-from rlpto.policies.steering import STEERING_FEATURES, JobColumns, steer
-
-MODES = ("index", "levels", "increment")
-INDEX, LEVELS, INCREMENT = range(3)
+from rlpto.arrays import AnyArray, FloatArray
+from rlpto.policies.steering import STEERING_FEATURES
 
 STEP: dict[str, float] = {
     "gain": 0.5,
@@ -44,9 +35,7 @@ STEP: dict[str, float] = {
 """How far an action of 1 moves each weight: about a tenth of the range it may sensibly have."""
 
 LARGEST = 4.0
-"""Entries of an index action are cut to [-LARGEST, LARGEST]."""
-FEWER, SAME, MORE = range(3)
-"""Choices of `increment`."""
+"""Entries of an action are cut to [-LARGEST, LARGEST]."""
 
 
 def steps() -> list[float]:
@@ -54,38 +43,15 @@ def steps() -> list[float]:
     return [STEP[name] for name in STEERING_FEATURES]
 
 
-@njit()
-def wishes_of_levels(choice: IntArray, levels: IntArray, jobs: JobColumns) -> IntArray:
-    """GPUs [n] wished for; choice: [visible] positions in `levels`. Jobs out of sight keep what they hold."""
-    wish = np.minimum(jobs.held, jobs.highest)  # less than is held where a limit has been lowered
-    for i in range(min(len(wish), len(choice))):
-        level = levels[choice[i]]
-        wish[i] = 0 if level == 0 else min(max(level, jobs.lowest[i]), jobs.highest[i])
-    return wish
+def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
+    """Index weights [..., STEERING_FEATURES] of actions of the same shape.
 
-
-@njit()
-def wishes_of_increments(choice: IntArray, jobs: JobColumns) -> IntArray:
-    """GPUs [n] wished for; choice: [visible] of FEWER, SAME, MORE. Jobs out of sight keep what they hold."""
-    wish = np.minimum(jobs.held, jobs.highest)  # less than is held where a limit has been lowered
-    for i in range(min(len(wish), len(choice))):
-        if choice[i] == MORE:
-            wish[i] = min(max(wish[i] + 1, jobs.lowest[i]), jobs.highest[i])
-        elif choice[i] == FEWER:
-            wish[i] = wish[i] - 1 if wish[i] > jobs.lowest[i] else 0
-    return wish
-
-
-@njit()
-def wishes(
-    mode: int, now: float, capacity: int, jobs: JobColumns, weights: FloatArray, choice: IntArray, levels: IntArray
-) -> IntArray:
-    """GPUs [n] wished for in any mode.
-
-    index: weights [1 or n, STEERING_FEATURES]. levels, increment: choice [visible].
+    Raises ValueError if the actions have another shape or are not finite.
     """
-    if mode == INDEX:
-        return steer(now, capacity, jobs, weights)
-    if mode == LEVELS:
-        return wishes_of_levels(choice, levels, jobs)
-    return wishes_of_increments(choice, jobs)
+    if np.shape(actions) != shape:
+        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a number for each steering weight")
+    numbers = np.asarray(actions, dtype=np.float64)
+    if not np.isfinite(numbers).all():
+        raise ValueError("action: expected finite numbers, got NaN or infinity")
+    weights: FloatArray = start + np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
+    return weights

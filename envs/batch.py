@@ -8,11 +8,10 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
-from rlpto.envs.actions import INDEX, LARGEST, steps
+from rlpto.envs.actions import action_weights
 from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
 from rlpto.envs.observation import Observation, empty_observation
-from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import EnvSetup, choices_of, draw_episode, episode_rng
+from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
 from rlpto.policies.steering import STEERING_FEATURES
 
 
@@ -56,9 +55,6 @@ class EnvBatch:
             count, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
         self.weights = np.atleast_2d(setup.start)
-        self._step_of = np.array(steps())
-        self._levels = np.array(setup.settings.levels, dtype=np.int64)
-        self._nothing = np.zeros((count, 0), dtype=np.int64)
         self.shadow = shadow_of(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_SHADOW
         self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
         self.began = np.zeros(count)
@@ -79,15 +75,12 @@ class EnvBatch:
 
     def step(self, actions: AnyArray) -> tuple[Observation, Steps]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
-        weights, choice = self._decode(actions)
+        weights = action_weights(self.setup.start, actions, (self.count, len(STEERING_FEATURES)))
         parts, reward = np.zeros((self.count, PARTS)), np.zeros(self.count)
         elapsed, ended = np.zeros(self.count), np.zeros(self.count, dtype=np.bool_)
         step_all(
             self.fleet,
-            self.setup.mode,
             weights,
-            choice,
-            self._levels,
             self.setup.settings.hold,
             self.shadow,
             self.observation,
@@ -107,13 +100,6 @@ class EnvBatch:
             self._begin(int(b))
         return self._copy() if len(over) else last, Steps(reward, parts, elapsed, ended, cut, last)
 
-    def _decode(self, actions: AnyArray) -> tuple[FloatArray, IntArray]:
-        """Index weights [B, STEERING_FEATURES] and choices [B, visible]; what the mode does not use is empty."""
-        if self.setup.settings.action == "index":
-            return action_weights(self.setup.start, actions, (self.count, len(STEERING_FEATURES))), self._nothing
-        choice = action_choices(self.setup.settings, actions, (self.count, self.setup.settings.max_jobs))
-        return np.repeat(self.weights, self.count, axis=0), choice
-
     def _begin(self, b: int) -> None:
         """Begin the next episode of environment b."""
         episode = draw_episode(self.rngs[b], self.setup)
@@ -127,34 +113,6 @@ class EnvBatch:
 
 NO_SHADOW = Shadow(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
 """No baseline is subtracted."""
-
-
-def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
-    """Index weights [..., STEERING_FEATURES] of index actions of the same shape.
-
-    Raises ValueError if the actions have another shape or are not finite.
-    """
-    if np.shape(actions) != shape:
-        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a number for each steering weight")
-    numbers = np.asarray(actions, dtype=np.float64)
-    if not np.isfinite(numbers).all():
-        raise ValueError("action: expected finite numbers, got NaN or infinity")
-    weights: FloatArray = start + np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
-    return weights
-
-
-def action_choices(settings: EnvSettings, actions: AnyArray, shape: tuple[int, ...]) -> IntArray:
-    """Choices [..., visible] of actions of the same shape in modes levels and increment.
-
-    Raises ValueError if the actions have another shape, or are not among the choices.
-    """
-    if np.shape(actions) != shape:
-        raise ValueError(f"action of shape {np.shape(actions)}: expected {shape}, a choice for each visible job")
-    numbers, choices = np.asarray(actions), choices_of(settings)
-    fine = (numbers >= 0) & (numbers < choices) & (np.floor(numbers) == numbers)  # false for NaN
-    if not fine.all():
-        raise ValueError(f"action: expected whole numbers from 0 to {choices - 1}, got {numbers[~fine][0]}")
-    return numbers.astype(np.int64)
 
 
 def shadow_of(fleet: Fleet, weights: FloatArray) -> Shadow:
@@ -196,10 +154,7 @@ def shadow_reward(shadow: Shadow, workload: int, start: float, end: float, last:
 @njit()
 def step_all(
     f: Fleet,
-    mode: int,
     weights: FloatArray,
-    choice: IntArray,
-    levels: IntArray,
     hold: float,
     shadow: Shadow,
     out: Observation,
@@ -212,7 +167,7 @@ def step_all(
     clusters = f.world.clusters
     for b in range(len(clusters)):
         start = clusters[b].time
-        view = run_hold(f, b, view_of(f, b), mode, weights[b : b + 1], choice[b], levels, start + hold, parts[b])
+        view = run_hold(f, b, view_of(f, b), weights[b : b + 1], start + hold, parts[b])
         look(f, b, view, out)
         end = clusters[b].time
         elapsed[b] = end - start
@@ -229,8 +184,7 @@ def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: Floa
     begin(f, b, workload)
     view = view_of(f, b)
     if f.world.clusters[b].time < warm_up:
-        nothing, parts = np.zeros(0, np.int64), np.zeros(PARTS)
-        view = run_hold(f, b, view, INDEX, weights, nothing, nothing, warm_up, parts)
+        view = run_hold(f, b, view, weights, warm_up, np.zeros(PARTS))
         if over(f, b):
             begin(f, b, workload)
             view = view_of(f, b)

@@ -12,10 +12,10 @@ from gymnasium.error import ResetNeeded
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, Cluster
-from rlpto.envs.actions import INDEX, MODES, wishes
-from rlpto.envs.batch import NO_SHADOW, Shadow, action_choices, action_weights, shadow_of, shadow_reward
+from rlpto.envs.actions import action_weights
+from rlpto.envs.batch import NO_SHADOW, Shadow, shadow_of, shadow_reward
 from rlpto.envs.fleet import PARTS, build_fleet, reward_vector, weigh
 from rlpto.envs.observation import observe
 from rlpto.envs.rendering import Trail, draw, tell
@@ -23,7 +23,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
 from rlpto.envs.view import view_state
 from rlpto.errors import ConfigError
-from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.steering import STEERING_FEATURES, steer
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import REWARD_PARTS
 from rlpto.rewards import RewardWeights
@@ -59,9 +59,8 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     its unit and its fixed normalisation. With the default settings: jobs [32, JOB_FEATURES], mask [32],
     cluster [CLUSTER_FEATURES], forecast [6 x FORECAST_FEATURES], float32.
 
-    Action, by `EnvSettings.action`: [STEERING_FEATURES] float32 (index: steps from the start weights, cut to
-    [-LARGEST, LARGEST]), or [max_jobs] choices (levels: positions in `EnvSettings.levels`; increment: 0 one
-    worker fewer, 1 the same, 2 one more). Whatever is asked for, the queue trims to capacity by class.
+    Action: [STEERING_FEATURES] float32, steps from the start weights, cut to [-LARGEST, LARGEST]. Whatever they come
+    to, the queue trims to capacity by class.
 
     Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.rewards`), minus, with
     baseline `shadow`, what the start heuristic earns in the same time; divided by `reward_scale`. `info` has
@@ -84,10 +83,9 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self.setup = setup
         self.render_mode = render_mode
         self.observation_space = observation_space(setup.settings)
-        self.action_space = action_space(setup.settings)
+        self.action_space = action_space()
         self._slot = slot
         self._weights = reward_vector(setup.reward)
-        self._levels = np.array(setup.settings.levels, dtype=np.int64)
         self._shadows: dict[int, Shadow] = {}
         self._cluster: Cluster | None = None
 
@@ -113,7 +111,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self._episode = self._chosen(self._drawn(self.np_random), options or {})
         self._begin()
         if self.cluster.time < self._episode.warm_up:
-            self._run(INDEX, np.atleast_2d(self.setup.start), np.zeros(0, dtype=np.int64), self._episode.warm_up)
+            self._run(self.setup.start, self._episode.warm_up)
             if self.cluster.done:  # over before the episode could begin
                 self._begin()
         self._began = self.cluster.time
@@ -124,15 +122,15 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     def step(self, action: AnyArray) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         """Let one action schedule until the next one is due.
 
-        Raises ValueError if the action has another shape, is not finite or is no choice, ResetNeeded if the
+        Raises ValueError if the action has another shape or is not finite, ResetNeeded if the
         episode is over.
         """
         settings, cluster = self.setup.settings, self.cluster
         if cluster.done:
             raise ResetNeeded("the episode is over: call reset")
-        weights, choice = self._decode(action)
+        weights = action_weights(self.setup.start, action, (len(STEERING_FEATURES),))
         start = cluster.time
-        parts = self._run(MODES.index(settings.action), weights, choice, start + settings.hold)
+        parts = self._run(weights, start + settings.hold)
         ended = cluster.done
         cut = not ended and cluster.time - self._began >= self._episode.length
         usual = float(shadow_reward(self._shadow, 0, start, cluster.time, ended))
@@ -210,17 +208,8 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
             self._shadows[number] = shadow_of(fleet, np.atleast_2d(setup.start))
         return self._shadows[number]
 
-    def _decode(self, action: AnyArray) -> tuple[FloatArray, IntArray]:
-        """Index weights [1, STEERING_FEATURES] and choices [visible]; what the mode does not use is empty."""
-        setup = self.setup
-        if setup.settings.action == "index":
-            weights = action_weights(setup.start, action, (len(STEERING_FEATURES),))
-            return np.atleast_2d(weights), np.zeros(0, dtype=np.int64)
-        choice = action_choices(setup.settings, action, (setup.settings.max_jobs,))
-        return np.atleast_2d(setup.start), choice
-
-    def _run(self, mode: int, weights: FloatArray, choice: IntArray, until: float) -> FloatArray:
-        """Decide with one action until `until` (at least once) or the end; returns the reward's terms [4].
+    def _run(self, weights: FloatArray, until: float) -> FloatArray:
+        """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns the terms [4].
 
         The loop of `rlpto.scheduler.run`, and to the last bit that of `rlpto.envs.fleet.run_hold`.
         """
@@ -228,7 +217,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         while True:
             state = self._state
             if cluster.active_jobs:
-                wish = wishes(mode, state.time, state.capacity, self._view.columns, weights, choice, self._levels)
+                wish = steer(state.time, state.capacity, self._view.columns, weights[None])
                 cluster.apply(state, self._queue.admit(state, Allocation(wish), "agent"))
             passed = cluster.advance()
             gains += passed.accuracy_gain

@@ -15,13 +15,12 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Node, total_gpus
 from rlpto.compiled import kernel, njit
-from rlpto.envs.actions import INDEX, wishes
 from rlpto.envs.observation import Observation, encode
 from rlpto.envs.view import JobView
 from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import JobColumns
+from rlpto.policies.steering import JobColumns, steer
 from rlpto.queues import QueueSettings, hold_back, limit_converging, order_rows, trim
 from rlpto.rewards import RewardWeights
 from rlpto.simulator.arrays import JOB, World, build_world
@@ -312,10 +311,10 @@ def look(f: Fleet, b: int, view: JobView, out: Observation) -> None:
 
 
 @njit()
-def decide(f: Fleet, b: int, view: JobView, mode: int, weights: FloatArray, choice: IntArray, levels: IntArray) -> None:
-    """Take one decision in cluster b: wishes by action, trimmed in queue order, carried out."""
+def decide(f: Fleet, b: int, view: JobView, weights: FloatArray) -> None:
+    """Take one decision in cluster b: wishes by weights [1, STEERING_FEATURES], trimmed in queue order, carried out."""
     cluster, columns = f.world.clusters[b], view.columns
-    wish = wishes(mode, cluster.time, cluster.capacity, columns, weights, choice, levels)
+    wish = steer(cluster.time, cluster.capacity, columns, weights)
     if wish.sum() > cluster.capacity or f.shrink_lower:
         given = np.empty_like(wish)
         trim(wish, columns.lowest, columns.priority, cluster.capacity, f.shrink_lower, given)
@@ -330,17 +329,7 @@ def decide(f: Fleet, b: int, view: JobView, mode: int, weights: FloatArray, choi
 
 
 @njit()
-def run_hold(
-    f: Fleet,
-    b: int,
-    view: JobView,
-    mode: int,
-    weights: FloatArray,
-    choice: IntArray,
-    levels: IntArray,
-    until: float,
-    parts: FloatArray,
-) -> JobView:
+def run_hold(f: Fleet, b: int, view: JobView, weights: FloatArray, until: float, parts: FloatArray) -> JobView:
     """Decide with one action until `until` (at least once) or the end; fill `parts` [4] with the reward.
 
     view: of cluster b now. Returns the view at the end.
@@ -349,7 +338,7 @@ def run_hold(
     cluster, gain = w.clusters[b], w.accuracy_gain[b]
     sums = np.zeros(6)
     while True:
-        decide(f, b, view, mode, weights, choice, levels)
+        decide(f, b, view, weights)
         advance(w, b)
         sums[0] += gain[0]
         sums[1] += gain[1]
@@ -372,14 +361,13 @@ def play(f: Fleet, b: int, workload: int, weights: FloatArray, time: FloatArray,
     Fills time [L] and total [L], the reward up to then, at every decision, and returns how many there
     were (the last of those that fit stands for all that follow).
     """
-    nothing = np.zeros(0, np.int64)
     begin(f, b, workload)
     parts = np.zeros(PARTS)
     view = view_of(f, b)
     time[0], total[0] = f.world.clusters[b].time, 0.0
     count = 1
     while not over(f, b):
-        view = run_hold(f, b, view, INDEX, weights, nothing, nothing, -np.inf, parts)
+        view = run_hold(f, b, view, weights, -np.inf, parts)
         at = min(count, len(time) - 1)
         total[at] = total[count - 1 if count <= at else at] + parts.sum()
         time[at] = f.world.clusters[b].time

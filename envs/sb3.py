@@ -46,7 +46,7 @@ class SB3ClusterEnv(VecEnv):
         self._next_seed: int | None = None
         self._actions: AnyArray = np.zeros(0)
         self._made = time.perf_counter()
-        super().__init__(num_envs, observation_space(setup.settings), action_space(setup.settings))
+        super().__init__(num_envs, observation_space(setup.settings), action_space())
 
     def reset(self) -> Observations:
         """Begin a new episode everywhere: those of the seed if `seed` was called, else the next ones."""

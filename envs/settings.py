@@ -33,14 +33,9 @@ class EpisodeSettings(Settings):
 class EnvSettings(Settings):
     """Observation, action and reward of the environment."""
 
-    action: Literal["index", "levels", "increment"] = "index"
-    """index: steer the weights of the greedy index; levels: GPUs of each job, from a set; increment: one worker
-    more or less for each job."""
-    levels: tuple[int, ...] = Field((0, 1, 2, 4, 8, 16, 32, 64), min_length=2)
-    """levels: the GPUs a job may be given, made to fit its own limits."""
     start: ConfigPath | None = None
     """YAML file of the heuristic that the agent starts from: index weights, as `rlpto tune index` writes them, or
-    steering weights; null: the two-parameter index. Action zero in mode index is this heuristic."""
+    steering weights; null: the two-parameter index. Action zero is this heuristic."""
     max_jobs: int = Field(32, ge=1)
     """Jobs an observation shows, the first in the queue; the others are summed up."""
     horizon: int = Field(6, ge=1)
@@ -54,9 +49,3 @@ class EnvSettings(Settings):
     """The reward the agent learns from is divided by this; terms and results are not."""
     episode: EpisodeSettings = EpisodeSettings()
     """What an episode is."""
-
-    @model_validator(mode="after")
-    def _levels_rise(self) -> EnvSettings:
-        if self.levels[0] != 0 or any(a >= b for a, b in zip(self.levels, self.levels[1:], strict=False)):
-            raise ValueError(f"levels {list(self.levels)}: expected 0 first, then ever more GPUs")
-        return self

@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Node
-from rlpto.envs.actions import FEWER, LARGEST, MODES, MORE, SAME
+from rlpto.envs.actions import LARGEST
 from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
@@ -28,7 +28,7 @@ class EnvSetup:
     """Everything a simulated environment needs.
 
     workloads: what episodes are drawn from. start: [STEERING_FEATURES] weights of the heuristic that the
-    agent starts from, that is, of action zero in mode index; it also warms up episodes and is the shadow.
+    agent starts from, that is, of action zero; it also warms up episodes and is the shadow.
     """
 
     nodes: tuple[Node, ...]
@@ -43,11 +43,6 @@ class EnvSetup:
     def __post_init__(self) -> None:
         if self.start.shape != (len(STEERING_FEATURES),):
             raise ValueError(f"start: expected {len(STEERING_FEATURES)} weights, got shape {self.start.shape}")
-
-    @property
-    def mode(self) -> int:
-        """Number of the action mode, for compiled code."""
-        return MODES.index(self.settings.action)
 
 
 @dataclass(frozen=True)
@@ -89,13 +84,6 @@ def observation_space(settings: EnvSettings) -> spaces.Dict:
     )
 
 
-def action_space(settings: EnvSettings) -> spaces.Box | spaces.MultiDiscrete:
-    """[STEERING_FEATURES] numbers in mode index, else a choice for each visible job."""
-    if settings.action == "index":
-        return spaces.Box(-LARGEST, LARGEST, (len(STEERING_FEATURES),), np.float32)
-    return spaces.MultiDiscrete(np.full(settings.max_jobs, choices_of(settings)))
-
-
-def choices_of(settings: EnvSettings) -> int:
-    """Choices that modes levels and increment have for each visible job."""
-    return len(settings.levels) if settings.action == "levels" else len((FEWER, SAME, MORE))
+def action_space() -> spaces.Box:
+    """[STEERING_FEATURES] numbers, see `rlpto.envs.actions`."""
+    return spaces.Box(-LARGEST, LARGEST, (len(STEERING_FEATURES),), np.float32)

@@ -39,7 +39,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
         self.batch = EnvBatch(setup, num_envs, seed, max_episode_steps)
         self.num_envs = num_envs
         self.single_observation_space = observation_space(setup.settings)
-        self.single_action_space = action_space(setup.settings)
+        self.single_action_space = action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 

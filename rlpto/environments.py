@@ -56,7 +56,7 @@ def cluster_env(
 
     config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
     `training_setup`. render_mode: `rgb_array`, `ansi` or None. slot: see `ClusterEnv`. settings: keys of
-    `EnvSettings` in place of the config's, such as action="levels" or episode={"min_hours": 2}.
+    `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
     Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
     """
     return ClusterEnv(_setup(config, split, seeds, settings), render_mode, slot)

@@ -114,11 +114,14 @@ def cases(draw: st.DrawFn, policies: Sequence[str] = tuple(BUILT_IN)) -> Case:
     failing = draw(st.booleans())
     delay = draw(st.sampled_from([0.0, 10.0]))
     most = draw(st.integers(1, 10))
+    placement = draw(st.sampled_from(["pack", "most_free"]))
+    growth = draw(st.sampled_from(["pause", "overlap"])) if placement == "pack" else "pause"
     settings = SimulatorSettings(
         interval=draw(st.sampled_from([59.9, 60.0, 300.0])),
         decide_on=decide_on,
-        placement=draw(st.sampled_from(["pack", "most_free"])),
-        epoch_resolution=draw(st.sampled_from([0.0, 1.0])) if decide_on == "interval" else 0.0,
+        placement=placement,
+        growth=growth,
+        epoch_resolution=draw(st.sampled_from([0.0, 1.0])) if decide_on == "interval" and growth == "pause" else 0.0,
         failures=FailureSettings(
             mtbf_hours=0.5 if failing else 0.0,
             mttr_hours=0.05,

@@ -45,11 +45,11 @@ def test_gymnasium_makes_it_by_name():
 
 
 def test_gymnasium_makes_many_by_name():
-    many = gymnasium.make_vec(NAME, num_envs=3, action="increment", max_jobs=5, max_episode_steps=2)
+    many = gymnasium.make_vec(NAME, num_envs=3, max_jobs=5, max_episode_steps=2)
     assert isinstance(many, ClusterVectorEnv)
-    assert many.action_space.shape == (3, 5)
+    assert many.action_space.shape == (3, len(STEERING_FEATURES))
     seen = many.reset(seed=4)[0]
-    single = gymnasium.make(NAME, action="increment", max_jobs=5).reset(seed=4)[0]
+    single = gymnasium.make(NAME, max_jobs=5).reset(seed=4)[0]
     np.testing.assert_array_equal(seen["jobs"][0], single["jobs"])
     cuts = [many.step(many.action_space.sample())[3].all() for _ in range(2)]
     assert cuts == [False, True]
@@ -122,8 +122,8 @@ class TestStart:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"actoin": "index"}, "environment: actoin: unknown key, expected one of action, "),
-        ({"action": "dance"}, "environment: action: Input should be 'index', 'levels' or 'increment'"),
+        ({"strat": "x.yaml"}, "environment: strat: unknown key, expected one of start, "),
+        ({"baseline": "dance"}, "environment: baseline: Input should be 'none' or 'shadow'"),
         ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
     ],
 )

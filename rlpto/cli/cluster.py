@@ -42,7 +42,7 @@ def status() -> None:
 
     from rlpto.ray_cluster.nodes.background import running_cluster
     from rlpto.ray_cluster.scheduler.backend import alive_nodes
-    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_runners
+    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_controllers
 
     console = make_console()
     found = running_cluster()
@@ -57,7 +57,7 @@ def status() -> None:
             resources = node["Resources"]
             counts = (f"{resources.get(name, 0):g}" for name in ("GPU", "CPU"))
             table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *counts)
-        runners = jobs_with_runners()
+        runners = jobs_with_controllers()
     console.print(table)
     console.print(f"{len(runners)} jobs have runners" + "".join(f"\n  {job} (session {name})" for name, job in runners))
 

@@ -50,6 +50,9 @@ JOB = np.dtype(
         ("row", "i8"),
         ("rescales", "i8"),
         ("peak_gpus", "i8"),
+        ("grow_left", "f8"),
+        ("training_gpus", "i8"),
+        ("next_row", "i8"),
     ],
     align=True,
 )
@@ -61,7 +64,9 @@ epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s
 slope [accuracy per epoch] in it: read from the tables once an epoch, see `enter_epoch`.
 accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
 base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
-trained since; together they say what its last checkpoint holds."""
+trained since; together they say what its last checkpoint holds.
+grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train, at
+`row`, and all of them at next_row afterwards. Only where growth overlaps training."""
 
 CLUSTER = np.dtype(
     [

@@ -6,6 +6,8 @@ event; only node failures interrupt.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rlpto.arrays import IntArray
@@ -78,36 +80,15 @@ def log_change(w: World, b: int, j: int, time: float) -> None:
 
 
 @kernel()
-def pause_of_change(w: World, b: int, j: int, row: int, shrinks: int) -> float:
-    """Seconds without progress when job j goes from the row of the speed tables it has to another.
-
-    Where growth overlaps training: the seconds at the new speed that old workers do not make up for while new ones
-    start, so that once those have, the job is as far as it would be. What is left of an earlier start is waited for.
-    """
-    job = w.jobs[b, j]
-    delay = float(w.types[job.type_index].delay)
-    if w.rules[0].overlap == 0 or job.row == NO_GPUS:
-        return delay
-    left = min(float(job.rescale_left), delay)
-    if shrinks:
-        return left
-    epoch = min(int(job.progress), w.rates.shape[1] - 1)
-    # A job that is about to finish does so on the workers it has.
-    overlap = min(delay - left, max(0.0, job.finish_at - w.clusters[b].time - left))
-    return float(left + overlap * max(0.0, 1.0 - w.rates[job.row, epoch] / w.rates[row, epoch]))
-
-
-@kernel()
 def start_running(w: World, b: int, j: int, shrinks: int) -> None:
-    """Set what follows from job j's new allocation: speed, rescale delay, predicted finish."""
+    """Set what follows from job j's new allocation: speed, rescale delay, predicted finish.
+
+    Where growth overlaps training, a job that runs (or is about to) loses nothing: it trains on with the workers it
+    has until the newest have started, and where GPUs are given up before that, with as many as remain of them.
+    """
     job, cluster = w.jobs[b, j], w.clusters[b]
-    row = speed_row(w, b, j)
+    row, delay = speed_row(w, b, j), float(w.types[job.type_index].delay)
     overlaps = w.rules[0].overlap == 1 and job.row != NO_GPUS
-    delay = pause_of_change(w, b, j, row, shrinks)
-    job.row = row
-    job.rescale_left = delay
-    job.base_progress = job.progress
-    job.trained = 0.0
     job.wait_start = np.nan
     job.peak_gpus = max(job.peak_gpus, job.gpus)
     if np.isnan(job.start_time):
@@ -117,13 +98,54 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
         cluster.rescales += 1
         if not overlaps:
             cluster.rescale_seconds += delay
+    if not overlaps:
+        job.rescale_left = delay
+    if overlaps and (not shrinks or (job.grow_left > 0.0 and job.gpus > job.training_gpus)):
+        job.next_row = row
+        if not shrinks:
+            job.grow_left = delay
+        if job.grow_left <= job.rescale_left:  # no worker trains before the newest do
+            train_at(w, b, j, row)
+    else:
+        train_at(w, b, j, row)
+    if w.rules[0].resolution == 0.0:
+        job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def train_at(w: World, b: int, j: int, row: int) -> None:
+    """Job j trains with all its GPUs, at this row of the speed tables, as soon as its start is over."""
+    job = w.jobs[b, j]
+    job.grow_left = 0.0
+    job.training_gpus = job.gpus
+    job.row = row
+    job.base_progress = job.progress
+    job.trained = 0.0
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
     epoch = min(int(job.progress), w.rates.shape[1] - 1)
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
-    if w.rules[0].resolution == 0.0:
-        work = work_seconds(w.rates, w.elapsed, job.row, job.epochs)
-        # Rounding must not let a job that is all but done finish in the past.
-        job.finish_at = cluster.time + delay + max(0.0, work - job.clock) / job.scale
+
+
+@kernel()
+def finish_time(w: World, b: int, j: int) -> float:
+    """When job j finishes if nothing changes: its start first, then the workers it has, then those that join them."""
+    job, now = w.jobs[b, j], w.clusters[b].time
+    work = work_seconds(w.rates, w.elapsed, job.row, job.epochs)
+    # Rounding must not let a job that is all but done finish in the past.
+    finish = now + job.rescale_left + max(0.0, work - job.clock) / job.scale
+    if job.grow_left == 0.0 or finish <= now + job.grow_left:
+        return float(finish)
+    reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.scale)
+    left = work_seconds(w.rates, w.elapsed, job.next_row, job.epochs)
+    left -= work_seconds(w.rates, w.elapsed, job.next_row, reached)
+    return float(now + job.grow_left + max(0.0, left) / job.scale)
+
+
+@kernel()
+def progress_at(w: World, job: Any, clock: float) -> float:
+    """Epochs a JOB record has done when its row's clock, now in `job.epoch`, shows `clock` seconds."""
+    epoch = last_epoch(w.elapsed, job.row, job.epoch, w.rates.shape[1], clock)
+    return float(min(job.epochs, epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]))
 
 
 @kernel()
@@ -136,6 +158,7 @@ def stop_running(w: World, b: int, j: int, now: float) -> None:
     job.row = NO_GPUS
     job.finish_at = np.inf
     job.rescale_left = 0.0
+    job.grow_left = 0.0
     job.wait_start = now
 
 
@@ -239,7 +262,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
             continue
         delay = min(job.rescale_left, seconds)
         job.rescale_left -= delay
-        before, after, unused = job.progress, job.epochs, 0.0
+        before, after, unused, trains = job.progress, job.epochs, 0.0, seconds - delay
         finished, same_epoch = True, False
         if resolution > 0.0:
             after, unused = progress_in_steps(
@@ -250,9 +273,15 @@ def train_jobs(w: World, b: int, until: float) -> None:
             unused = until - job.finish_at
         else:
             finished = False
-            job.clock += (seconds - delay) * job.scale
-            same_epoch = job.clock < job.epoch_end
-            if not same_epoch:
+            if job.grow_left > seconds:
+                job.grow_left -= seconds
+            elif job.grow_left > 0.0:  # its newest workers join in between
+                job.progress = max(before, progress_at(w, job, job.clock + (job.grow_left - delay) * job.scale))
+                trains = seconds - job.grow_left
+                train_at(w, b, j, job.next_row)
+            job.clock += trains * job.scale
+            same_epoch = job.clock < job.epoch_end and job.progress == before
+            if job.clock >= job.epoch_end:
                 epoch = last_epoch(elapsed, job.row, job.epoch, rates.shape[1], job.clock)
                 enter_epoch(job, rates, elapsed, curves, types[job.type_index].epochs, epoch)
             after = job.epoch + (job.clock - job.epoch_start) * job.rate
@@ -260,7 +289,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
             after = max(before, min(job.epochs, after))
         held = seconds - unused
         job.progress = after
-        job.trained += held - delay
+        job.trained += trains - unused
         job.attained_service += job.gpus * held
         gpu_seconds += job.gpus * held
         unfinished += held

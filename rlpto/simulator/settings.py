@@ -54,4 +54,6 @@ class SimulatorSettings(Settings):
             )
         if self.growth == "overlap" and self.placement == "most_free":
             raise ValueError("growth overlap needs placement: pack, which leaves workers where they are")
+        if self.growth == "overlap" and self.epoch_resolution > 0:
+            raise ValueError("growth overlap needs epoch_resolution 0: new workers join in the middle of an epoch")
         return self

@@ -43,7 +43,7 @@ def workload(seed: int) -> Workload:
 
 def make_setup(seeds: tuple[int, ...] = (1, 2, 3), **env: Any) -> EnvSetup:
     """Three workloads on two nodes of four GPUs."""
-    given = {"max_jobs": 6, "horizon": 2, "levels": (0, 1, 2, 4, 8), **env}
+    given = {"max_jobs": 6, "horizon": 2, **env}
     settings = EnvSettings.model_validate(given | {"episode": {"min_hours": 0.3, "max_hours": 1.0}})
     start = steering_weights(IndexWeights().vector())
     return EnvSetup(NODES, tuple(map(workload, seeds)), TABLES, SIMULATOR, QUEUE, REWARD, settings, start)
@@ -56,7 +56,6 @@ def make_settings(**more: Any) -> AgentSettings:
         "envs": 4,
         "evaluate_every": 128,
         "checkpoint_every": 128,
-        "imitation_steps": 200,
         "ppo": {"rollout": 16, "batch_size": 32, "epochs": 2, "learning_rate": 3e-3, **more.pop("ppo", {})},
         "network": {"width": 8},
         "evolution": {"generations": 0},

@@ -63,12 +63,10 @@ def test_another_search_is_not_gone_on_with(tmp_path: Path) -> None:
         evolve(poor_setup(), settings(1), 5, tmp_path, {"digest": "other"}, lambda _: None, lambda _: 0.0, resume=True)
 
 
-def test_only_the_index_with_a_warm_start_evolves() -> None:
-    setup = make_setup()
-    assert evolves(setup, settings(1))
-    assert not evolves(setup, settings(0))
-    assert not evolves(setup, settings(1).model_copy(update={"warm_start": "none"}))
-    assert not evolves(make_setup(action="levels"), settings(1))
+def test_only_an_agent_with_a_warm_start_evolves() -> None:
+    assert evolves(settings(1))
+    assert not evolves(settings(0))
+    assert not evolves(settings(1).model_copy(update={"warm_start": "none"}))
 
 
 def test_training_goes_on_from_what_has_evolved(tmp_path: Path) -> None:

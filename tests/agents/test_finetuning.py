@@ -143,8 +143,8 @@ def test_a_checkpoint_of_another_training_is_refused(agent: Path, tmp_path: Path
 
 def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
     beginner = Beginner(agent)
-    with pytest.raises(ConfigError, match=r"env\.action: levels, but the agent of .* was trained with index"):
-        beginner.env(EnvSettings(action="levels"))
+    with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
+        beginner.env(EnvSettings(max_jobs=7))
     assert beginner.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
     with pytest.raises(CheckpointError, match=r"gone\.zip: no such file"):
         Beginner(agent.with_name("gone.zip"))

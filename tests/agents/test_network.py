@@ -13,14 +13,12 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import action_space, observation_space
 from rlpto.policies.steering import STEERING_FEATURES
 
-MODES = ("index", "levels", "increment")
 
-
-def make(mode: str, jobs: int, trained: bool = True) -> JobSetPolicy:
+def make(jobs: int, trained: bool = True) -> JobSetPolicy:
     """A network; `trained`: with weights that are not zero anywhere."""
-    settings = EnvSettings.model_validate({"action": mode, "max_jobs": jobs})
+    settings = EnvSettings(max_jobs=jobs)
     torch.manual_seed(0)
-    network = JobSetPolicy(observation_space(settings), action_space(settings), lambda _: 1e-3, width=16)
+    network = JobSetPolicy(observation_space(settings), action_space(), lambda _: 1e-3, width=16)
     if trained:
         with torch.no_grad():
             for parameter in network.parameters():
@@ -41,66 +39,43 @@ def see(network: JobSetPolicy, present: int, seed: int = 0) -> dict[str, torch.T
 
 
 def out(network: JobSetPolicy, seen: dict[str, torch.Tensor]) -> tuple[np.ndarray, float]:
-    """What the action head says (one row a job where it chooses for each), and the value."""
+    """What the action head says , and the value."""
     with torch.no_grad():
         features = network.extract_features(seen)
         head = network.action_net(network.mlp_extractor.forward_actor(features))[0].numpy()
         value = float(network.predict_values(seen)[0, 0])
-    if not network.per_job:
-        return head, value
-    jobs = seen["mask"].shape[1]
-    return head[:-jobs].reshape(jobs, -1), value
+    return head, value
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_order_of_jobs_does_not_matter(mode: str) -> None:
-    network = make(mode, 8)
+def test_the_order_of_jobs_does_not_matter() -> None:
+    network = make(8)
     seen = see(network, 6)
     order = np.array([3, 0, 5, 1, 4, 2, 6, 7])
     mixed = {**seen, "jobs": seen["jobs"][:, order], "mask": seen["mask"][:, order]}
     (head, value), (mixed_head, mixed_value) = out(network, seen), out(network, mixed)
     assert mixed_value == pytest.approx(value, abs=1e-5)
-    np.testing.assert_allclose(mixed_head, head[order] if network.per_job else head, atol=1e-5)
+    np.testing.assert_allclose(mixed_head, head, atol=1e-5)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_same_weights_serve_8_and_256_jobs(mode: str) -> None:
-    small, large = make(mode, 8), make(mode, 256, trained=False)
+def test_the_same_weights_serve_8_and_256_jobs() -> None:
+    small, large = make(8), make(256, trained=False)
     large.load_state_dict(small.state_dict())
     seen = see(small, 5)
     wide = see(large, 5)
     wide["jobs"][:, :8], wide["cluster"], wide["forecast"] = seen["jobs"], seen["cluster"], seen["forecast"]
     (head, value), (wide_head, wide_value) = out(small, seen), out(large, wide)
     assert wide_value == pytest.approx(value, abs=1e-5)
-    np.testing.assert_allclose(
-        wide_head[:5] if small.per_job else wide_head, head[:5] if small.per_job else head, atol=1e-5
-    )
+    np.testing.assert_allclose(wide_head, head, atol=1e-5)
 
 
 def test_untrained_it_is_the_heuristic_whatever_it_sees() -> None:
-    network = make("index", 8, trained=False)
+    network = make(8, trained=False)
     for seed in range(3):
         head, _ = out(network, see(network, 4, seed))
         np.testing.assert_array_equal(head, np.zeros(len(STEERING_FEATURES)))
 
 
-@pytest.mark.parametrize("mode", ["levels", "increment"])
-def test_rows_without_a_job_have_no_say(mode: str) -> None:
-    network = make(mode, 6)
-    seen = see(network, 3)
-    choice = torch.zeros((1, 6), dtype=torch.int64)
-    other = choice.clone()
-    other[:, 3:] = 1
-    _, log_prob, entropy = network.evaluate_actions(seen, choice)
-    _, same_log_prob, _ = network.evaluate_actions(seen, other)
-    assert log_prob.item() == same_log_prob.item()
-    choices = network.action_net.out.out_features
-    assert entropy is not None
-    assert 0 < entropy.item() <= 3 * np.log(choices) + 1e-5
-    assert network.get_distribution(seen).sample().shape == (1, 6)
-
-
 def test_one_job_more_or_less_is_noticed() -> None:
-    network = make("index", 8)
+    network = make(8)
     assert not np.allclose(out(network, see(network, 4))[0], out(network, see(network, 5))[0])
     assert see(network, 4)["jobs"].shape[2] == len(JOB_FEATURES)

@@ -30,7 +30,7 @@ from tests.builders import make_cluster
 def random_brain(setup: EnvSetup, seed: int = 0) -> Brain:
     """An agent that has learned nothing but does something else in every state."""
     torch.manual_seed(seed)
-    network = JobSetPolicy(observation_space(setup.settings), action_space(setup.settings), lambda _: 0.0, width=8)
+    network = JobSetPolicy(observation_space(setup.settings), action_space(), lambda _: 0.0, width=8)
     with torch.no_grad():
         for parameter in network.action_net.parameters():
             parameter.normal_(0.0, 2.0)
@@ -45,9 +45,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("action", ["index", "levels", "increment"])
-def test_acts_as_the_network_does_in_the_environments(action: str) -> None:
-    setup = make_setup(action=action)
+def test_acts_as_the_network_does_in_the_environments() -> None:
+    setup = make_setup()
     brain = random_brain(setup)
     env = SB3ClusterEnv(setup, 3, 0)
     seen = env.reset()
@@ -59,9 +58,8 @@ def test_acts_as_the_network_does_in_the_environments(action: str) -> None:
 
 
 @pytest.mark.parametrize("hold", [0.0, 400.0])
-@pytest.mark.parametrize("action", ["index", "levels"])
-def test_a_schedule_earns_what_the_fleet_says(action: str, hold: float) -> None:
-    setup = make_setup((1,), action=action, hold=hold)
+def test_a_schedule_earns_what_the_fleet_says(hold: float) -> None:
+    setup = make_setup((1,), hold=hold)
     brain = random_brain(setup, 3)
     record = schedule(Agent(brain=brain), workload(1).jobs, seed=1)
     found = validate(setup, brain)
@@ -101,7 +99,7 @@ def test_a_run_without_a_best_checkpoint_is_used_from_its_last(trained: Path, tm
 
 def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_agent(trained / "best.zip", tmp_path / "small.zip")
-    monkeypatch.setattr(policy_module, "pretrained_folders", lambda: [tmp_path])
+    monkeypatch.setattr(policy_module, "pretrained_folder", lambda: tmp_path)
     assert make_policy("pretrained:small").name == "pretrained:small"
     assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):

@@ -20,11 +20,11 @@ def advantages(
     settings = EnvSettings(max_jobs=2)
     elapsed = np.zeros(1)
     buffer = TimedRolloutBuffer(
-        len(rewards), observation_space(settings), action_space(settings),
+        len(rewards), observation_space(settings), action_space(),
         elapsed=elapsed, half_life=half_life, trace_half_life=trace,
     )  # fmt: skip
     seen = {name: np.zeros((1, *(part.shape or ()))) for name, part in observation_space(settings).items()}
-    action = np.zeros((1, *(action_space(settings).shape or ())))
+    action = np.zeros((1, *(action_space().shape or ())))
     for step, (passed, reward) in enumerate(zip(seconds, rewards, strict=True)):
         elapsed[:] = passed
         start = np.array([float(step == ends)])

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.cluster import Allocation
 from rlpto.config import load_config
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
@@ -126,32 +125,6 @@ def test_kept_jobs_never_lose_a_gpu_before_they_finish(plan) -> None:
     assert (kept.decisions.held <= kept.decisions.capacity).all()
 
 
-def test_a_policy_that_gives_nothing_is_relieved_for_good() -> None:
-    asked: list[str] = []
-
-    class Gives:
-        def __init__(self, name: str, gpus: list[int]) -> None:
-            self.name, self.gpus = name, gpus
-
-        def reset(self, seed: int) -> None:
-            del seed
-
-        def __call__(self, _state: object) -> Allocation:
-            asked.append(self.name)
-            return Allocation(np.array(self.gpus))
-
-    idle, relief = Gives("idle", [0, 0]), Gives("relief", [1, 2])
-    policy = runs.Relieved(idle, relief)
-    for _ in range(runs.IDLE + 2):
-        policy(SimpleNamespace())  # type: ignore[arg-type]
-    assert asked == ["idle"] * runs.IDLE + ["relief"] * 2
-    policy.reset(0)
-    idle.gpus = [0, 1]
-    for _ in range(runs.IDLE + 2):
-        policy(SimpleNamespace())  # type: ignore[arg-type]
-    assert asked.count("relief") == 2
-
-
 def test_without_shrinking_the_two_jobs_take_the_published_times(plan) -> None:
     """551 s and 782 s in the original, here six times as much, and rescales."""
     config = plan.config("synthetic", 0.9, "simulator.rescale_delay=0")
@@ -222,15 +195,6 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
         runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1, "agent-1")
-
-
-def test_configs_of_the_modes_differ_in_what_is_learned_alone() -> None:
-    learning = {"name", "description", "env", "agent"}
-    home = load_config(plans.config_file("synthetic"))
-    for mode, variant in plans.MODES.items():
-        own = load_config(plans.config_file(variant.config or "synthetic"))
-        assert own.env.action == mode
-        assert own.model_dump(exclude=learning) == home.model_dump(exclude=learning)
 
 
 def test_every_variant_is_a_valid_configuration() -> None:

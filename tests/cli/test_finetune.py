@@ -54,7 +54,7 @@ def test_several_agents_are_too_many(agent: Path) -> None:
         ("agent.loads=[0.5]", "expected null"),
         ("agent.ppo.rollout=1", "expected 2 or more"),
         ("forecast.mode=perfect", "expected off"),
-        ("env.action=levels", "was trained with index"),
+        ("env.max_jobs=7", "was trained with"),
     ],
 )
 def test_settings_that_make_no_sense_there(agent: Path, setting: str, message: str) -> None:

@@ -27,7 +27,6 @@ from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from ..builders import linear_tables, random_jobs
 from .builders import NODES, START, TABLES, WHOLE, make_setup
 
-MODES = ["index", "levels", "increment"]
 FAILING = FailureSettings(mtbf_hours=1.0, mttr_hours=0.1)
 
 
@@ -38,7 +37,6 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @given(
-    mode=st.sampled_from(MODES),
     seed=st.integers(0, 1000),
     hold=st.sampled_from([0.0, 150.0]),
     noisy=st.booleans(),
@@ -50,13 +48,13 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 )
 @settings(max_examples=15)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    mode, seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained
+    seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained
 ):
     simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
     queue = QueueSettings(
         aging_normal=400, aging_low=600, shrink_lower=shrink_lower, converging=ConvergingSettings(gained=gained)
     )
-    setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, action=mode, hold=hold, baseline=baseline)
+    setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
     batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup, slot=b) for b in range(2)]
     seen = batch.reset(seed=seed)[0]
     own = [env.reset(seed=seed)[0] for env in singles]
@@ -102,10 +100,9 @@ def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy
     np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_seed_gives_the_same_episodes_and_another_seed_others(mode):
+def test_a_seed_gives_the_same_episodes_and_another_seed_others():
     def episodes(seed: int) -> list[float]:
-        env = ClusterEnv(make_setup(action=mode))
+        env = ClusterEnv(make_setup())
         env.action_space.seed(1)
         rewards = [float(env.reset(seed=seed)[0]["jobs"].sum())]
         for _ in range(60):
@@ -118,11 +115,10 @@ def test_a_seed_gives_the_same_episodes_and_another_seed_others(mode):
     assert episodes(3) == episodes(3) != episodes(4)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore:.*(normalized|unconventional shape|Nested)")
-def test_gymnasium_and_stable_baselines3_find_no_fault(mode):
-    check_env(ClusterEnv(make_setup(action=mode)), skip_render_check=True)
-    sb3_check_env(ClusterEnv(make_setup(action=mode)))
+def test_gymnasium_and_stable_baselines3_find_no_fault():
+    check_env(ClusterEnv(make_setup()), skip_render_check=True)
+    sb3_check_env(ClusterEnv(make_setup()))
 
 
 class TestEpisodes:
@@ -171,18 +167,14 @@ class TestEpisodes:
 
 
 @pytest.mark.parametrize(
-    ("mode", "action", "said"),
+    ("action", "said"),
     [
-        ("index", np.zeros(3), "a number for each steering weight"),
-        ("index", np.full(len(START), np.nan), "expected finite numbers, got NaN or infinity"),
-        ("levels", np.zeros(9, dtype=int), "a choice for each visible job"),
-        ("levels", np.full(8, 8), "whole numbers from 0 to 7, got 8"),
-        ("increment", np.full(8, -1), "whole numbers from 0 to 2, got -1"),
-        ("increment", np.full(8, np.nan), "whole numbers from 0 to 2, got nan"),
+        (np.zeros(3), "a number for each steering weight"),
+        (np.full(len(START), np.nan), "expected finite numbers, got NaN or infinity"),
     ],
 )
-def test_an_action_that_is_none_is_refused(mode, action, said):
-    setup = make_setup(action=mode)
+def test_an_action_that_is_none_is_refused(action, said):
+    setup = make_setup()
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 2)
     env.reset(seed=0)
     batch.reset(seed=0)
@@ -193,12 +185,12 @@ def test_an_action_that_is_none_is_refused(mode, action, said):
 
 
 class TestWhateverTheAction:
-    @given(mode=st.sampled_from(MODES), seed=st.integers(0, 1000), shrink_lower=st.booleans())
+    @given(seed=st.integers(0, 1000), shrink_lower=st.booleans())
     @settings(max_examples=10)
-    def test_capacity_and_limits_hold_and_no_job_is_lost(self, mode, seed, shrink_lower):
+    def test_capacity_and_limits_hold_and_no_job_is_lost(self, seed, shrink_lower):
         queue = QueueSettings(aging_normal=400, aging_low=600, shrink_lower=shrink_lower)
         simulator = SimulatorSettings(failures=FAILING)
-        setup = make_setup([random_jobs(seed, 25, 8, 10)], action=mode, max_jobs=4, episode=WHOLE, queue=queue,
+        setup = make_setup([random_jobs(seed, 25, 8, 10)], max_jobs=4, episode=WHOLE, queue=queue,
                            simulator=simulator, baseline="none")  # fmt: skip
         env = ClusterEnv(setup)
         env.reset(seed=seed)

@@ -12,15 +12,14 @@ from rlpto.errors import ConfigError
 from rlpto.queues import QueueSettings
 from rlpto.records import REWARD_PARTS
 
-from ..builders import job, linear_tables, random_jobs
+from ..builders import random_jobs
 from .builders import SHORT, START, WHOLE, make_setup
 
 ZERO = np.zeros((2, len(START)))
 
 
-@pytest.mark.parametrize("mode", ["index", "levels", "increment"])
-def test_observations_and_actions_lie_in_their_spaces(mode):
-    env = ClusterVectorEnv(make_setup(action=mode, horizon=3), 3)
+def test_observations_and_actions_lie_in_their_spaces():
+    env = ClusterVectorEnv(make_setup(horizon=3), 3)
     env.action_space.seed(0)
     seen = env.reset(seed=0)[0]
     for _ in range(30):
@@ -118,20 +117,6 @@ def test_jobs_out_of_sight_go_on_being_scheduled():
         all_of_them, expected, *_ = wide.step(ZERO)
         np.testing.assert_array_equal(reward, expected)
     assert hidden
-
-
-@pytest.mark.parametrize("mode", ["levels", "increment"])
-def test_jobs_out_of_sight_keep_what_they_hold(mode):
-    """A warm start gives every job GPUs; choice 0 takes them from the one that can be seen, and from no other."""
-    jobs = [job(i, epochs=4.0, gpus=2, min_gpus=1) for i in range(4)]
-    warm = EpisodeSettings(min_hours=1e6, max_hours=1e6, warm_start=1e-4)
-    setup = make_setup([jobs], action=mode, max_jobs=1, episode=warm, tables=linear_tables(1e-5, 8))
-    env = ClusterVectorEnv(setup, 1, seed=0)
-    env.reset()
-    held = env.batch.fleet.world.jobs["gpus"][0]
-    assert held.tolist() == [2, 2, 2, 2]
-    env.step(np.zeros((1, 1), dtype=np.int64))
-    assert held.tolist() == [0 if mode == "levels" else 1, 2, 2, 2]
 
 
 def test_what_cannot_be_is_refused_in_a_line():

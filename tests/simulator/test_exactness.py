@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.arrays import FloatArray
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -264,6 +266,54 @@ class TestGrowthThatOverlapsTraining:
         give(cluster, [4])
         run_out(cluster)
         assert cluster.store.finish_time[0] == pytest.approx(90.0)
+
+    @pytest.mark.parametrize("given_up", [155.0, 170.0, 179.0])
+    def test_growth_that_is_given_up_before_its_workers_train_costs_nothing(self, given_up: float) -> None:
+        cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
+        give(cluster, [1])
+        advance_to(cluster, 150.0)
+        give(cluster, [4])
+        advance_to(cluster, given_up)
+        assert cluster.store.progress[0] == pytest.approx((given_up - 30) / 60)
+        give(cluster, [1])
+        advance_to(cluster, 200.0)
+        assert cluster.store.progress[0] == pytest.approx(170 / 60)
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(630.0)
+
+    def test_what_is_given_up_of_growth_is_what_has_not_started(self) -> None:
+        cluster = make_cluster([job(epochs=10.0)], linear_tables(rate=1 / 60, delay=30.0), interval=1, growth="overlap")
+        give(cluster, [2])
+        advance_to(cluster, 150.0)  # 4 epochs
+        give(cluster, [5])
+        advance_to(cluster, 160.0)
+        give(cluster, [3])  # two train on, the third joins at 180 s
+        advance_to(cluster, 200.0)
+        assert cluster.store.progress[0] == pytest.approx(4.0 + 30 * 2 / 60 + 20 * 3 / 60)
+        give(cluster, [6])
+        advance_to(cluster, 210.0)
+        give(cluster, [2])  # below the three that train: at once, for nothing
+        advance_to(cluster, 240.0)
+        assert cluster.store.progress[0] == pytest.approx(6.0 + 10 * 3 / 60 + 30 * 2 / 60)
+        run_out(cluster)
+        assert cluster.store.finish_time[0] == pytest.approx(240.0 + (10.0 - 7.5) * 30)
+
+    @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 6)), min_size=1, max_size=12), st.integers(0, 100))
+    @settings(max_examples=30)
+    def test_a_job_that_keeps_its_first_workers_is_never_behind_one_that_is_left_alone(self, changes, seed) -> None:
+        tables = random_tables(seed, 6, 30.0, types=1)
+        tables = replace(tables, rates=np.sort(tables.rates, axis=0))  # more GPUs are never slower
+        tables = replace(tables, elapsed=elapsed_from_rates(tables.rates))
+        alone, changed = (
+            make_cluster([job(epochs=1000.0, max_gpus=6)], tables, interval=1, growth="overlap") for _ in range(2)
+        )
+        for cluster in (alone, changed):
+            give(cluster, [1])
+        for seconds, gpus in changes:
+            for cluster in (alone, changed):
+                advance_to(cluster, cluster.time + seconds)
+            assert changed.store.progress[0] >= alone.store.progress[0] - 1e-9
+            give(changed, [gpus])
 
     def test_it_needs_workers_that_stay_where_they_are(self) -> None:
         with pytest.raises(ValueError, match="growth overlap needs placement: pack"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
+from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, controller_name
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
@@ -86,16 +86,16 @@ class RayBackend:
 
     def find(self) -> set[str]:
         """Look for runners of this session by their names."""
-        from rlpto.ray_cluster.job.controller import find_runners
+        from rlpto.ray_cluster.job.controller import find_controllers
 
-        self._handles = dict(find_runners(self.session))
+        self._handles = dict(find_controllers(self.session))
         return set(self._handles)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
         """Start a job's runner on the head, or on a node without GPUs."""
-        from rlpto.ray_cluster.job.controller import start_runner
+        from rlpto.ray_cluster.job.controller import start_controller
 
-        self._handles[spec.name] = start_runner(spec, control_node(), resume)
+        self._handles[spec.name] = start_controller(spec, control_node(), resume)
 
     def command(self, command: Command) -> None:
         """Tell a runner; its answer will be among the reports."""
@@ -192,7 +192,7 @@ def exists(session: str, job: str) -> bool:
     import ray
 
     try:
-        ray.get_actor(runner_name(session, job), namespace=NAMESPACE)
+        ray.get_actor(controller_name(session, job), namespace=NAMESPACE)
     except ValueError:
         return False
     return True
