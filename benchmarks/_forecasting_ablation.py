@@ -18,14 +18,18 @@ from _forecasting_cases import HORIZON, Case, FloatArray
 
 from rlpto.forecasting import hybrid
 from rlpto.forecasting.decision import SHIFTS, THRESHOLDS, Criteria, decide, new_decision
-from rlpto.forecasting.intervals import at_levels, pooled_mean, pooled_spread, with_median
-from rlpto.forecasting.linear import VALIDATION
+from rlpto.forecasting.features import VALIDATION
+from rlpto.forecasting.intervals import at_levels, mean_of, spread_of, with_median
 from rlpto.forecasting.network import QUANTILES
 from rlpto.forecasting.pool import FEATURES, advance, new_state
 
 KEPT = ("arima_fourier", "gru")
 """Members that stay whatever is measured: an ARIMA and a GRU."""
 
+OPTIONAL = ("without parts corrected", "without a regression", "without the decision", "experts: losses", "decision: ")
+"""What else is left out once all members are needed; names of variants begin so."""
+
+MASE, RMSE = "MASE of points", "RMSE of means"
 LEVELS = np.array([0.1, 0.9])
 WORSE = 1.005
 """A part without which no cell becomes worse by more than this factor is not needed."""
@@ -53,13 +57,6 @@ class Variant:
     plain_mean: bool = False
 
 
-class Members(NamedTuple):
-    """Forecasts [T, K, H] and the networks' quantiles [M, T, H, Q], in log1p, from origins 1 to T of a series."""
-
-    log_parts: FloatArray
-    quantiles: FloatArray
-
-
 class Figures(NamedTuple):
     """MASE of the points and RMSE of the means, one step ahead and over all; share within the 80 % interval."""
 
@@ -68,32 +65,29 @@ class Figures(NamedTuple):
     coverage: float
 
 
-def members_of(case: Case, seed: int, kept: Path | None) -> Members:
+def members_of(case: Case, seed: int, kept: Path | None) -> hybrid.Members:
     """All members' forecasts of a series, from a file if there is one."""
     path = None if kept is None else kept / f"{case.name.replace(' ', '-')}-{seed}.npz"
     if path is not None and path.exists():
         with np.load(path) as archive:
-            return Members(archive["log_parts"], archive["q"])
+            return hybrid.Members(archive["points"], archive["quantiles"])
     model = hybrid.HybridForecaster(seed=seed).fit(case.series.head(case.test))
-    every = np.arange(1, len(case.series) + 1)
-    known = model._members_log(case.series, every, HORIZON, None)
-    found = Members(*model._parts(case.series, known)[:2])
+    found = model._members_on(case.series, HORIZON)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, log_parts=found.log_parts, q=found.quantiles)
+        np.savez(path, **found._asdict())
     return found
 
 
-def figures(case: Case, members: Members, variant: Variant) -> Figures:
+def figures(case: Case, members: hybrid.Members, variant: Variant) -> Figures:
     """The combination of a variant, learning from the validation part on, scored on the test part."""
     names = [name for name in hybrid.NAMES if name not in variant.parts]
     kept = [hybrid.NAMES.index(name) for name in names]
-    bodies = [place for place, name in enumerate(hybrid.BODIES) if name not in variant.parts]
     before = case.series.values[: case.test]
     warm = max(1, case.test - round(VALIDATION * case.test)) - 1
     values = case.series.values[warm:]
-    log_parts = np.ascontiguousarray(members.log_parts[warm:, kept])
-    quantiles = members.quantiles[bodies, warm:]
+    log_parts = np.ascontiguousarray(members.points[warm:, kept])
+    quantiles = members.quantiles[warm:]
     strong = [place for place, name in enumerate(names) if hybrid.NAMES.index(name) in hybrid.STRONG]
     simple = [variant.weight if place not in strong else 1.0 for place in range(len(names))]
     corrected = strong if variant.corrected else []
@@ -103,7 +97,7 @@ def figures(case: Case, members: Members, variant: Variant) -> Figures:
     pool.top[0] = np.log1p(before[: max(warm, 1)].max())
     features = mean_features(names, log_parts, quantiles, float(before.mean()))
     whole = bool((before == np.floor(before)).all())
-    found = advance(pool, rules, np.log1p(values), log_parts, pooled_spread(quantiles), features, True)
+    found = advance(pool, rules, np.log1p(values), log_parts, spread_of(quantiles), features, True)
     if variant.decided:
         own = Criteria(**(hybrid.CRITERIA._asdict() | dict(variant.criteria)))
         decision = new_decision(HORIZON, len(names), whole, own)
@@ -116,9 +110,9 @@ def figures(case: Case, members: Members, variant: Variant) -> Figures:
     tested = slice(case.test - warm - 1, -1)
     bounds = at_levels(with_median(found.bounds, np.log1p(point)), LEVELS)[tested]
     if not variant.conformal:
-        middle = np.log1p(point)[..., None] + np.sign(np.array(QUANTILES) - 0.5) * pooled_spread(quantiles)
+        middle = np.log1p(point)[..., None] + np.sign(np.array(QUANTILES) - 0.5) * spread_of(quantiles)
         bounds = at_levels(np.maximum(middle, 0.0), LEVELS)[tested]
-    mean = pooled_mean(quantiles) if variant.plain_mean else found.mean
+    mean = mean_of(quantiles) if variant.plain_mean else found.mean
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
     squared = np.nanmean(np.square(mean[tested] - case.truth), axis=0) ** 0.5
@@ -127,7 +121,7 @@ def figures(case: Case, members: Members, variant: Variant) -> Figures:
 
 def mean_features(names: Sequence[str], log_parts: FloatArray, quantiles: FloatArray, mean: float) -> FloatArray:
     features = np.zeros((log_parts.shape[0], HORIZON, FEATURES))
-    features[..., 1] = pooled_mean(quantiles)
+    features[..., 1] = mean_of(quantiles)
     for column, name in ((2, "arima_raw"), (3, "mean_24h")):
         if name in names:
             features[..., column] = np.expm1(log_parts[:, names.index(name)])
@@ -163,8 +157,8 @@ def cells(
             for name, variant in variants.items():
                 own = figures(case, members, variant)
                 for at, label in enumerate(("h1", "h12")):
-                    found[name].setdefault(f"{case.name} {label}", []).append(own.mase[at])
-                    found[name].setdefault(f"{case.name} {label} rmse", []).append(own.rmse[at])
+                    found[name].setdefault(f"{case.name} {label} {MASE}", []).append(own.mase[at])
+                    found[name].setdefault(f"{case.name} {label} {RMSE}", []).append(own.rmse[at])
                 found[name].setdefault(f"{case.name} coverage", []).append(own.coverage)
     return {name: {cell: float(np.mean(each)) for cell, each in own.items()} for name, own in found.items()}
 
@@ -191,18 +185,14 @@ def variants() -> dict[str, Variant]:
         "decision: losses of each step ahead alone": Variant(criteria={"pooled": 0.0}),
         "decision: no share for the prior": Variant(criteria={"floor": 0.0}),
         "intervals: not calibrated": Variant(conformal=False),
-        "mean: of the networks' quantiles": Variant(plain_mean=True),
+        "mean: of the GRU's quantiles": Variant(plain_mean=True),
     }
     return found
 
 
-def without(parts: tuple[str, ...], base: Variant) -> Variant:
-    return replace(base, parts=(*base.parts, *parts))
-
-
-def change(own: Cells, full: Cells, what: str = "") -> tuple[str, float, float]:
+def change(own: Cells, full: Cells, what: tuple[str, ...] = (MASE, RMSE)) -> tuple[str, float, float]:
     """The worst cell, its ratio to the full combination's, and the geometric mean of the ratios."""
-    names = [name for name in full if name.endswith(what or ("h1", "h12"))]
+    names = [name for name in full if name.endswith(what)]
     ratios = np.array([own[name] / full[name] for name in names])
     return names[int(ratios.argmax())], float(ratios.max()), float(np.exp(np.log(ratios).mean()))
 
@@ -214,20 +204,41 @@ def ablate(cases: Sequence[Case], seeds: Sequence[int], kept: Path | None) -> No
     print("| | worst cell | there | mean of cells | RMSE, worst | RMSE, mean | 80 % interval covers |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, own in found.items():
-        cell, worst, mean = change(own, full)
-        _, rmse, rmses = change(own, full, "rmse")
+        cell, worst, mean = change(own, full, (MASE,))
+        _, rmse, rmses = change(own, full, (RMSE,))
         shares = [share for label, share in own.items() if label.endswith("coverage")]
         print(
             f"| {name} | {worst - 1:+.2%} | {cell} | {mean - 1:+.2%} | {rmse - 1:+.2%} | {rmses - 1:+.2%} "
             f"| {min(shares):.2f} to {max(shares):.2f} |"
         )
-    gone: tuple[str, ...] = ()
-    while True:
-        left = [name for name in hybrid.NAMES if name not in (*gone, *KEPT)]
-        tried = cells(cases, seeds, kept, {name: Variant(parts=(*gone, name)) for name in left})
-        ranked = sorted(left, key=lambda name: change(tried[name], full)[1:])
-        if not left or change(tried[ranked[0]], full)[1] > WORSE:
-            return
-        gone = (*gone, ranked[0])
-        cell, worst, mean = change(tried[ranked[0]], full)
-        print(f"also without {ranked[0]}: {worst - 1:+.2%} in {cell}, {mean - 1:+.2%} in the mean of the cells")
+    parts = {name: Variant(parts=(name,)) for name in hybrid.NAMES if name not in KEPT}
+    steps = {name: variant for name, variant in variants().items() if name.startswith(OPTIONAL)}
+    base = Variant()
+    for left in (parts, steps):
+        base = leave_out(cases, seeds, kept, full, base, dict(left))
+
+
+def leave_out(
+    cases: Sequence[Case], seeds: Sequence[int], kept: Path | None, full: Cells, base: Variant, left: dict[str, Variant]
+) -> Variant:
+    """Leave out one thing after the other, the least missed first, until each of those left would be missed."""
+    while left:
+        tried = {name: both(base, variant) for name, variant in left.items()}
+        found = cells(cases, seeds, kept, tried)
+        name = min(left, key=lambda name: change(found[name], full)[1:])
+        cell, worst, mean = change(found[name], full)
+        if worst > WORSE:
+            print(f"next would be {name}: {worst - 1:+.2%} in {cell}, {mean - 1:+.2%} in the mean of the cells")
+            break
+        print(f"also gone: {name}: {worst - 1:+.2%} in {cell}, {mean - 1:+.2%} in the mean of the cells", flush=True)
+        base = tried[name]
+        del left[name]
+    return base
+
+
+def both(one: Variant, other: Variant) -> Variant:
+    """Without what either leaves out."""
+    blank = Variant()
+    changed = {name: value for name, value in vars(other).items() if value != getattr(blank, name)}
+    joined = {name: {**getattr(one, name), **value} for name, value in changed.items() if isinstance(value, dict)}
+    return replace(one, **changed | joined | {"parts": (*one.parts, *other.parts)})

@@ -258,7 +258,7 @@ def lucid(seed: int) -> list[_common.Check]:
     origins = np.arange(first, len(series)) - LUCID_AGE + 1
     truth = series.values[first:]
     median = model.forecasts(series, origins, LUCID_AGE)[:, -1]
-    mean = model.mean_forecasts(series, origins, LUCID_AGE)[:, -1]
+    mean = model.batch_forecasts(series, origins, LUCID_AGE).mean[:, -1]
     error = float(np.abs(truth - median).mean())
     explained = 1 - float(np.square(truth - mean).sum() / np.square(truth - truth.mean()).sum())
     return [
