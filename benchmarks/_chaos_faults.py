@@ -100,7 +100,7 @@ class Faults:
         return bool(controllers) and _send(self._rng.choice(controllers), signal.SIGKILL)
 
     def _restart_scheduler(self) -> bool:
-        if self._scheduler.ended or not self._scheduler.books.exists():
+        if self._scheduler.ended or not self._scheduler.database.exists():
             return False
         self._scheduler.restart()
         return True
@@ -124,12 +124,12 @@ class Faults:
         return _send(job.pid, signal.SIGKILL)
 
     def _switch(self) -> bool:
-        if self._scheduler.ended or not self._scheduler.books.exists():
+        if self._scheduler.ended or not self._scheduler.database.exists():
             return False
         try:
-            request_policy(self._scheduler.books, self._rng.choice(POLICIES))
+            request_policy(self._scheduler.database, self._rng.choice(POLICIES))
         except (ClusterError, sqlite3.Error):
-            return False  # the books are being made
+            return False  # the database is being made
         return True
 
     def _later(self, seconds: float, what: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from _chaos_watcher import Watcher, free_gpus, query
 from _common import Check
 from _ray_job import DIGITS, cluster, load
 
-from rlpto.ray_cluster.job.controller import find_controllers
+from rlpto.ray_cluster.controllers import find_controllers
 
 JOBS, NODES, GPUS = 12, 4, 2
 FAULT_INTERVAL_S = 20.0
@@ -37,7 +37,7 @@ def run(minutes: float) -> tuple[list[Check], dict[str, object]]:
     epochs = max(round((SHARE * 60 * minutes * NODES * GPUS / JOBS - STARTS) / (PACE * STEPS)), 1)
     with tempfile.TemporaryDirectory() as folder, cluster(NODES, GPUS) as started:
         scheduler = Scheduler(Path(folder), started.address, config(minutes, epochs))
-        watcher = Watcher(started, scheduler.session, scheduler.books, GPUS)
+        watcher = Watcher(started, scheduler.session, scheduler.database, GPUS)
         faults = Faults(started, watcher, scheduler, random.Random(SEED), GPUS)
         began = time.monotonic()
         scheduler.start()
@@ -98,8 +98,8 @@ def verdict(
     scheduler: Scheduler, watcher: Watcher, faults: Faults, code: int | None, epochs: int
 ) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
-    jobs = query(scheduler.books, "SELECT name, state, step, recoveries, failure FROM jobs")
-    finished = Counter(row[0] for row in query(scheduler.books, "SELECT job FROM events WHERE kind = 'finished'"))
+    jobs = query(scheduler.database, "SELECT name, state, step, recoveries, failure FROM jobs")
+    finished = Counter(row[0] for row in query(scheduler.database, "SELECT job FROM events WHERE kind = 'finished'"))
     short = [row for row in jobs if row[1] != "finished" or row[2] != epochs * STEPS]
     free, total = settled_gpus()
     limit = INTERVAL + SLACK

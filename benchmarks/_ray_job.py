@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.job.controller import start_controller, stop_controller
+from rlpto.ray_cluster.controllers import control_node, stop_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.programs.digits"

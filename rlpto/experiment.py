@@ -48,7 +48,7 @@ from rlpto.workloads.windows import Window, select, split_windows
 if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.session_database import Store
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -189,29 +189,29 @@ class Experiment:
         window: str,
         seed: int,
         backend: Backend,
-        books: Store,
+        database: SessionDatabase,
         session: str,
         observers: Iterable[Callable[[RayCluster], None]] = (),
     ) -> RayCluster:
         """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-        books: of the session; jobs keep their files beside them.
+        database: of the session; jobs keep their files beside them.
         """
         from rlpto.ray_cluster.scheduler.cluster import RayCluster
-        from rlpto.ray_cluster.scheduler.online_estimates import Beliefs
+        from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
         from rlpto.ray_cluster.scheduler.rules import Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
         own_seed = self.window_seed(window, seed)
-        specs = job_specs(jobs, settings, session, books.path.parent / "jobs", own_seed)
+        specs = job_specs(jobs, settings, session, database.path.parent / "jobs", own_seed)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
+            return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        beliefs = Beliefs(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
-        return RayCluster(backend, jobs, specs, self.tables, books, rules, None, observers, beliefs=beliefs)
+        estimates = OnlineEstimates(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
+        return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""

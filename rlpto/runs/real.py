@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rlpto.records import RunRecord
 
 SESSIONS = "ray"
-"""Folder of a run that holds a folder for each cell: books, checkpoints, tables and live curves."""
-BOOKS = "state.sqlite"
-"""The scheduler's books in the folder of a cell."""
+"""Folder of a run that holds a folder for each cell: session database, checkpoints, tables and live curves."""
+DATABASE = "state.sqlite"
+"""The session database in the folder of a cell."""
 
 
 def run_real_cells(
@@ -135,19 +135,19 @@ class RealCells:
         from rlpto.ray_cluster.scheduler.backend import RayBackend
         from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
         from rlpto.ray_cluster.scheduler.run_tables import write_tables
-        from rlpto.ray_cluster.scheduler.session_database import Store
+        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_name(self.folder, cell)
         with ExitStack() as stack:
-            books = stack.enter_context(Store(own / BOOKS))
+            database = stack.enter_context(SessionDatabase(own / DATABASE))
             backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
                 curves = LiveCurves(own, self.config.reward)
                 stack.callback(curves.close)
                 observers.append(curves)
-            cluster = experiment.real_cluster(cell.window, cell.seed, backend, books, session, observers)
+            cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
             keep = False
             try:
                 record = run_session(experiment, cell, cluster)
@@ -156,7 +156,7 @@ class RealCells:
                 raise
             finally:
                 cluster.close(keep)
-            write_tables(books, own)
+            write_tables(database, own)
         return record
 
 
@@ -166,15 +166,15 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     from rlpto.ray_cluster.scheduler.run_tables import decision_records
     from rlpto.scheduler import run
 
-    config, resumed = experiment.config, bool(cluster.books.decisions())
-    policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
+    config, resumed = experiment.config, bool(cluster.database.decisions())
+    policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.database, cluster.deciding)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
     if not resumed:
         return record
-    return replace(record, decisions=decision_records(cluster.books, config.reward), wall_seconds=cluster.time)
+    return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
 def session_name(folder: Path, cell: Cell) -> str:
@@ -183,7 +183,7 @@ def session_name(folder: Path, cell: Cell) -> str:
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
-    """Where a cell's books, checkpoints, tables and curves are."""
+    """Where a cell's session database, checkpoints, tables and curves are."""
     words = re.sub(r"[^\w.-]+", "-", f"{cell.policy}-{cell.window}-{cell.seed}")[:60]
     return folder / SESSIONS / f"{words}-{cell.key[:8]}"
 
@@ -195,8 +195,8 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
 
     console = make_console(quiet)
     for cell in cells:
-        books = session_folder(folder, cell) / BOOKS
-        columns, rows = read_table(books, "jobs")
+        database = session_folder(folder, cell) / DATABASE
+        columns, rows = read_table(database, "jobs")
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
             console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
@@ -204,10 +204,10 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
 
 def remove_sessions(folder: Path) -> None:
     """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.scheduler.session_database import Store
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
-    for books in sorted((folder / SESSIONS).glob(f"*/{BOOKS}")):
-        Store(books).close()
+    for database in sorted((folder / SESSIONS).glob(f"*/{DATABASE}")):
+        SessionDatabase(database).close()
     try:
         shutil.rmtree(folder / SESSIONS)
     except FileNotFoundError:

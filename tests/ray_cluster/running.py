@@ -13,10 +13,10 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.job.controller import find_controllers, start_controller, stop_controller
+from rlpto.ray_cluster.controllers import control_node, find_controllers, stop_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 120.0
 SESSION = f"tests-{os.getpid()}"

@@ -11,11 +11,11 @@ import ray
 import torch
 
 from rlpto.errors import JobError
+from rlpto.ray_cluster.controllers import control_node, find_controllers
 from rlpto.ray_cluster.job.checkpoints import read_newest
-from rlpto.ray_cluster.job.controller import find_controllers, start_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.ray_cluster.running import KILL, SESSION, make_spec, running
 

@@ -16,7 +16,7 @@ from rlpto.errors import JobError, ProfileError
 from rlpto.performance.fitted import rates_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.throughput import throughput
-from rlpto.ray_cluster.job.controller import find_controllers
+from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.job_mover import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.measuring.profiling import (

@@ -8,13 +8,10 @@ than placement groups: those cannot be resized, and would have to be one per wor
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.errors import JobError
@@ -79,42 +76,3 @@ def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
         ).remote(spec.to_json(), resume)
     except ValueError:
         raise JobError(f"job {spec.name!r}: session {spec.session!r} has a controller of this name already") from None
-
-
-def find_controllers(session: str) -> dict[str, Any]:
-    """Handles of all controllers of a session that there are, by job."""
-    prefix = controller_name(session, "")
-    found = {}
-    for actor in list_named_actors(all_namespaces=True):
-        if actor["namespace"] != NAMESPACE or not actor["name"].startswith(prefix):
-            continue
-        try:
-            found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-        except ValueError:
-            continue  # ended since it was listed
-    return found
-
-
-def stop_controller(handle: Any, seconds: float = 30.0) -> JobReport | None:
-    """Have a controller stop and wait until it has: its last report, None if it was gone or gave none in time.
-
-    One that does not answer in time is killed; its workers end with it.
-    """
-    report: JobReport | None = None
-    try:
-        report = ray.get(handle.stop.remote(), timeout=seconds)
-    except (ActorDiedError, ActorUnavailableError):
-        return None
-    except TimeoutError:
-        ray.kill(handle, no_restart=True)
-        return None
-    gone = time.monotonic() + 10.0
-    while time.monotonic() < gone:
-        try:
-            ray.get(handle.report.remote(), timeout=1.0)
-        except (ActorDiedError, ActorUnavailableError):
-            break
-        except TimeoutError:
-            continue
-        time.sleep(0.05)
-    return report

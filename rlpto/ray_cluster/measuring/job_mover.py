@@ -50,7 +50,7 @@ class MovedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from rlpto.ray_cluster.job.controller import stop_controller
+        from rlpto.ray_cluster.controllers import stop_controller
 
         for job in self.jobs:
             stop_controller(job.controller)
@@ -81,8 +81,8 @@ class MovedJob:
     """A job that this process commands."""
 
     def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
+        from rlpto.ray_cluster.controllers import control_node
         from rlpto.ray_cluster.job.controller import start_controller
-        from rlpto.ray_cluster.scheduler.backend import control_node
 
         self.spec, self._others = spec, others
         self._began = time.monotonic()

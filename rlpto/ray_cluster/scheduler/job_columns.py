@@ -1,4 +1,4 @@
-"""What has become of the jobs: the columns that policies see, and sums between decisions, from runners' reports."""
+"""What has become of the jobs: the columns that policies see, and sums between decisions, from controllers' reports."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MeasuredTable(JobTable):
         return np.where(np.isnan(measured), self.accuracy_at(self.progress), measured)
 
 
-class Accounts:
+class JobColumns:
     """Columns and sums of M jobs. All arrays are [M].
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
@@ -102,7 +102,7 @@ class Accounts:
         return ~np.isnan(self.store.finish_time)
 
     def restore(self, job: int, row: JobRow, held: int) -> None:
-        """A job as the books have it, with the GPUs it held last; what it has gained so far was counted before."""
+        """A job as the database has it, with the GPUs it held last; what it has gained so far was counted before."""
         store = self.store
         self.active[job], self.failed[job] = row.state == "active", row.state == "failed"
         store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
 class Decides(Protocol):
@@ -26,7 +26,7 @@ class Decides(Protocol):
 class SwitchablePolicy:
     """Asks `policy`, or whichever one has taken its place.
 
-    make: a policy by its spec. books: where other processes ask for one (`rlpto cluster switch`), and where switches
+    make: a policy by its spec. database: where other processes ask for one (`rlpto cluster switch`), and where switches
     are noted. deciding: is told the name of the policy that has just decided, and the seconds it took.
     name stays that of the first policy: it is the one that was to be evaluated.
     """
@@ -35,13 +35,13 @@ class SwitchablePolicy:
         self,
         policy: Decides,
         make: Callable[[str], Decides],
-        books: Store,
+        database: SessionDatabase,
         deciding: Callable[[str, float], None],
     ) -> None:
         self.name = policy.name
         self._policy = policy
         self._make = make
-        self._books = books
+        self._database = database
         self._deciding = deciding
         self._seed = 0
 
@@ -54,7 +54,7 @@ class SwitchablePolicy:
         """Forget everything; after a restart of the scheduler, take up the policy it was switched to."""
         self._seed = seed
         self._policy.reset(seed)
-        switched = self._books.fact("policy")
+        switched = self._database.fact("policy")
         if switched is not None:
             self._policy = self._prepared(switched)
 
@@ -64,9 +64,9 @@ class SwitchablePolicy:
         Raises ConfigError for a policy that does not exist; the present one then stays.
         """
         policy = self._prepared(spec)
-        with self._books.together():
-            self._books.set_fact("policy", spec)
-            self._books.event(now, "policy", detail=f"{self._policy.name} -> {policy.name}")
+        with self._database.transaction():
+            self._database.set_fact("policy", spec)
+            self._database.event(now, "policy", detail=f"{self._policy.name} -> {policy.name}")
         self._policy = policy
 
     def _prepared(self, spec: str) -> Decides:
@@ -76,7 +76,7 @@ class SwitchablePolicy:
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide, after looking whether another policy has been asked for."""
-        request = self._books.policy_request()
+        request = self._database.policy_request()
         if request is not None:
             self._obey(*request, state.time)
         began = time.perf_counter()
@@ -89,6 +89,6 @@ class SwitchablePolicy:
         try:
             self.switch(spec, now)
         except RlptoError as error:
-            self._books.answer(request, now, str(error))
+            self._database.answer(request, now, str(error))
         else:
-            self._books.answer(request, now, "")
+            self._database.answer(request, now, "")
