@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from rlpto.forecasting.errors import ForecastError
 
 if TYPE_CHECKING:
-    from rlpto.forecasting.base import Forecast, Forecaster, load
+    from rlpto.forecasting.base import Forecast, Forecaster
     from rlpto.forecasting.hybrid import HybridForecaster
-    from rlpto.forecasting.registry import make_forecaster
+    from rlpto.forecasting.registry import load, make_forecaster
     from rlpto.forecasting.series import TimeSeries, as_series
 
 _PLACES = {
     "Forecast": "base",
     "Forecaster": "base",
     "HybridForecaster": "hybrid",
-    "load": "base",
+    "load": "registry",
     "make_forecaster": "registry",
     "TimeSeries": "series",
     "as_series": "series",

@@ -30,7 +30,6 @@ from rlpto.forecasting.storage import State, read_state, write_state
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlpto.forecasting.backtest import Backtest
 
 Counts: TypeAlias = "TimeSeries | pd.Series[Any] | Values"
 """A series as users hold it; see `as_series`."""
@@ -212,12 +211,6 @@ class Forecaster(ABC):
         """As `forecasts`, with means and quantiles at ascending levels in (0, 1)."""
         return self._batch(*self._asked(y, origins, horizon, covariates), _checked_levels(levels))
 
-    def backtest(self, y: Counts, **options: Any) -> Backtest:
-        """Forecast a series from many origins, as `backtest.backtest` does; this object stays as it is."""
-        from rlpto.forecasting.backtest import backtest
-
-        return backtest({self.kind: self}, y, **options)
-
     def moved(self, y: TimeSeries, updated: int = 0) -> Self:
         """Another forecaster that has learnt what this one has, with another series as its history.
 
@@ -358,14 +351,6 @@ def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) 
     shifts = np.stack([np.interp(levels, SPREAD_LEVELS, spread[:, step]) for step in steps])
     # expm1(log1p(point) + shift), without rounding where the shift is 0.
     return np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
-
-
-def load(path: str | Path) -> Forecaster:
-    """Read a forecaster of whatever kind. Raises ForecastError if the file is broken or foreign."""
-    from rlpto.forecasting.registry import forecaster_class
-
-    kind, state = read_state(Path(path))
-    return forecaster_class(kind, f"{path}: ").from_state(state, str(path))
 
 
 def _checked_history(state: State) -> FloatArray:

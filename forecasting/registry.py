@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.storage import read_state
 
 KINDS = {
     "naive": "rlpto.forecasting.naive:Naive",
@@ -43,6 +45,12 @@ def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
     if not (isinstance(found, type) and issubclass(found, Forecaster)):
         raise TypeError(f"{KINDS[kind]} is no forecaster")
     return found
+
+
+def load(path: str | Path) -> Forecaster:
+    """Read a forecaster of whatever kind. Raises ForecastError if the file is broken or foreign."""
+    kind, state = read_state(Path(path))
+    return forecaster_class(kind, f"{path}: ").from_state(state, str(path))
 
 
 def make_forecaster(kind: str, **settings: Any) -> Forecaster:

@@ -10,8 +10,9 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ConfigError
-from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.jobs import PRIORITY_CLASSES
 

@@ -86,15 +86,15 @@ def test_windows_steps_and_start_choose_origins() -> None:
 def test_fitting_again_learns_from_the_test_part() -> None:
     # The level triples where the test part begins: only who is fitted again gets wider intervals.
     shifted = Y * np.where(np.arange(400) < 300, 1, 3)
-    once = Naive().backtest(shifted, start=300, horizon=1).forecasts["naive"]
-    again = Naive().backtest(shifted, start=300, horizon=1, refit=20).forecasts["naive"]
+    once = backtest({"naive": Naive()}, shifted, start=300, horizon=1).forecasts["naive"]
+    again = backtest({"naive": Naive()}, shifted, start=300, horizon=1, refit=20).forecasts["naive"]
     np.testing.assert_array_equal(once.point, again.point)
     np.testing.assert_array_equal(once.quantiles[:20], again.quantiles[:20])
     assert not np.allclose(once.quantiles[20:], again.quantiles[20:])
     smooth = make_method("smoothing")
     assert not np.array_equal(
-        smooth.backtest(shifted, start=300, refit=50).forecasts["smoothing"].point,
-        smooth.backtest(shifted, start=300).forecasts["smoothing"].point,
+        backtest({"smoothing": smooth}, shifted, start=300, refit=50).forecasts["smoothing"].point,
+        backtest({"smoothing": smooth}, shifted, start=300).forecasts["smoothing"].point,
     )
 
 
@@ -102,7 +102,7 @@ def test_no_forecast_of_a_backtest_sees_the_future() -> None:
     changed = Y.copy()
     changed.iloc[360:] = 500.0
     for refit in (None, 15):
-        before, after = (make_method("arima_log").backtest(y, refit=refit) for y in (Y, changed))
+        before, after = (backtest({"arima_log": make_method("arima_log")}, y, refit=refit) for y in (Y, changed))
         known = before.origins <= 360
         for name in ("point", "mean", "quantiles"):
             left, right = (getattr(result.forecasts["arima_log"], name) for result in (before, after))

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from rlpto.arrays import FloatArray
-from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.backtest import backtest
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import HybridForecaster
+from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 
@@ -65,6 +67,6 @@ def test_covariates_that_are_missing_or_of_another_shape_are_refused() -> None:
         forecaster.update(3.0, [[1.0, np.nan]])
     with pytest.raises(ForecastError, match="trees: fitted with covariates"):
         forecaster.moved(Y)
-    result = forecaster.backtest(Y, covariates=X, horizon=1)
-    plain = forecaster.backtest(Y, horizon=1)
+    result = backtest({forecaster.kind: forecaster}, Y, covariates=X, horizon=1)
+    plain = backtest({forecaster.kind: forecaster}, Y, horizon=1)
     assert result.score("trees", "1", [0]).mae < 0.7 * plain.score("trees", "1", [0]).mae

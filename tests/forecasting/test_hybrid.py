@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from rlpto.arrays import FloatArray
-from rlpto.forecasting.base import load
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
+from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from tests.forecasting.test_networks import days
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rlpto.arrays import FloatArray
 from rlpto.forecasting.arima import FourierArima, LogArima, RawArima
-from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.registry import METHODS, make_method
+from rlpto.forecasting.registry import METHODS, load, make_method
 from rlpto.forecasting.series import TimeSeries
 
 HOURS = 24 * 21

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from rlpto.arrays import FloatArray
-from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.naive import Naive
+from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 

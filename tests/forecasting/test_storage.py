@@ -11,11 +11,11 @@ import pytest
 
 from rlpto.arrays import AnyArray
 from rlpto.errors import RlptoError
-from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.registry import make_method
+from rlpto.forecasting.registry import load, make_method
 from rlpto.forecasting.storage import State, write_state
 from rlpto.forecasting.trees import TreesForecaster
 from tests.forecasting.test_networks import days

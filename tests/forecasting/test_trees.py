@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.forecasting.base import load
 from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
 from tests.forecasting.test_networks import days
