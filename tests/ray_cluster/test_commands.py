@@ -164,15 +164,15 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
 
     with command(*whole, "--keep") as first:
         once(first, lambda: min(steps_of(run), default=0) > 3)
-        once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
-        with command("cluster", "switch", "las", "--run", str(run)) as switch:
-            said(switch, 0)
         places = [place for pid in (*family_of(str(ray_cluster.folder)), first.pid) for place in listening(pid)]
         assert int(ray_cluster.address.rpartition(":")[2]) in {port for _, port in places}, "the head's is among them"
         assert not [place for place in places if not place[0].is_loopback]
         told = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
         with pytest.raises(ClusterError, match=re.escape(told)), only_scheduler(tmp_path / "other"):
             pass
+        once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
+        with command("cluster", "switch", "las", "--run", str(run)) as switch:
+            said(switch, 0)
         first.send_signal(signal.SIGINT)
         said(first, 130)
     assert {job for _, job in jobs_with_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
