@@ -104,7 +104,7 @@ def test_bad_input_is_one_clear_line(forecast: Verb, folder: Path) -> None:
         forecast("backtest", "jobs.parquet", "--every", "1D", "--methods", "naive"), "jobs.parquet: series of 8"
     )
     assert_refused(forecast("backtest", "nothing.parquet"), "nothing.parquet: no such trace")
-    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: no such file")
+    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: cannot read the file: no such file")
     assert_refused(
         forecast("backtest", "counts.csv", "--value", "jobs"), "counts.csv: column 'time' missing", "when, jobs"
     )
