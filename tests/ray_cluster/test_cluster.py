@@ -287,6 +287,14 @@ class TestRestart:
                 make_cluster(backend, jobs, database)
         assert set(backend.controllers) == {"job0", "job1"}
 
+    def test_files_of_jobs_without_a_database_are_not_overwritten(
+        self, database: SessionDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "jobs" / "job0").mkdir(parents=True)
+        with pytest.raises(ClusterError, match="no session database, but files of 1 jobs of the session are there"):
+            make_cluster(FakeBackend(FakeTime(), {"n": 2}), [elastic(0), elastic(1)], database)
+
     def test_a_node_that_died_meanwhile_is_no_longer_counted_on(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         jobs = [elastic(0, epochs=20.0)]
