@@ -161,7 +161,7 @@ def _of_counts(path: Path, step: float, counted: Counted, value: str) -> TimeSer
     from rlpto.errors import TraceError
     from rlpto.forecasting.series import TimeSeries, as_series
     from rlpto.reading import one_line, parsing
-    from rlpto.workloads.importers.base import EPOCH, LAST_SECOND, numbers
+    from rlpto.workloads.importers.base import LAST_SECOND, numbers, seconds_of
     from rlpto.workloads.importers.csvfile import read_csv
 
     time = counted.time
@@ -169,7 +169,7 @@ def _of_counts(path: Path, step: float, counted: Counted, value: str) -> TimeSer
     counts = numbers(rows.lines, value, rows[value])
     with parsing(path, "a CSV of counts", TraceError):
         stamps = pd.to_datetime(pd.Series(rows[time]), errors="coerce", format="ISO8601")
-        seconds = (stamps - EPOCH) / pd.Timedelta(seconds=1)
+        seconds = pd.Series(seconds_of(stamps))
     rows.lines.reject(
         ~seconds.between(0, LAST_SECOND).to_numpy(),
         lambda row: f"{time} {one_line(rows[time][row], 40)}, expected a time such as 2020-04-01 00:00:00, to 2100",

@@ -104,19 +104,19 @@ def test_bad_input_is_one_clear_line(forecast: Verb, folder: Path) -> None:
         forecast("backtest", "jobs.parquet", "--every", "1D", "--methods", "naive"), "jobs.parquet: series of 8"
     )
     assert_refused(forecast("backtest", "nothing.parquet"), "nothing.parquet: no such trace")
-    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: no such file")
+    assert_refused(forecast("backtest", "nothing.csv", "--value", "jobs"), "nothing.csv: cannot read the file")
     assert_refused(
-        forecast("backtest", "counts.csv", "--value", "jobs"), "counts.csv: column 'time' missing", "when, jobs"
+        forecast("backtest", "counts.csv", "--value", "jobs"), "counts.csv:1: column time missing", "time,jobs"
     )
     counts = ("counts.csv", "--time", "when", "--value", "jobs", "--methods", "naive")
     assert_refused(forecast("backtest", *counts, "--every", "45min"), "counts.csv: a row every 1800 s")
     assert_refused(forecast("backtest", *counts, "--group", "a"), "--value: a CSV of counts has neither groups")
     lines = (folder / "counts.csv").read_text().splitlines()
     for line, text, said in (
-        (3, "2020-04-01 00:30:00,many", "counts.csv:3: jobs many, expected a number"),
+        (3, "2020-04-01 00:30:00,many", "counts.csv:3: jobs 'many', expected a number"),
         (3, "yesterday,4", "counts.csv:3: when yesterday, expected a time"),
         (3, "2020-04-01 00:00:00,4", "counts.csv: timestamp 2020-04-01 00:00:00 occurs twice"),
-        (3, "2020-04-01 00:30:00,-4", "counts.csv: value -4 at entry 1"),
+        (3, "2020-04-01 00:30:00,-4", "counts.csv:3: jobs '-4', expected a number, 0 or more"),
     ):
         (folder / "counts.csv").write_text("\n".join([*lines[: line - 1], text, *lines[line:]]))
         assert_refused(forecast("backtest", *counts), said)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pandas as pd
 import pytest
 
 from rlpto.errors import TraceError
+from rlpto.workloads import importers
+from rlpto.workloads.importers import registry
 from rlpto.workloads.importers.base import NEVER_RAN
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 
@@ -306,3 +309,58 @@ def test_the_pollux_workloads(shared_data) -> None:
         trace = import_trace("pollux", shared_data / "traces" / "pollux" / f"workload-{number}.csv").trace
         assert len(trace) == 160
         assert set(trace.texts("model")) <= {"bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"}
+
+
+NEW_FORMAT = """
+import numpy as np
+from rlpto.workloads.importers.base import Format, numbers
+from rlpto.workloads.importers.csvfile import read_csv
+
+
+def read(path, skip_bad_lines):
+    table = read_csv(path, ("when", "cards"), skip_bad_lines)
+    columns = {
+        "name": np.array([str(line) for line in table.lines.number], dtype=object),
+        "submit_time": numbers(table.lines, "when", table["when"]),
+        "gpus": numbers(table.lines, "cards", table["cards"], low=1, whole=True),
+    }
+    return table.lines.finish(columns, origin=None)
+
+
+FORMAT = Format("A format of our own", read, lambda head: head.startswith("when,cards"))
+"""
+
+
+def test_a_new_format_is_one_module(tmp_path, monkeypatch, file) -> None:
+    (tmp_path / "ours.py").write_text(NEW_FORMAT)
+    monkeypatch.setattr(importers, "__path__", [*importers.__path__, str(tmp_path)])
+    assert "ours" in importers.format_names()
+    try:
+        reloaded = importlib.reload(registry)
+        path = file("when,cards\n5,2\n9,4\n")
+        assert reloaded.detect_format(path) == "ours"
+        assert reloaded.import_trace("ours", path).trace.gpus.tolist() == [2, 4]
+    finally:
+        monkeypatch.undo()
+        importlib.reload(registry)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "broken", "line", "reason"),
+    [
+        ("philly_csv", "2951.0,8,", "2951.0,2000000,", 3, "gpus 2e[+]06, expected at most 1e[+]06"),
+        ("philly_csv", "2951.0,8,", "1e18,8,", 3, "duration '1e18', expected a number"),
+        ("philly_csv", "2017-10-03", "9999-10-03", 4, "timestamp '9999-10-03 00:00:00', expected a date .* to 2100"),
+        ("philly_csv", "2017-10-03", "1971-10-03", 4, "submitted more than 20 years from other jobs"),
+        ("philly_csv", "duration,num_gpus", "num_gpus,num_gpus", 1, "column duration missing"),
+        ("philly_csv", "gpu_time", "num_gpus", 1, "column num_gpus given twice"),
+        ("helios", "2020-06-09 18:41:27,2020", "2262-06-09 18:41:27,2020", 3, "submit_time '2262-06-09"),
+        ("swf", "UnixStartTime: ", "UnixStartTime: 99999999999", 2, "UnixStartTime 99999999999"),
+        ("pollux", "ncf-2,135", "ncf-2,1e12", 4, "time '1e12', expected a number"),
+    ],
+)
+def test_what_no_trace_can_hold_is_named_by_its_line(name, whole, broken, line, reason, file) -> None:
+    text = SAMPLES[name].replace(whole, broken, 1)
+    assert text != SAMPLES[name]
+    with pytest.raises(TraceError, match=rf":{line}: {reason}"):
+        import_trace(name, file(text))

@@ -211,10 +211,10 @@ def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, ho
     series = pd.Series(texts, dtype=object)
     with_offset = series.str.contains(r"[+-]\d\d:?\d\d$", regex=True).to_numpy(dtype=np.bool_)
     local = pd.to_datetime(series.where(~with_offset), format=TIME_FORMAT, errors="coerce")
-    seconds = _seconds(local)
+    seconds = seconds_of(local)
     if with_offset.any():
         aware = pd.to_datetime(series[with_offset], format=f"{TIME_FORMAT}%z", errors="coerce", utc=True)
-        seconds[with_offset] = _seconds(aware.dt.tz_localize(None)) + hours_from_utc * 3600.0
+        seconds[with_offset] = seconds_of(aware.dt.tz_localize(None)) + hours_from_utc * 3600.0
     with np.errstate(invalid="ignore"):
         good = (seconds >= 0) & (seconds <= LAST_SECOND)
     if blank:
@@ -225,6 +225,7 @@ def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, ho
     return seconds
 
 
-def _seconds(dates: pd.Series[Any]) -> FloatArray:
-    """[N] seconds since 1970; NaN where there is no date."""
-    return np.array((dates - EPOCH) / pd.Timedelta(seconds=1), dtype=np.float64)
+def seconds_of(dates: pd.Series[Any]) -> FloatArray:
+    """[N] seconds since 1970 of dates however far off; NaN where there is no date."""
+    since = dates.to_numpy(dtype="datetime64[us]") - np.datetime64(0, "us")
+    return np.array(since / np.timedelta64(1, "s"), dtype=np.float64)
