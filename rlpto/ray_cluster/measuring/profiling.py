@@ -201,6 +201,7 @@ def _learn(
     by = time.monotonic() + seconds
     while True:
         report = job.report()
+        job.refuse_failure(report)
         if math.isfinite(report.noise_scale) and report.noise_scale > 0:
             noise.append((report.progress, report.noise_scale))
         if report.state == "finished" or time.monotonic() >= by:

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rlpto.ray_cluster.nodes.fork_server import NODE
-
+NODE = "rlpto@"
+"""Name of the main thread of a node's fork server, before the id of its raylet."""
 END_SECONDS = 4.0
 """Time for processes to end by themselves before they are killed."""
 
