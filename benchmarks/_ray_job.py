@@ -32,6 +32,7 @@ def job(**values: Any) -> Iterator[CommandedJob]:
     """A job in a folder of its own, stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
+            "id": "job",
             "name": "job",
             "session": f"benchmark-{os.getpid()}",
             "training": f"{DIGITS}:DigitsCnn",

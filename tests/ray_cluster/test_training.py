@@ -245,7 +245,8 @@ def test_steps_are_stretched_to_their_pace(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "a:b"}, "name is 'a:b'"),
+        ({"id": "../b"}, "id is '../b'"),
+        ({"session": "a:b"}, "session is 'a:b'"),
         ({"training": "package.module"}, "expected 'package.module:Class'"),
         ({"architecture": "ring"}, "expected one of all_reduce, parameter_server"),
         ({"epochs": math.nan}, "epochs is nan: expected a positive number"),
@@ -266,7 +267,7 @@ def test_a_job_survives_its_way_through_json(tmp_path: Path) -> None:
         (lambda: JobSpec.from_json("[]"), "expected an object, found list"),
         (lambda: JobSpec.from_json("{"), "not a job"),
         (lambda: JobSpec.from_json('{"colour": 1}'), "unknown key 'colour'"),
-        (lambda: JobSpec.from_json('{"name": "a"}'), "missing"),
+        (lambda: JobSpec.from_json('{"id": "a"}'), "missing"),
         (lambda: make_spec(tmp_path, options={"when": object()}).to_json(), "cannot be written as JSON"),
     ]
     for call, message in broken:
