@@ -15,7 +15,7 @@ from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
-PATIENCE = 120.0
+TIMEOUT_S = 120.0
 SESSION = f"tests-{os.getpid()}"
 
 

@@ -24,7 +24,7 @@ from rlpto.ray_cluster.nodes.fork_server import server
 from rlpto.ray_cluster.nodes.fork_server.server import MACHINE, MODULES, ask, machine_socket, node_socket
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import NODE, name_of, of_folder, start_time, with_children
-from tests.ray_cluster.running import KILL, PATIENCE
+from tests.ray_cluster.running import KILL, TIMEOUT_S
 from tests.ray_cluster.test_real import wait_until
 
 RAYLET = """
@@ -261,7 +261,7 @@ def start(node: str) -> tuple[Any, dict[str, Any]]:
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     actor: Any = ray.remote(Forked)
     handle = actor.options(num_cpus=0, scheduling_strategy=here).remote()
-    return handle, ray.get(handle.tell.remote(), timeout=PATIENCE)
+    return handle, ray.get(handle.tell.remote(), timeout=TIMEOUT_S)
 
 
 @pytest.mark.skipif(server.uses_gpus(), reason="processes start by themselves where torch uses GPUs")
@@ -279,7 +279,7 @@ def test_processes_of_a_node_are_forked_from_one_of_it(ray_cluster: LocalCluster
     assert first["random"] != second["random"]
     ray.kill(one)
     wait_until(lambda: start_time(first["pid"]) is None)
-    assert ray.get(other.tell.remote(), timeout=PATIENCE)["pid"] == second["pid"], "each ends for itself"
+    assert ray.get(other.tell.remote(), timeout=TIMEOUT_S)["pid"] == second["pid"], "each ends for itself"
     os.kill(first["server"], KILL)
     again, third = start(a)
     assert name_of(third["server"]) == name
