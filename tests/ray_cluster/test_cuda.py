@@ -27,6 +27,7 @@ def test_a_cuda_worker_gets_away_from_a_frozen_one_and_goes_on_exactly(tmp_path:
 def two_workers(folder: Path, device: Device) -> None:
     """Two workers on `device`, one of which freezes: what the other one has in the end is what one process has."""
     spec = JobSpec(
+        id="job-000000",
         name="job",
         session="cuda",
         training="tests.ray_cluster.programs:Plain",
