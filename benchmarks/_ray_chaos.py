@@ -28,7 +28,7 @@ INTERVAL = 10.0
 """s between checkpoints."""
 SLACK = 5.0
 """s that a loss may seem longer than it is: samples are a second apart, and a checkpoint takes time to be written."""
-PATIENCE = 2400.0
+FINISH_TIMEOUT_S = 2400.0
 """s after the last fault within which all jobs must have finished."""
 SEED = 5
 
@@ -45,7 +45,7 @@ def run(minutes: float) -> tuple[list[Check], dict[str, object]]:
         try:
             wreak(faults, scheduler, 60 * minutes)
             calm = time.monotonic()
-            code = scheduler.wait(PATIENCE)
+            code = scheduler.wait(FINISH_TIMEOUT_S)
         finally:
             scheduler.kill()
             watcher.stop()

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from _common import Check
-from _ray_job import Job, cluster, job, load, send
+from _ray_job import cluster, job, load, send
 
 from rlpto.ray_cluster.job.checkpoints import read_newest
+from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.programs.base import load_program
@@ -66,7 +67,7 @@ def disturbed(started: LocalCluster, more: dict[str, object]) -> float:
     return float((weights_of(reached.network) - expected).norm() / expected.norm())
 
 
-def fault(running: Job, happens: object) -> None:
+def fault(running: CommandedJob, happens: object) -> None:
     """Let something happen, and wait until the job has recovered."""
     before = running.report().recoveries
     happens()  # type: ignore[operator]

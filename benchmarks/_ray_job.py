@@ -7,20 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.controllers import control_node, stop_controller
-from rlpto.ray_cluster.job.controller import start_controller
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
-PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.programs.digits"
 
 
@@ -31,44 +27,8 @@ def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
         yield started
 
 
-class Job:
-    """A job whose controller is on the head."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        self.spec = spec
-        self.controller: Any = start_controller(spec, control_node(), resume=False)
-        self.generation = 0
-
-    def command(self, nodes: Sequence[str]) -> JobReport:
-        """Command workers on `nodes` and wait until all of them train."""
-        self.generation += 1
-        ray.get(self.controller.command.remote(self.generation, tuple(nodes)))
-        return self.until(lambda now: now.applied == self.generation)
-
-    def report(self) -> JobReport:
-        said: JobReport = ray.get(self.controller.report.remote())
-        return said
-
-    def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
-        """The first report of which something holds."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            report = self.report()
-            if report.state == "failed":
-                raise RuntimeError(f"the job failed: {report.failure}")
-            if holds(report):
-                return report
-            time.sleep(0.02)
-        raise TimeoutError(f"waited {PATIENCE:g} s in vain; the job says {report}")
-
-    def steps(self, more: int) -> JobReport:
-        """The report after so many more steps."""
-        start = self.report().step
-        return self.until(lambda now: now.step >= start + more)
-
-
 @contextmanager
-def job(**values: Any) -> Iterator[Job]:
+def job(**values: Any) -> Iterator[CommandedJob]:
     """A job in a folder of its own, stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
@@ -81,11 +41,11 @@ def job(**values: Any) -> Iterator[Job]:
             "epochs": 1e6,
             "data_size": 1437,
         }
-        running = Job(JobSpec(**given | values))
+        running = CommandedJob(JobSpec(**given | values))
         try:
             yield running
         finally:
-            stop_controller(running.controller)
+            running.stop()
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

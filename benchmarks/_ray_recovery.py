@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 from _common import Check
-from _ray_job import Job, cluster, job, load, send
+from _ray_job import cluster, job, load, send
 from _scheduler_faults import head_killed, scheduler_killed
 
+from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
@@ -64,7 +65,7 @@ def one(started: LocalCluster, fault: str) -> tuple[float, int]:
     return seconds, steps
 
 
-def faults(started: LocalCluster, running: Job) -> dict[str, Callable[[], None]]:
+def faults(started: LocalCluster, running: CommandedJob) -> dict[str, Callable[[], None]]:
     a, b, *_ = started.node_ids
 
     def freeze_node() -> None:
@@ -80,7 +81,7 @@ def faults(started: LocalCluster, running: Job) -> dict[str, Callable[[], None]]
     }
 
 
-def measure(running: Job, fault: Callable[[], None]) -> tuple[float, int]:
+def measure(running: CommandedJob, fault: Callable[[], None]) -> tuple[float, int]:
     """A fault has been overcome when the job says so, which it does after the first step."""
     before = running.report()
     start = time.time()

@@ -26,7 +26,7 @@ POLL = "0.2"
 """s between two looks of Ray Train's controller at its workers; 2 s if nobody says otherwise."""
 BATCH, CHECKPOINT_STEPS, SETTLED = 64, 100, 50
 """Samples of a step; steps between checkpoints, and of every size before the next change."""
-PATIENCE = 240.0
+TIMEOUT_S = 240.0
 
 
 class Board:
@@ -93,7 +93,7 @@ def pauses(address: str, sizes: Sequence[int]) -> list[tuple[int, int, float]]:
 
 
 def _wait_for(board: Any, size: int, job: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         world, steps, _ = ray.get(board.now.remote())
         if world == size and steps >= SETTLED:
@@ -101,7 +101,7 @@ def _wait_for(board: Any, size: int, job: subprocess.Popen[bytes]) -> None:
         if job.poll() is not None:
             raise RuntimeError(f"Ray Train ended with {job.returncode}")
         time.sleep(0.1)
-    raise TimeoutError(f"Ray Train had no {size} workers within {PATIENCE:.0f} s")
+    raise TimeoutError(f"Ray Train had no {size} workers within {TIMEOUT_S:.0f} s")
 
 
 def train(address: str, storage: str) -> None:

@@ -4,76 +4,54 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ray
-
-from rlpto.ray_cluster.controllers import control_node, find_controllers, stop_controller
-from rlpto.ray_cluster.job.controller import start_controller
+from rlpto.ray_cluster.controllers import find_controllers, stop_controller
+from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.machine_load import load_factor
 
-PATIENCE = 120.0
+TIMEOUT_S = 120.0
 SESSION = f"tests-{os.getpid()}"
 
 
-class Running:
+class Running(CommandedJob):
     """A job with its controller on the head. Every report is checked: on no node more workers than were commanded."""
 
     def __init__(self, cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> None:
-        self.spec, self.cluster = spec, cluster
-        self.controller: Any = start_controller(spec, control_node(), resume)
-        self._generation = 0
+        self.cluster = cluster
         self._allowed: Counter[str] = Counter()
+        super().__init__(spec, resume)
 
     def command(self, nodes: Sequence[str], wait: bool = True) -> JobReport:
-        """Command workers on `nodes`; wait: until the command is wholly in force and all of them train."""
-        self._generation += 1
-        # What is held may be what the old command allowed until what it no longer allows has been let go.
-        before = self.report()
-        self._allowed = Counter(nodes) | Counter(before.holding)
-        report: JobReport = ray.get(self.controller.command.remote(self._generation, tuple(nodes)))
+        # What is held may be what the old command allowed until what it no longer allows has been released.
+        self._allowed = Counter(nodes) | Counter(self.report().holding)
+        report = super().command(nodes, wait)
         if wait:
-            report = self.until(lambda now: now.applied == self._generation)
             self._allowed = Counter(nodes)
             assert sorted(report.training_on) == sorted(nodes)
         return report
 
     def report(self) -> JobReport:
-        report: JobReport = ray.get(self.controller.report.remote())
-        if self._generation:
+        report = super().report()
+        if self.generation:
             assert Counter(report.holding) <= self._allowed, "more GPUs held than commanded"
         return report
 
-    def until(self, holds: Callable[[JobReport], bool], patience: float = PATIENCE) -> JobReport:
-        """The first report of which something holds."""
-        began = time.monotonic()
-        while time.monotonic() - began < patience * load_factor():
-            report = self.report()
-            if holds(report):
-                return report
-            letting_go = report.state == "failed" and report.holding  # its last workers are about to end
-            assert letting_go or report.state != "failed", f"the job failed: {report.failure}"
-            time.sleep(0.03)
-        raise AssertionError(f"waited {patience:g} s in vain; the job says {report}")
-
-    def steps(self, more: int) -> JobReport:
-        """The report after so many more steps."""
-        start = self.report().step
-        return self.until(lambda now: now.step >= start + more)
+    def until(self, holds: Callable[[JobReport], bool], timeout: float = TIMEOUT_S) -> JobReport:
+        return super().until(holds, timeout * load_factor())
 
     def signal_worker(self, node: str, number: int) -> None:
         """Send a signal to one of this cluster's workers on a node: no other job has any there."""
         os.kill(self.cluster.worker_pids(node)[0], number)
 
     def stop(self) -> JobReport:
-        report = stop_controller(self.controller)
+        report = super().stop()
         assert report is not None
         assert report.holding == ()
         return report

@@ -97,6 +97,6 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
         assert ray.get(job.controller.command.remote(6, (a,))).generation == 7
         assert job.until(lambda now: now.applied == 7).holding == ()
         assert find_controllers(SESSION).keys() == {"once"}
-        with pytest.raises(JobError, match=r"'once': session 'tests-.*' has a controller"):
+        with pytest.raises(JobError, match=r"job once: session tests-.* has a controller"):
             start_controller(spec, control_node(), resume=False)
     assert find_controllers(SESSION) == {}

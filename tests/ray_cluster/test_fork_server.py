@@ -20,10 +20,11 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.nodes import fork_server
-from rlpto.ray_cluster.nodes.fork_server import MACHINE, MODULES, ask, machine_socket, node_socket
+from rlpto.ray_cluster.nodes.fork_server import server
+from rlpto.ray_cluster.nodes.fork_server.server import MACHINE, MODULES, ask, machine_socket, node_socket
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import NODE, name_of, of_folder, start_time, with_children
-from tests.ray_cluster.running import KILL, PATIENCE
+from tests.ray_cluster.running import KILL, TIMEOUT_S
 from tests.ray_cluster.test_real import wait_until
 
 RAYLET = """
@@ -36,10 +37,10 @@ for line in sys.stdin:
 PROCESS = """
 import json, os, sys, time
 from pathlib import Path
-from rlpto.ray_cluster.nodes import fork_server
-fork_server._import_most = lambda: time.sleep(float(os.environ.get("IMPORT_SECONDS", "0"))) is None
-sockets = fork_server.node_socket(os.getppid()), fork_server.machine_socket(sys.argv[1:])
-arguments = fork_server.hand_over(sys.argv[1:])
+from rlpto.ray_cluster.nodes.fork_server import server
+server._import_most = lambda: time.sleep(float(os.environ.get("IMPORT_SECONDS", "0"))) is None
+sockets = server.node_socket(os.getppid()), server.machine_socket(sys.argv[1:])
+arguments = server.hand_over(sys.argv[1:])
 status = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
 said = {"arguments": arguments, "variable": os.environ.get("ONE"), "job": os.environ.get("RAY_JOB_ID")}
 said |= {"leads its group": os.getpgrp() == os.getpid(), "sockets": sockets}
@@ -167,7 +168,7 @@ def test_nobody_is_forked_for_who_has_given_up(
     raylets: list[Raylet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = raylets[0].start()
-    monkeypatch.setattr(fork_server, "PATIENCE", 0.2)
+    monkeypatch.setattr(server, "FORK_TIMEOUT_S", 0.2)
     os.kill(first["node"], signal.SIGSTOP)
     assert not ask(first["sockets"][0], [str(tmp_path / "late")])
     os.kill(first["node"], signal.SIGCONT)
@@ -208,9 +209,9 @@ def test_nothing_is_forked_where_torch_would_use_gpus(
     if gpu:
         (tmp_path / "gpu").touch()
     monkeypatch.setattr(torch.version, "cuda", built_for)
-    monkeypatch.setattr(fork_server, "GPUS", (str(tmp_path / "gpu"),))
-    assert fork_server.uses_gpus() is uses
-    assert not uses or not fork_server._import_most()
+    monkeypatch.setattr(server, "GPUS", (str(tmp_path / "gpu"),))
+    assert server.uses_gpus() is uses
+    assert not uses or not server._import_most()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,15 @@ def test_what_is_imported_does_without(modules: tuple[str, ...], unwanted: str) 
     assert subprocess.run([sys.executable, "-c", program, unwanted, *modules], check=False).returncode == 0
 
 
+def test_it_is_used_where_it_was_tested_and_not_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fork_server.program() == server.__file__
+    monkeypatch.setenv("RLPTO_FORK_SERVER", "0")
+    assert fork_server.program() is None
+    monkeypatch.delenv("RLPTO_FORK_SERVER")
+    monkeypatch.setattr(fork_server.metadata, "version", lambda _: "2.61.0")
+    assert fork_server.program() is None
+
+
 class Forked:
     """An actor that tells what its process is."""
 
@@ -251,10 +261,10 @@ def start(node: str) -> tuple[Any, dict[str, Any]]:
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     actor: Any = ray.remote(Forked)
     handle = actor.options(num_cpus=0, scheduling_strategy=here).remote()
-    return handle, ray.get(handle.tell.remote(), timeout=PATIENCE)
+    return handle, ray.get(handle.tell.remote(), timeout=TIMEOUT_S)
 
 
-@pytest.mark.skipif(fork_server.uses_gpus(), reason="processes start by themselves where torch uses GPUs")
+@pytest.mark.skipif(server.uses_gpus(), reason="processes start by themselves where torch uses GPUs")
 def test_processes_of_a_node_are_forked_from_one_of_it(ray_cluster: LocalCluster) -> None:
     a = ray_cluster.node_ids[0]
     one, first = start(a)
@@ -269,7 +279,7 @@ def test_processes_of_a_node_are_forked_from_one_of_it(ray_cluster: LocalCluster
     assert first["random"] != second["random"]
     ray.kill(one)
     wait_until(lambda: start_time(first["pid"]) is None)
-    assert ray.get(other.tell.remote(), timeout=PATIENCE)["pid"] == second["pid"], "each ends for itself"
+    assert ray.get(other.tell.remote(), timeout=TIMEOUT_S)["pid"] == second["pid"], "each ends for itself"
     os.kill(first["server"], KILL)
     again, third = start(a)
     assert name_of(third["server"]) == name

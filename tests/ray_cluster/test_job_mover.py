@@ -9,23 +9,28 @@ import pytest
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.measuring.job_mover import MovedJobs
+from rlpto.ray_cluster.messages import JobReport
 
 
 @dataclass
 class Failing:
-    """A job that has failed. starting: its controller may not be there yet."""
+    """A job that has failed. generation: of its newest command; before the first its controller may not be there."""
 
-    starting: bool
+    generation: int
 
-    def report(self) -> None:
-        raise JobError("some.module:Program fails")
+    def report(self) -> JobReport:
+        assert self.generation
+        return JobReport("job", state="failed", failure="no such thing")
+
+    def refuse_failure(self, report: JobReport) -> None:
+        raise JobError(f"some.module:Program fails: {report.failure}")
 
 
 def test_a_job_that_fails_while_others_train_is_noticed() -> None:
-    jobs: list[Any] = [Failing(starting=True)]
+    jobs: list[Any] = [Failing(generation=0)]
     crowd = MovedJobs()
     crowd.jobs = jobs
     crowd.rest(0.01)
-    jobs.append(Failing(starting=False))
+    jobs.append(Failing(generation=1))
     with pytest.raises(JobError, match="fails"):
         crowd.rest(60.0)

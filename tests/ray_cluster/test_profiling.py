@@ -20,8 +20,8 @@ from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.job_mover import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.measuring.profiling import (
-    CROWD,
-    CROWD_GPUS,
+    MAX_SHARED_GPUS,
+    MAX_SHARING_JOBS,
     Effort,
     ProgramMeasurements,
     hand_overs,
@@ -77,8 +77,8 @@ def test_a_crowd_has_all_gpus_and_no_hand_over_takes_one_twice_or_a_job_its_last
         assert hand_overs(parts) == []
         return
     whole = Counter(node for part in parts for node in part)
-    assert len(parts) <= CROWD
-    assert whole.total() == min(sum(gpus), CROWD_GPUS)
+    assert len(parts) <= MAX_SHARING_JOBS
+    assert whole.total() == min(sum(gpus), MAX_SHARED_GPUS)
     assert whole <= Counter(nodes)
     held = dict(enumerate(map(Counter, parts)))
     held[1] += held.pop(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -95,20 +94,3 @@ async def kill_process(worker: Worker) -> bool:
     except WorkerLostError:
         return False
     return True
-
-
-def missing(wanted: Iterable[str], held: Iterable[str]) -> list[str]:
-    """Nodes of `wanted` (one entry a worker) beyond those of `held`."""
-    return list((Counter(wanted) - Counter(held)).elements())
-
-
-def misplaced(workers: Iterable[Worker], nodes: Iterable[str]) -> list[Worker]:
-    """Workers that have no place on `nodes` (one entry a worker); those in front have it first."""
-    room = Counter(nodes)
-    leave = []
-    for worker in workers:
-        if room[worker.node] > 0:
-            room[worker.node] -= 1
-        else:
-            leave.append(worker)
-    return leave

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 
 from rlpto.ray_cluster.job import worker_actors
@@ -44,11 +45,16 @@ class WorkerRoster:
 
     def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
         """Workers that have no place on `nodes` (one entry a worker); those that train have it first."""
-        return worker_actors.misplaced([*self.training, *self.starting], nodes)
+        room, found = Counter(nodes), []
+        for worker in [*self.training, *self.starting]:
+            room[worker.node] -= 1
+            if room[worker.node] < 0:
+                found.append(worker)
+        return found
 
     def start_missing(self, nodes: Iterable[str]) -> None:
         """Start what is missing, on no node more than in `nodes`, counting those that are about to leave."""
-        for node in worker_actors.missing(nodes, self.holding):
+        for node in (Counter(nodes) - Counter(self.holding)).elements():
             worker = worker_actors.start_worker(self._spec, node)
             worker.preparing = asyncio.ensure_future(
                 prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout)

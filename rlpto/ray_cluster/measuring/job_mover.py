@@ -1,28 +1,24 @@
-"""Jobs that nobody schedules: this process moves them from one set of workers to the next, and times what happens."""
+"""Jobs that are moved from one set of workers to the next, and how long that takes."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
-from rlpto.errors import JobError
-from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
+from rlpto.ray_cluster.measuring.commanded_job import POLL_INTERVAL_S, CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 
 Placement = tuple[str, ...]
 """Node id of every worker."""
+ChangeKind = Literal["start", "restart", "grow", "shrink", "move"]
 
-POLL = 0.02
-"""Seconds between two looks at a job: what a delay may be off by."""
-OTHERS_SECONDS = 0.5
-"""Seconds between two looks at the jobs that are not waited for."""
-PATIENCE = 300.0
-"""Seconds after which a change that does not take effect never will."""
+OTHER_JOBS_INTERVAL_S = 0.5
+"""Time between two looks at the jobs that are not waited for."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +27,25 @@ class Change:
     started for it. seconds: from the decision until all of them train. pause: of them without a training step, NaN
     where the job did not train before."""
 
-    kind: Literal["start", "restart", "grow", "shrink", "move"]
+    kind: ChangeKind
     workers: int
     new: int
     seconds: float
     pause: float = math.nan
 
 
-class MovedJobs:
+class MovedJobs(ExitStack):
     """Jobs that are moved at the same time; to be used with `with`, at whose end they are gone with their workers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.jobs: list[MovedJob] = []
         self._looked = -math.inf
-
-    def __enter__(self) -> MovedJobs:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for job in self.jobs:
-            stop_controller(job.controller)
 
     def start(self, spec: JobSpec) -> MovedJob:
         """A new job; its controller starts now."""
         self.jobs.append(MovedJob(spec, self))
+        self.callback(self.jobs[-1].stop)
         return self.jobs[-1]
 
     def rest(self, seconds: float) -> None:
@@ -64,54 +53,41 @@ class MovedJobs:
         by = time.monotonic() + seconds
         while time.monotonic() < by:
             self.look()
-            time.sleep(POLL)
+            time.sleep(POLL_INTERVAL_S)
 
     def look(self) -> None:
         """Look at all jobs, now and then. Raises JobError once any of them has failed."""
         now = time.monotonic()
-        if now >= self._looked + OTHERS_SECONDS:
+        if now >= self._looked + OTHER_JOBS_INTERVAL_S:
             self._looked = now
             for job in self.jobs:
-                if not job.starting:  # its controller may not be able to answer yet
-                    job.report()
+                if job.generation:  # until the first command its controller may not be able to answer
+                    job.refuse_failure(job.report())
 
 
-class MovedJob:
-    """A job that this process commands."""
+class MovedJob(CommandedJob):
+    """A job whose changes are timed. present: where its workers are to be."""
 
     def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
-        from rlpto.ray_cluster.job.controller import start_controller
-
-        self.spec, self._others = spec, others
-        self._began = time.monotonic()
-        self.controller: Any = start_controller(spec, control_node(), resume=False)
-        self._generation = 0
+        self._others, self._began = others, time.monotonic()
+        super().__init__(spec)
         self.present: Placement = ()
 
-    @property
-    def starting(self) -> bool:
-        """True until its first command: its controller may not be there yet."""
-        return self._generation == 0
-
-    def report(self) -> JobReport:
-        """What the controller says. Raises JobError once the job has failed."""
-        report = answer_of(self.controller.report.remote())
-        if report.state == "failed":
-            lines = report.failure.strip().splitlines()
-            raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
-        return report
+    def meanwhile(self) -> None:
+        """Notice that others fail."""
+        self._others.look()
 
     def go(self, place: Placement, since: float | None = None) -> Change:
         """Move the workers, and wait until those of `place` train and no others are there.
 
         since: `time.monotonic()` of the decision, if it was made before others could make room.
         """
-        before, first = self.present, self.starting
+        before, first = self.present, self.generation == 0
         if since is None:
             since = self._began if first else time.monotonic()
         rescales = 0 if first else self.report().rescales
-        self._command(place)
-        report = self.until(lambda now: now.applied == self._generation and sorted(now.training_on) == sorted(place))
+        self.present = place
+        report = self.command(place)
         seconds = time.monotonic() - since
         new = (Counter(place) - Counter(before)).total()
         if before and place:
@@ -121,8 +97,9 @@ class MovedJob:
 
     def give_up(self, left: Placement) -> None:
         """Keep the workers of `left` only, and wait until no others hold a GPU."""
-        self._command(left)
-        self.until(lambda now: now.generation == self._generation and not Counter(now.holding) - Counter(left))
+        self.present = left
+        self.command(left, wait=False)
+        self.until(lambda now: not Counter(now.holding) - Counter(left))
 
     def train(self, seconds: float, steps: int) -> None:
         """Let it train at its present size for so long, and until its speed rests on so many steps."""
@@ -135,22 +112,6 @@ class MovedJob:
 
         self.until(enough)
 
-    def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
-        """The first report of which something holds. Raises JobError if that takes too long."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            report = self.report()
-            if holds(report):
-                return report
-            self._others.look()
-            time.sleep(POLL)
-        raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self.present)} workers")
-
-    def _command(self, place: Placement) -> None:
-        self._generation += 1
-        answer_of(self.controller.command.remote(self._generation, place))
-        self.present = place
-
 
 def hand_over(giver: MovedJob, left: Placement, taker: MovedJob, place: Placement) -> Change:
     """Decide that a job keeps the workers of `left` only, and another takes `place`, as soon as it is free."""
@@ -159,9 +120,7 @@ def hand_over(giver: MovedJob, left: Placement, taker: MovedJob, place: Placemen
     return taker.go(place, since)
 
 
-def _kind(
-    before: Sequence[str], after: Sequence[str], first: bool
-) -> Literal["start", "restart", "grow", "shrink", "move"]:
+def _kind(before: Sequence[str], after: Sequence[str], first: bool) -> ChangeKind:
     if first:
         return "start"
     if not before or not after:

@@ -19,13 +19,13 @@ from rlpto.errors import JobError
 from rlpto.ray_cluster.measuring.job_mover import Change, MovedJob, MovedJobs, Placement, hand_over
 from rlpto.ray_cluster.messages import JobSpec, Measured
 
-LOOK_SECONDS = 0.1
+LOOK_INTERVAL_S = 0.1
 """Seconds between two looks at a job that learns."""
-FEWEST_STEPS = 20
+MIN_MEASURED_STEPS = 20
 """Steps that a speed must rest on, however long they take."""
-CROWD, CROWD_GPUS = 4, 8
+MAX_SHARING_JOBS, MAX_SHARED_GPUS = 4, 8
 """Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
-PEACE_SECONDS = 3.0
+HAND_OVER_INTERVAL_S = 3.0
 """Time between two of their changes, or that of an `Effort` if it is shorter."""
 
 
@@ -95,13 +95,13 @@ class HandOver:
 
 
 def shares(gpus: Mapping[str, int]) -> list[Placement]:
-    """What jobs of a crowd have that share up to `CROWD_GPUS` GPUs: two each or more; of two or three GPUs the first
-    has one. None if there is one GPU only. gpus: of every node.
+    """What jobs have that share up to `MAX_SHARED_GPUS` GPUs: two each or more; of two or three GPUs the first has one.
+    None if there is one GPU only. gpus: of every node.
     """
-    slots = _slots(gpus)[:CROWD_GPUS]
+    slots = _slots(gpus)[:MAX_SHARED_GPUS]
     if len(slots) < 2:
         return []
-    jobs = min(max(len(slots) // 2, 2), CROWD)
+    jobs = min(max(len(slots) // 2, 2), MAX_SHARING_JOBS)
     borders = [len(slots) * job // jobs for job in range(jobs + 1)]
     return [tuple(slots[start:end]) for start, end in pairwise(borders)]
 
@@ -164,7 +164,7 @@ def _through_sizes(
             if change.kind != "restart" or change.workers:
                 changes.append(change)
             if place:
-                job.train(effort.seconds, FEWEST_STEPS)
+                job.train(effort.seconds, MIN_MEASURED_STEPS)
         return job.report().throughput, changes
 
 
@@ -181,7 +181,7 @@ def _crowd(
             jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
         for trade in hand_overs(parts):
             tell(f"hand-over to {len(trade.place)} workers")
-            crowd.rest(min(PEACE_SECONDS, effort.seconds))
+            crowd.rest(min(HAND_OVER_INTERVAL_S, effort.seconds))
             if trade.taker not in jobs:
                 jobs[trade.taker] = crowd.start(specs[trade.taker])  # starts while the other gives up
             handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
@@ -201,11 +201,12 @@ def _learn(
     by = time.monotonic() + seconds
     while True:
         report = job.report()
+        job.refuse_failure(report)
         if math.isfinite(report.noise_scale) and report.noise_scale > 0:
             noise.append((report.progress, report.noise_scale))
         if report.state == "finished" or time.monotonic() >= by:
             return report.accuracy_curve, tuple(noise), report.state == "finished"
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOOK_INTERVAL_S)
 
 
 def _untrained(spec: JobSpec) -> float:

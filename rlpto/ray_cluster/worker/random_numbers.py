@@ -25,12 +25,12 @@ def step_seed(seed: int, step: int) -> int:
     return int(np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class DrawForWholeBatch(TorchDispatchMode):
+class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, random numbers are drawn for all `samples` of a batch, and those of worker `rank` of `world`
     are kept: every `world`-th, as `sampling.shard` deals samples out. A worker without a sample is given the first."""
 
     def __init__(self, rank: int, world: int, samples: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._samples = samples
         self._rows = slice(rank, samples, world) if rank < samples else slice(0, 1)
         self._own = len(range(samples)[self._rows])
@@ -61,12 +61,13 @@ class DrawForWholeBatch(TorchDispatchMode):
         if not isinstance(argument, Tensor):
             return [entries * self._samples, *argument[1:]]
         whole = argument.new_zeros(self._samples, entries, *argument.shape[1:])
-        whole[self._rows] = argument.unflatten(0, (self._own, entries))
+        whole[self._rows] = argument.reshape(self._own, entries, *argument.shape[1:])
         return whole.flatten(0, 1)
 
     def _own_part(self, whole: Tensor) -> Tensor:
         """This worker's part of what was drawn for the whole batch."""
-        return whole.unflatten(0, (self._samples, -1))[self._rows].flatten(0, 1).contiguous()
+        entries = len(whole) // self._samples
+        return whole.reshape(self._samples, entries, *whole.shape[1:])[self._rows].flatten(0, 1).contiguous()
 
 
 @cache

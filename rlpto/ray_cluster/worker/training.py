@@ -28,13 +28,12 @@ EVALUATION_SHARE = 0.01
 class Chunk:
     """What one worker did in one go.
 
-    rank, position: who, and how far it has come. steps, samples: of all workers together. loss: this worker's part
+    position: how far it has come. steps, samples: of all workers together. loss: this worker's part
     of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
-    epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. began, first,
-    ended: `time.time()` before the first step, after it, and after the last.
+    epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
+    `time.time()` after the first step, and after the last.
     """
 
-    rank: int
     position: Position
     steps: int
     samples: int
@@ -43,7 +42,6 @@ class Chunk:
     accuracy: float
     evaluated_at: float
     finished: bool
-    began: float
     first: float
     ended: float
     staleness: float = math.nan
@@ -105,7 +103,7 @@ class Trainer:
 
     def run(self, until: int) -> Chunk:
         """Train until step `until` is done, or the job has finished; steps already done are not repeated."""
-        began = first = time.time()
+        first = time.time()
         before, samples, steps = self.position, 0, 0
         losses = torch.zeros((), device=self.device)
         accuracy = evaluated_at = math.nan
@@ -120,7 +118,6 @@ class Trainer:
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
         return Chunk(
-            rank=self.group.rank,
             position=self.position,
             steps=self.position.step - before.step,
             samples=samples,
@@ -129,7 +126,6 @@ class Trainer:
             accuracy=accuracy,
             evaluated_at=evaluated_at,
             finished=self.finished,
-            began=began,
             first=first,
             ended=time.time(),
             staleness=getattr(self.group, "staleness", math.nan),

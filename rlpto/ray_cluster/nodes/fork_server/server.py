@@ -60,10 +60,10 @@ SPACES = "mnt", "pid", "user"
 """Namespaces outside of which nobody is served: abstract sockets belong to another one, of networks."""
 CLUSTER = "--cluster-id="
 """What an argument starts with that tells the cluster of a process."""
-PATIENCE = 60.0
-"""Longest wait for a fork server, in s: somebody imports first."""
-CUT_SHORT = 5.0
-"""Longest wait of a fork server for the rest of what a process says, in s."""
+FORK_TIMEOUT_S = 60.0
+"""Longest wait for a fork server: somebody imports first."""
+REQUEST_TIMEOUT_S = 5.0
+"""Longest wait of a fork server for the rest of what a process says."""
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 
@@ -103,11 +103,6 @@ def hand_over(arguments: list[str]) -> list[str]:
         if ask(name, arguments, raylet, node):
             os._exit(0)
     return arguments
-
-
-def program() -> str:
-    """Path of this file, for Ray."""
-    return str(Path(__file__).resolve())
 
 
 def run_ray(arguments: Sequence[str]) -> None:
@@ -175,7 +170,7 @@ def ask(name: str, arguments: Sequence[str], raylet: int = 0, listener: socket.s
     said = json.dumps([list(arguments), dict(os.environ), raylet]).encode()
     files = [0, 1, 2] if listener is None else [0, 1, 2, listener.fileno()]
     with socket.socket(socket.AF_UNIX) as server:
-        server.settimeout(PATIENCE)
+        server.settimeout(FORK_TIMEOUT_S)
         try:
             server.connect(name)
             if not _is_mine(server):
@@ -357,7 +352,7 @@ def _leave(request: Request) -> list[str]:
 
 def _read(peer: socket.socket) -> Request | None:
     """What a process says that has connected; None if it is another user's, or from elsewhere."""
-    peer.settimeout(CUT_SHORT)
+    peer.settimeout(REQUEST_TIMEOUT_S)
     if not (_is_mine(peer) and _is_here(peer)):
         peer.close()
         return None
