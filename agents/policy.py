@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,14 +116,14 @@ def run_file(run: Path) -> Path:
     raise ConfigError(f"{run}: no {BEST} or {LAST} there, expected a folder that `rlpto train` has written")
 
 
-def pretrained_folders() -> list[Path]:
-    """Where agents that come with RLPTO lie: in the source tree, or where an installed package has its data."""
-    return [Path(__file__).resolve().parents[1] / "configs" / "pretrained", Path(sys.prefix, "share/rlpto/pretrained")]
+def pretrained_folder() -> Path:
+    """Where agents that come with RLPTO lie, in a checkout as in an installed package."""
+    return Path(__file__).resolve().parents[1] / "configs" / "pretrained"
 
 
 def pretrained_file(name: str) -> Path:
     """The file of an agent that comes with RLPTO. Raises ConfigError if there is none of that name."""
-    found = {path.stem: path for folder in reversed(pretrained_folders()) for path in sorted(folder.glob("*.zip"))}
+    found = {path.stem: path for path in sorted(pretrained_folder().glob("*.zip"))}
     if name not in found:
         known = f"one of {', '.join(sorted(found))}" if found else "none comes with this installation"
         raise ConfigError(f"no pretrained agent {name!r}: expected {known}")

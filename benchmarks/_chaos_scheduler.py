@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from rlpto.cli.real import BOOKS, session_folder, session_name
 from rlpto.evaluation.runner import Cell
+from rlpto.runs.real import BOOKS, session_folder, session_name
 
 CELL = Cell("equal_share", "jobs", 0)
 

@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
 
-from rlpto.cli.training import has_begun
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
 from rlpto.errors import ConfigError
@@ -30,8 +29,9 @@ from rlpto.evaluation.tables import frame
 from rlpto.experiment import Experiment, prepare
 from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
+from rlpto.runs.training import has_begun
 
 KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
@@ -177,7 +177,7 @@ def files_digest(spec: str) -> str:
     files = spec_files(spec)
     if not files:
         return "plain"
-    return hashlib.sha256("".join(digest(Path(file)) for file in files).encode()).hexdigest()[:8]
+    return hashlib.sha256("".join(digest(file) for file in files).encode()).hexdigest()[:8]
 
 
 def run_cell(config: Config, cell: Cell) -> RunRecord:

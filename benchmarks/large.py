@@ -20,6 +20,7 @@ from rlpto.errors import RlptoError
 from rlpto.experiment import Experiment
 from rlpto.jobs import Job
 from rlpto.policies.registry import available
+from rlpto.policies.spec import split_specs
 from rlpto.queues import Queue
 from rlpto.simulator.cluster import SimulatedCluster
 
@@ -42,7 +43,8 @@ def main() -> None:
         jobs = crowd(experiment)
     except RlptoError as error:
         _common.refuse(f"{error}")
-    names = options.policies.split(",") if options.policies else [info.name for info in available()]
+    complete = [info.name for info in available() if info.complete]  # an agent needs a file
+    names = split_specs(options.policies) if options.policies else complete
     checks = []
     for name in names:
         latency = latencies(experiment, name, jobs, options.decisions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -15,21 +14,18 @@ from pydantic_core import ErrorDetails
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
-from rlpto.forecasts.settings import ForecastSettings
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
+from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
 from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
-
-_SPEC_FILE = re.compile(r"(?<==)[^=,\[\]]+\.(?:ya?ml|zip)(?=,|$)|(?<=[:,]run=)[^=,\[\]]+")
-"""A file or a run as an option of a policy, as in `index:weights=mine.yaml` and `agent:run=runs/mine`."""
-
 
 _SPECS = ("policies", "reference")
 """Keys that hold specs of policies."""
@@ -46,13 +42,11 @@ def _expand_spec(value: object, info: ValidationInfo) -> object:
     """Make the files among a policy's options paths as `expand_path` does."""
     if not isinstance(value, str):
         return value
-    typed = isinstance(value, TypedOnCommandLine)
-
-    def expanded(match: re.Match[str]) -> str:
-        path = TypedOnCommandLine(match[0]) if typed else match[0]
-        return str(expand_path(path, info))
-
-    return _SPEC_FILE.sub(expanded, str(value))
+    kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
+    try:
+        return str(parse_spec(value).with_paths(lambda path: str(expand_path(kind(path), info))))
+    except ConfigError as wrong:  # pydantic adds where the spec stands only to a ValueError
+        raise ValueError(str(wrong)) from None
 
 
 def _one_or_more(value: object) -> object:
@@ -201,16 +195,17 @@ class Config(Settings):
     """Which windows and seeds policies are compared on."""
 
 
-def spec_files(spec: str) -> list[str]:
-    """The files among the options of a policy's spec; those of a run are the checkpoints it may be used from."""
-    paths = _SPEC_FILE.findall(spec)
-    files = [[path] if path.endswith((".yaml", ".yml", ".zip")) else _checkpoints(path) for path in paths]
-    return [file for found in files for file in found]
+def spec_files(spec: str) -> list[Path]:
+    """The files among the options of a policy's spec; of a run, the checkpoint it is used from."""
+    found = []
+    for path in parse_spec(spec).paths:
+        found += [path] if path.suffix in FILE_ENDINGS else _checkpoints(path)
+    return found
 
 
-def _checkpoints(run: str) -> list[str]:
+def _checkpoints(run: Path) -> list[Path]:
     """The file that `agent:run=...` uses: its best checkpoint, else its last."""
-    return [str(path) for name in (BEST, LAST) if (path := Path(run, name)).is_file()][:1]
+    return [path for name in (BEST, LAST) if (path := run / name).is_file()][:1]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -385,7 +380,7 @@ def _described(settings: Settings) -> Iterator[str]:
 
 def _anywhere(spec: str) -> str:
     """A policy's spec with absolute paths, as other paths are written: it means the same wherever it is read."""
-    return _SPEC_FILE.sub(lambda match: str(Path(match[0]).absolute()), spec)
+    return str(parse_spec(spec).with_paths(lambda path: str(Path(path).absolute())))
 
 
 def _inline(value: object) -> str:

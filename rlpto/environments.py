@@ -19,13 +19,13 @@ from rlpto.envs.setup import HOUR, EnvSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment, estimate_noise, prepare
-from rlpto.forecasts.online import reserved_gpus
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import load_steering_weights
+from rlpto.task_volume.online import reserved_gpus
 from rlpto.workloads.windows import Window
 from rlpto.yamlfile import dotted_key
 

@@ -19,8 +19,6 @@ from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
 from rlpto.forecasting.series import MONDAY, local_seconds
-from rlpto.forecasts.past import Past, past_of
-from rlpto.forecasts.windows import WindowForecasts
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -35,6 +33,8 @@ from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profil
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.task_volume.past import Past, past_of
+from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
@@ -225,7 +225,7 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
         cluster = self.cluster(window, seed, max_hours)
         cut = self.window_traces[window].window
-        foresee = None if self.forecasts is None else self.forecasts.lookout(cut, cluster.jobs)
+        foresee = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
         return run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
 

@@ -33,8 +33,8 @@ def run(
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    foresee: adds a forecast to every state that is decided on, such as a new `rlpto.forecasts.online.Lookout`; None: no
-    forecast. With one, no decision stands: the next forecast may be another.
+    foresee: adds a forecast to every state that is decided on, such as a new `task_volume.online.StateForecaster`;
+        None: no forecast. With one, no decision stands: the next forecast may be another.
 
     Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
     """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.errors import ConfigError
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-
-from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,19 +68,3 @@ def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = 
 
     changes = [*(overrides or ()), *([] if seed is None else [f"seed={seed}"])]
     return load_config(path, changes)
-
-
-def split_specs(text: str) -> list[str]:
-    """Policies of a comma-separated list; `a:x=1,y=[2,3],b` are the two policies `a:x=1,y=[2,3]` and `b`.
-
-    Raises ConfigError if one is empty.
-    """
-    specs: list[str] = []
-    for item in re.split(r",(?![^\[]*\])", text):
-        if specs and ":" in specs[-1] and re.match(r"\s*\w+=", item):
-            specs[-1] += f",{item}"
-        else:
-            specs.append(item.strip())
-    if not all(specs):
-        raise ConfigError(f"--policies {text}: expected policies separated by commas, such as fifo,las")
-    return specs

@@ -56,8 +56,8 @@ def compare(
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Raises ConfigError or CheckpointError if a folder is not a finished evaluation."""
     from rlpto.cli.evaluate import labelled
-    from rlpto.cli.runfolder import read_run_config
     from rlpto.evaluation.runner import load_cells
+    from rlpto.runs.folder import read_run_config
 
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -72,7 +72,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def check_comparable(runs: Sequence[Run]) -> None:
     """Raises ConfigError unless all runs scheduled the same jobs, windows and seeds."""
-    from rlpto.cli.runfolder import differing_keys
+    from rlpto.runs.folder import differing_keys
 
     first = runs[0]
     for other in runs[1:]:
@@ -94,7 +94,7 @@ def differences_table(runs: Sequence[Run]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.cli.runfolder import differing_keys
+    from rlpto.runs.folder import differing_keys
 
     keys = dict.fromkeys(key for other in runs[1:] for key, _, _ in differing_keys(runs[0].config, other.config))
     table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)

@@ -21,7 +21,6 @@ from rlpto.cli.common import (
     SetOption,
     make_console,
     read_config,
-    split_specs,
 )
 from rlpto.errors import ConfigError
 
@@ -117,12 +116,12 @@ def evaluate(
         finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
         write_results(settled, finished, folder, report=report, quiet=quiet)
         return
-    from rlpto.cli.real import run_real_cells
+    from rlpto.runs.real import run_real_cells
 
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     if cluster is Where.both:
-        from rlpto.cli.both import evaluate_both
+        from rlpto.runs.both import evaluate_both
 
         evaluate_both(settled, folder, address=address, fresh=fresh, keep=keep, report=report, quiet=quiet)
         return
@@ -144,7 +143,7 @@ def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
 
 def _source(config: Path | None, run: Path | None) -> Path:
     """The file that says what to evaluate. Raises ConfigError unless there is exactly one."""
-    from rlpto.cli.runfolder import config_file
+    from rlpto.runs.folder import config_file
 
     if config is not None and run is None:
         return config
@@ -207,9 +206,11 @@ def _folder_name(trace: Path | None) -> str:
 
 
 def _policy_list(text: str) -> list[str]:
+    from rlpto.policies.registry import available
+    from rlpto.policies.spec import split_specs
+
     if text.strip() != ALL:
         return split_specs(text)
-    from rlpto.policies.registry import available
 
     return [policy.name for policy in available() if policy.complete]
 
@@ -219,7 +220,7 @@ def _with_reference(config: Config, chosen: bool) -> Config:
 
     Raises ConfigError if the reference is not evaluated, or two policies go by one name.
     """
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     labels = [policy_label(spec) for spec in config.policies]
     shared = next((label for label in labels if labels.count(label) > 1), None)
@@ -237,9 +238,9 @@ def _with_reference(config: Config, chosen: bool) -> Config:
 
 def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bool) -> list[FinishedCell]:
     """Run what is missing. The folder is touched only when everything about the experiment is right."""
-    from rlpto.cli.runfolder import begin_run, refuse_foreign
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare, refuse_online, run_cell
+    from rlpto.runs.folder import begin_run, refuse_foreign
 
     refuse_online(config.knowledge)
     experiment = prepare(config)
@@ -266,7 +267,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bo
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool, quiet: bool) -> None:
     """Tables on the terminal, as CSV and as JSON; plots and the report if wanted."""
     from rlpto.evaluation.tables import print_results, results, write_csv, write_json
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     console = make_console(quiet)
     finished = labelled(finished)
@@ -278,10 +279,10 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     if not report:
         console.print(f"\ntables: {folder}", style="bold")
         return
-    from rlpto.cli.runfolder import command_line, run_facts, versions
     from rlpto.config import resolved_yaml
     from rlpto.evaluation.plots import write_plots
     from rlpto.evaluation.report import About, make_plots, write_report
+    from rlpto.runs.folder import command_line, run_facts, versions
 
     plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
     write_plots(plots, folder / "plots")
@@ -315,7 +316,7 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
-    from rlpto.policies.registry import policy_label
+    from rlpto.policies.spec import policy_label
 
     return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
 

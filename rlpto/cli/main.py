@@ -14,7 +14,6 @@ from rlpto.cli.configs import app as configs
 from rlpto.cli.evaluate import evaluate
 from rlpto.cli.export import export
 from rlpto.cli.forecast import app as forecast
-from rlpto.cli.interrupts import interrupts_kept
 from rlpto.cli.policies import policies
 from rlpto.cli.profile import profile
 from rlpto.cli.profiles import app as profiles
@@ -23,6 +22,7 @@ from rlpto.cli.trace import app as trace
 from rlpto.cli.train import train
 from rlpto.cli.tune import app as tune
 from rlpto.errors import RlptoError
+from rlpto.interrupts import interrupts_kept
 
 BAD_INPUT = 2
 """Exit code when the user's input is at fault."""

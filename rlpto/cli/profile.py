@@ -116,7 +116,6 @@ def _measure(
     quiet: bool,
 ) -> None:
     """Measure programs one after the other, each in the file as soon as it is measured, and in `known`."""
-    from rlpto.cli.real import real_nodes
     from rlpto.files import write_text
     from rlpto.performance.profiles import profiles_yaml
     from rlpto.ray_cluster.measuring.measured_profile import fit_program
@@ -124,6 +123,7 @@ def _measure(
     from rlpto.ray_cluster.scheduler.backend import RayBackend
     from rlpto.ray_cluster.scheduler.connection import check_training
     from rlpto.ray_cluster.scheduler.workload import program_spec
+    from rlpto.runs.real import real_nodes
 
     console = make_console(quiet)
     with real_nodes(config, address), tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder:

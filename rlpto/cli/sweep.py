@@ -57,10 +57,10 @@ def sweep(
     """
     if find_spec("ray") is None or find_spec("optuna") is None:
         raise ConfigError("rlpto sweep needs Ray Tune and Optuna: install rlpto[ray]")
-    from rlpto.cli.parallel import workers
-    from rlpto.cli.runfolder import CONFIG_FILE, begin_run
-    from rlpto.cli.training import make_evaluator
     from rlpto.files import write_text
+    from rlpto.runs.folder import CONFIG_FILE, begin_run
+    from rlpto.runs.parallel import workers
+    from rlpto.runs.training import make_evaluator
 
     settled = read_config(config, set_)
     folder = Path("runs") / f"{settled.name}-sweep" if run_dir is None else run_dir
@@ -137,7 +137,7 @@ def run_sweep(
     folder: Path, space: Mapping[str, Any], trials: int, at_once: int, seed: int, *, resume: bool, quiet: bool
 ) -> list[dict[str, Any]]:
     """Let Ray Tune run, or go on with, the trials; a row for each, with its values and its reward."""
-    from rlpto.cli.parallel import local_ray
+    from rlpto.runs.parallel import local_ray
 
     with local_ray(at_once):
         from ray import tune
@@ -176,8 +176,8 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
     """One trial, in a process of its own: a training with some keys changed; goes on where it was interrupted."""
     from ray import tune
 
-    from rlpto.cli.runfolder import CONFIG_FILE, begin_run
-    from rlpto.cli.training import has_begun, train_run
+    from rlpto.runs.folder import CONFIG_FILE, begin_run
+    from rlpto.runs.training import has_begun, train_run
 
     run = Path(folder) / TRIALS / _short(tune.get_context().get_trial_dir())
     config = read_config(Path(folder) / CONFIG_FILE, [f"{key}={value}" for key, value in point.items()])
@@ -191,7 +191,7 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
 def _check_same(folder: Path, text: str) -> None:
     """Raise CheckpointError unless the folder holds a sweep of this space."""
-    from rlpto.cli.runfolder import read_run_config
+    from rlpto.runs.folder import read_run_config
 
     read_run_config(folder)
     if not (folder / TUNE).exists() or not (folder / SPACE).is_file():

@@ -102,7 +102,7 @@ def _fine_tune(
     quiet: bool,
 ) -> None:
     """Let the agent of a run go on learning on a real cluster. Raises ConfigError for options that make no sense."""
-    from rlpto.cli.finetune import FOLDER, fine_tune_run
+    from rlpto.runs.finetuning import FOLDER, fine_tune_run
 
     if config is None:
         raise ConfigError("--cluster ray: expected an experiment file with jobs that really train")
@@ -119,8 +119,8 @@ def _fine_tune(
 
 def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:
     """Raise CheckpointError if a training is to be resumed with another configuration, or is none."""
-    from rlpto.cli.runfolder import CONFIG_FILE, differing_keys, read_run_config
-    from rlpto.cli.training import has_begun
+    from rlpto.runs.folder import CONFIG_FILE, differing_keys, read_run_config
+    from rlpto.runs.training import has_begun
 
     there = read_run_config(run)
     if not has_begun(run):
@@ -138,7 +138,7 @@ def _make_way(folder: Path, fresh: bool) -> None:
     from rlpto.agents.logs import EVENTS, HISTORY
     from rlpto.agents.settings import BEST, LAST
     from rlpto.agents.training import PERIODIC
-    from rlpto.cli.training import BASELINES, has_checkpoints, members
+    from rlpto.runs.training import BASELINES, has_checkpoints, members
 
     if not fresh and not has_checkpoints(folder):
         return
@@ -158,9 +158,9 @@ def _make_way(folder: Path, fresh: bool) -> None:
 
 def _begin(config: Config, folder: Path, seeds: int) -> None:
     """Write configurations; nothing is written unless the experiment can be trained on."""
-    from rlpto.cli.runfolder import begin_run
-    from rlpto.cli.training import by_load, ranked_policies, training_seed
     from rlpto.experiment import refuse_online
+    from rlpto.runs.folder import begin_run
+    from rlpto.runs.training import by_load, ranked_policies, training_seed
 
     refuse_online(config.knowledge)
     for spec in ranked_policies(config):
@@ -176,8 +176,8 @@ def _begin(config: Config, folder: Path, seeds: int) -> None:
 
 def _train_all(folder: Path, *, jobs: int | None, quiet: bool) -> None:
     """Train every member of a run, one after the other or side by side."""
-    from rlpto.cli.parallel import side_by_side, workers
-    from rlpto.cli.training import members
+    from rlpto.runs.parallel import side_by_side, workers
+    from rlpto.runs.training import members
 
     runs = members(folder)
     at_once = min(workers(jobs), len(runs))
@@ -196,8 +196,8 @@ def _train_all(folder: Path, *, jobs: int | None, quiet: bool) -> None:
 
 def _train_one(run: Path, folder: Path, *, quiet: bool) -> None:
     """Train in one folder, or go on where there is something to go on from, with a progress bar."""
-    from rlpto.cli.runfolder import read_run_config
-    from rlpto.cli.training import has_begun, train_run
+    from rlpto.runs.folder import read_run_config
+    from rlpto.runs.training import has_begun, train_run
 
     config = read_run_config(run)
     with make_progress(quiet) as bar:
@@ -230,7 +230,7 @@ def summary(run: Path, outcome: Outcome) -> str:
 
 def _how_to_go_on(folder: Path, steps: int | None = None) -> str:
     """What is kept, and what to type."""
-    from rlpto.cli.training import has_begun
+    from rlpto.runs.training import has_begun
 
     if not has_begun(folder):
         return "no checkpoint has been written yet; the same command begins anew"

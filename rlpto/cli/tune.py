@@ -79,11 +79,11 @@ def index(
     A candidate is judged by the reward it gains per job, or by the JCT it saves, against the start on the
     same windows. Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
-    from rlpto.cli.tuning_costs import change, costs_in, described, places_of
     from rlpto.evaluation.tuning import TuningSettings, index_parameters, read_costs, tuning_fingerprint
     from rlpto.evaluation.tuning import tune as search
     from rlpto.experiment import Experiment
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
+    from rlpto.runs.tuning import change, costs_in, described, places_of
 
     overrides = [
         *(set_ or ()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -26,15 +25,13 @@ from rlpto.policies.optimus import Optimus
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.sjf import Sjf
+from rlpto.policies.spec import UNNAMED, spec_of
 from rlpto.policies.srtf import Srtf
 from rlpto.policies.tiresias import Tiresias
 from rlpto.settings import Settings
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
-
-_UNNAMED = ""
-"""Stands for the name of an option that was given without one."""
 
 BUILT_IN: dict[str, PolicyClass] = {
     "fifo": Fifo,
@@ -97,53 +94,20 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
     """
-    name, options = _parse(spec)
+    name, options = spec_of(spec)
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
         raise ConfigError(f"policy {name}: label: expected a name, got {label!r}")
     policy_class = _find(name)
     unnamed = None
-    if _UNNAMED in options:
+    if UNNAMED in options:
         unnamed = getattr(policy_class, "POSITIONAL", None)
         if unnamed is None or unnamed in options:
-            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[_UNNAMED]!r}")
-        options = {unnamed: options.pop(_UNNAMED), **options}
+            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[UNNAMED]!r}")
+        options = {unnamed: options.pop(UNNAMED), **options}
     policy = policy_class(_checked(name, policy_class.Options, options))
     policy.name = label or _label(name, options, unnamed)
     return policy
-
-
-def policy_label(spec: str) -> str:
-    """What a policy is called in tables: the spec's own `label`, else the spec itself."""
-    label = _parse(spec)[1].get("label")
-    return spec if label is None else str(label)
-
-
-def _parse(spec: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
-    """Name and options of a spec."""
-    if isinstance(spec, Mapping):
-        given = dict(spec)
-        name = given.pop("name", None)
-        if not isinstance(name, str):
-            raise ConfigError(f"policy {dict(spec)}: expected a key `name` with the policy's name")
-        return name, given
-    name, _, text = spec.partition(":")
-    options: dict[str, object] = {}
-    for item in re.split(r",(?![^\[]*\])", text) if text.strip() else ():
-        key, equals, value = item.partition("=")
-        key = key.strip()
-        if not equals and key and not options:
-            options[_UNNAMED] = key
-            continue
-        if not equals or not key:
-            raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {item.strip()!r}")
-        if key in options:
-            raise ConfigError(f"policy {spec}: option {key} is given twice")
-        try:
-            options[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"policy {spec}: option {key}: cannot read the value {value.strip()!r}") from None
-    return name.strip(), options
 
 
 def _find(name: str) -> PolicyClass:

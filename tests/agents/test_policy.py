@@ -99,7 +99,7 @@ def test_a_run_without_a_best_checkpoint_is_used_from_its_last(trained: Path, tm
 
 def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_agent(trained / "best.zip", tmp_path / "small.zip")
-    monkeypatch.setattr(policy_module, "pretrained_folders", lambda: [tmp_path])
+    monkeypatch.setattr(policy_module, "pretrained_folder", lambda: tmp_path)
     assert make_policy("pretrained:small").name == "pretrained:small"
     assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):

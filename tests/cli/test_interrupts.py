@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlpto.cli.interrupts import interrupts_kept
+from rlpto.interrupts import interrupts_kept
 
 PATIENCE = 30.0
 

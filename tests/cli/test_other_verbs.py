@@ -116,7 +116,7 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
 
 
 def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlpto.cli.tuning_costs import Arena
+    from rlpto.runs.tuning import Arena
 
     whole = Arena.cost
     calls = 0

@@ -20,11 +20,11 @@ from ray.util import list_named_actors
 from rlpto.agents.archive import read_archive
 from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
-from rlpto.cli.real import BOOKS, SESSIONS
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, of_folder
 from rlpto.ray_cluster.scheduler.connection import jobs_with_runners
 from rlpto.ray_cluster.scheduler.session_database import read_table
+from rlpto.runs.real import BOOKS, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 

@@ -219,7 +219,7 @@ def test_nothing_is_forked_where_torch_would_use_gpus(
         # Ray's library keeps the driver's id that it finds when it is loaded.
         (MODULES, "ray"),
         # Seconds, for those who only schedule.
-        (("rlpto.cli.real", *(f"rlpto.ray_cluster.{name}" for name in ("backend", "live", "runner"))), "torch"),
+        (("rlpto.runs.real", *(f"rlpto.ray_cluster.{name}" for name in ("backend", "live", "runner"))), "torch"),
     ],
     ids=["fork server", "scheduler"],
 )

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.cli.real import BOOKS, RealCells, check_programs, session_folder, session_name
 from rlpto.config import Config
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.settings import EnvSettings
@@ -28,6 +27,7 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
 from rlpto.ray_cluster.scheduler.session_database import Store, read_table
 from rlpto.rewards import RewardWeights
+from rlpto.runs.real import BOOKS, RealCells, check_programs, session_folder, session_name
 from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 
@@ -98,7 +98,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     (tmp_path / "config.json").write_text(settings.model_dump_json())
     program = (
         "import sys; from pathlib import Path\n"
-        "from rlpto.cli.real import RealCells; from rlpto.config import Config\n"
+        "from rlpto.runs.real import RealCells; from rlpto.config import Config\n"
         "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.scheduler.connection import Connection\n"
         "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
         "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"

@@ -40,9 +40,9 @@ def run_real_cells(
     afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. Raises what is wrong with
     cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...
     """
-    from rlpto.cli.runfolder import begin_run, refuse_foreign
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
+    from rlpto.runs.folder import begin_run, refuse_foreign
 
     if keep and address is None:
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
@@ -170,7 +170,7 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
-    foresee = None if forecasts is None else forecasts.lookout(window, cluster.jobs)
+    foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
     if not resumed:
         return record

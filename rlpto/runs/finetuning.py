@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlpto.cli.common import interrupted, make_console, make_progress
-from rlpto.cli.real import BOOKS, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
 from rlpto.errors import ConfigError
+from rlpto.runs.real import BOOKS, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -40,9 +40,9 @@ def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | 
     from rlpto.agents.finetuning import Beginner
     from rlpto.agents.policy import run_file
     from rlpto.agents.settings import LAST
-    from rlpto.cli.runfolder import begin_run
     from rlpto.evaluation.runner import Cell
     from rlpto.experiment import prepare
+    from rlpto.runs.folder import begin_run
 
     _refuse_what_takes_episodes(config)
     beginner = Beginner(run_file(_member(source)))
@@ -135,10 +135,10 @@ def _tuned(
 ) -> Outcome:
     """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
     from rlpto.agents.finetuning import fine_tune
-    from rlpto.cli.interrupts import interruptible
-    from rlpto.cli.runfolder import command_line
     from rlpto.config import resolved_yaml
     from rlpto.envs.cluster_env import LiveSetup
+    from rlpto.interrupts import interruptible
+    from rlpto.runs.folder import command_line
 
     setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
     with make_progress(quiet) as bar, interruptible("step") as interrupt:
@@ -182,7 +182,7 @@ def _refuse_what_takes_episodes(config: Config) -> None:
 
 def _member(run: Path) -> Path:
     """The one training of a run. Raises ConfigError if there are several."""
-    from rlpto.cli.training import members
+    from rlpto.runs.training import members
 
     found = members(run)
     if len(found) > 1:
@@ -205,8 +205,8 @@ def _windows(experiment: Experiment) -> list[str]:
 def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginner) -> Identity:
     """What a checkpoint must agree with to be gone on from, and where its agent is from."""
     from rlpto.agents.checkpoint import Identity
-    from rlpto.cli.training import provenance, training_seed
     from rlpto.files import digest
+    from rlpto.runs.training import provenance, training_seed
 
     config = experiment.config
     decisive = {

@@ -8,20 +8,20 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Forecast
-from rlpto.forecasts.online import (
-    Lookout,
-    OnlineForecasts,
-    OnlineVolume,
+from rlpto.jobs import Job
+from rlpto.task_volume.online import (
+    ClassForecasts,
+    KnownTotals,
     PerfectForecasts,
-    RepeatedVolume,
+    StateForecaster,
+    TotalForecaster,
     Totals,
-    Volume,
-    volume_forecasts,
+    TotalSource,
+    total_forecasts,
     window_forecasts,
 )
-from rlpto.forecasts.past import Past, load_model
-from rlpto.forecasts.settings import ForecastSettings
-from rlpto.jobs import Job
+from rlpto.task_volume.past import Past, load_model
+from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.windows import Window
 
 
@@ -39,24 +39,24 @@ class WindowForecasts:
         self._model = load_model(settings.model, self.step) if wanted and settings.model is not None else None
         self._totals: dict[tuple[str, bytes], list[Totals | None]] = {}
 
-    def lookout(self, window: Window, jobs: Sequence[Job]) -> Lookout:
+    def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
         """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
         if self.settings.mode == "perfect":
-            source: PerfectForecasts | OnlineForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
+            source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
         else:
             past = self._past(window)
-            source = OnlineForecasts(self._volume(past), past, self.step)
-        return Lookout(source, self.step, self.most_reserved, self._last(window))
+            source = ClassForecasts(self._total(past), past, self.step)
+        return StateForecaster(source, self.step, self.most_reserved, self._last(window))
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
-        """All forecasts of a window, after 0, 1, ... steps: those that `lookout` gives while its jobs arrive.
+        """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.
 
-        The totals, the dear part, are computed once for each window, whatever the classes of its jobs.
+        The totals, the expensive part, are computed once for each window, whatever the classes of its jobs.
         """
         if self.settings.mode == "perfect":
-            return window_forecasts(self.lookout(window, jobs).source, jobs, self.step, self._last(window))
+            return window_forecasts(self.for_run(window, jobs).source, jobs, self.step, self._last(window))
         past = self._past(window)
-        source = OnlineForecasts(RepeatedVolume(self.totals(window, jobs)), past, self.step)
+        source = ClassForecasts(KnownTotals(self.totals(window, jobs)), past, self.step)
         return window_forecasts(source, jobs, self.step, self._last(window))
 
     def totals(self, window: Window, jobs: Sequence[Job]) -> list[Totals | None]:
@@ -64,14 +64,14 @@ class WindowForecasts:
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())
         if key not in self._totals:
-            volume = self._volume(self._past(window))
-            self._totals[key] = volume_forecasts(volume, submit_time, self.step, self._last(window))
+            total = self._total(self._past(window))
+            self._totals[key] = total_forecasts(total, submit_time, self.step, self._last(window))
         return self._totals[key]
 
-    def _volume(self, past: Past) -> Volume:
+    def _total(self, past: Past) -> TotalSource:
         counts = np.rint(past.jobs.sum(axis=1))
         begins = past.start - len(counts) * self.step
-        return OnlineVolume(counts, self.step, begins, self.settings.horizon, self._model)
+        return TotalForecaster(counts, self.step, begins, self.settings.horizon, self._model)
 
     def _last(self, window: Window) -> int:
         """Steps that are over at the end of a window."""

@@ -21,8 +21,8 @@ from rlpto.cluster import ClusterState, Forecast
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
-from rlpto.forecasts.past import CLASSES, WARM_UP, Past
 from rlpto.jobs import Job
+from rlpto.task_volume.past import CLASSES, WARM_UP, Past
 
 LEVELS = (0.1, 0.9)
 """Quantiles that a forecast gives as low and high."""
@@ -43,17 +43,17 @@ class Totals:
     high: FloatArray
 
 
-class Volume(Protocol):
+class TotalSource(Protocol):
     """Forecasts of the jobs of all classes together."""
 
-    def tell(self, count: float) -> None:
+    def update(self, count: float) -> None:
         """Take in the count of the step that has just ended."""
 
-    def look(self) -> Totals | None:
+    def predict(self) -> Totals | None:
         """What comes next; None while too little is known."""
 
 
-class Source(Protocol):
+class ForecastSource(Protocol):
     """Forecasts for one workload."""
 
     def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
@@ -63,7 +63,7 @@ class Source(Protocol):
         """What comes once `known` steps are over, which never fall; None while too little is known."""
 
 
-class OnlineVolume:
+class TotalForecaster:
     """A forecaster that is told one count after the other.
 
     counts: [T] of the past. start: local time of the first of them [s since 1970-01-01].
@@ -81,7 +81,7 @@ class OnlineVolume:
         self._model: Forecaster | None = None
         self._begin()
 
-    def tell(self, count: float) -> None:
+    def update(self, count: float) -> None:
         """Take in the count of the step that has just ended."""
         self._counts.append(count)
         if self._model is None or (self._fitted is None and len(self._counts) >= 2 * self._learnt):
@@ -89,7 +89,7 @@ class OnlineVolume:
         else:
             self._model.update(count)
 
-    def look(self) -> Totals | None:
+    def predict(self) -> Totals | None:
         """What comes next; None before there are enough counts to begin with."""
         if self._model is None:
             return None
@@ -107,30 +107,30 @@ class OnlineVolume:
             self._learnt = len(series)
 
 
-class RepeatedVolume:
+class KnownTotals:
     """Forecasts of the total that are known already, one for each number of steps that are over."""
 
     def __init__(self, totals: Sequence[Totals | None]) -> None:
         self._totals = totals
         self._known = 0
 
-    def tell(self, count: float) -> None:  # noqa: ARG002
+    def update(self, count: float) -> None:  # noqa: ARG002
         """Go on to the next one."""
         self._known += 1
 
-    def look(self) -> Totals | None:
+    def predict(self) -> Totals | None:
         """The one for the steps told so far."""
         return self._totals[self._known]
 
 
-class OnlineForecasts:
-    """Forecasts by class from arrivals as they happen: a volume, split by the recent shares of the classes.
+class ClassForecasts:
+    """Forecasts by class from arrivals as they happen: those of the total, split by the recent shares of the classes.
 
     past: of `step` seconds a step, too.
     """
 
-    def __init__(self, volume: Volume, past: Past, step: float) -> None:
-        self._volume, self._step = volume, step
+    def __init__(self, total: TotalSource, past: Past, step: float) -> None:
+        self._total, self._step = total, step
         self._keep = 0.5 ** (step / SHARE_HALF_LIFE)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
         asked = float(past.gpus.sum() / past.jobs.sum()) if past.jobs.sum() > 0 else 1.0
@@ -155,13 +155,13 @@ class OnlineForecasts:
                 jobs, gpus = self._bins.pop(at, (np.zeros(CLASSES), np.zeros(CLASSES)))
                 self._jobs = self._keep * self._jobs + jobs
                 self._gpus = self._keep * self._gpus + gpus
-                self._volume.tell(float(jobs.sum()))
+                self._total.update(float(jobs.sum()))
             self._known = known
             self._now = self._split()
         return self._now
 
     def _split(self) -> Forecast | None:
-        totals = self._volume.look()
+        totals = self._total.predict()
         if totals is None:
             return None
         shares = self._jobs / self._jobs.sum()
@@ -195,15 +195,15 @@ class PerfectForecasts:
 
 
 @dataclass
-class Lookout:
-    """Tells a source what arrives in a cluster, and adds its forecast to what policies see.
+class StateForecaster:
+    """Tells a source what arrives in a cluster, and adds its forecast to the states that policies see.
 
-    source: of one workload; a lookout serves one run. step: its steps [s]. most: GPUs that may be held back.
+    source: of one workload; each run needs its own. step: its steps [s]. most: GPUs that may be held back.
     last: no forecast is made once more steps than this are over: a window ends, and nothing is submitted any
     more, which is no pattern to learn; None: a workload without an end.
     """
 
-    source: Source
+    source: ForecastSource
     step: float
     most: int = 0
     last: int | None = None
@@ -233,8 +233,8 @@ def reserved_gpus(forecast: Forecast | None, most: int) -> int:
     return 0 if forecast is None else min(most, math.ceil(forecast.demand))
 
 
-def window_forecasts(source: Source, jobs: Sequence[Job], step: float, last: int) -> list[Forecast | None]:
-    """What `source` says once 0, 1, ... `last` steps are over, each told the jobs [M] of the steps before alone."""
+def window_forecasts(source: ForecastSource, jobs: Sequence[Job], step: float, last: int) -> list[Forecast | None]:
+    """What `source` forecasts once 0, 1, ... `last` steps are over, each from the jobs [M] of the steps before."""
     at = np.array([int(job.submit_time / step) for job in jobs], dtype=np.int64)
     submit = np.array([job.submit_time for job in jobs])
     own = np.array([job.priority for job in jobs], dtype=np.int64)
@@ -247,11 +247,11 @@ def window_forecasts(source: Source, jobs: Sequence[Job], step: float, last: int
     return found
 
 
-def volume_forecasts(volume: Volume, submit_time: FloatArray, step: float, last: int) -> list[Totals | None]:
-    """What `volume` says once 0, 1, ... `last` steps are over, of jobs [M] submitted at these seconds."""
+def total_forecasts(total: TotalSource, submit_time: FloatArray, step: float, last: int) -> list[Totals | None]:
+    """What `total` predicts once 0, 1, ... `last` steps are over, of jobs [M] submitted at these seconds."""
     counts = np.bincount((submit_time / step).astype(np.int64), minlength=last + 1)
-    found = [volume.look()]
+    found = [total.predict()]
     for count in counts[:last].tolist():
-        volume.tell(float(count))
-        found.append(volume.look())
+        total.update(float(count))
+        found.append(total.predict())
     return found

@@ -17,17 +17,17 @@ from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.training import Outcome, Status, train
 from rlpto.agents.validation import Evaluator
 from rlpto.arrays import FloatArray
-from rlpto.cli.interrupts import interruptible
-from rlpto.cli.runfolder import command_line, git_commit, versions
 from rlpto.config import Config, resolved_yaml
 from rlpto.environments import start_weights, training_setup
 from rlpto.errors import ConfigError
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.experiment import Experiment
+from rlpto.interrupts import interruptible
 from rlpto.policies.base import Policy
-from rlpto.policies.registry import policy_label
+from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
+from rlpto.runs.folder import command_line, git_commit, versions
 
 BASELINES = "baselines"
 """Folder of a run with the baselines' cells on its validation windows."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rlpto.cli.common import make_console
 from rlpto.cli.evaluate import labelled, run_cells, write_results
-from rlpto.cli.real import run_real_cells
 from rlpto.errors import ConfigError
+from rlpto.runs.real import run_real_cells
 
 if TYPE_CHECKING:
     from rlpto.config import Config

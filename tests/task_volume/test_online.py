@@ -15,18 +15,18 @@ from rlpto.errors import ConfigError
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import DAY, MONDAY, TimeSeries
-from rlpto.forecasts.online import (
-    OnlineForecasts,
-    OnlineVolume,
+from rlpto.jobs import Job
+from rlpto.task_volume.online import (
+    ClassForecasts,
+    KnownTotals,
     PerfectForecasts,
-    RepeatedVolume,
+    TotalForecaster,
     Totals,
     reserved_gpus,
-    volume_forecasts,
+    total_forecasts,
     window_forecasts,
 )
-from rlpto.forecasts.past import Past, load_model, past_of
-from rlpto.jobs import Job
+from rlpto.task_volume.past import Past, load_model, past_of
 
 from ..builders import job
 
@@ -41,10 +41,10 @@ def quiet_past(steps: int, jobs: float, gpus: float) -> Past:
     return Past(counts, gpus * counts, USUAL)
 
 
-def source_of(past: Past, horizon: int = 3, fitted: Forecaster | None = None) -> OnlineForecasts:
+def source_of(past: Past, horizon: int = 3, fitted: Forecaster | None = None) -> ClassForecasts:
     counts = past.jobs.sum(axis=1)
-    volume = OnlineVolume(counts, STEP, past.start - len(counts) * STEP, horizon, fitted)
-    return OnlineForecasts(volume, past, STEP)
+    total = TotalForecaster(counts, STEP, past.start - len(counts) * STEP, horizon, fitted)
+    return ClassForecasts(total, past, STEP)
 
 
 def arrivals(steps: list[list[int]], gpus: int = 2) -> list[Job]:
@@ -128,9 +128,9 @@ def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], 
 def test_totals_known_before_give_the_same_forecasts_bit_by_bit() -> None:
     jobs, past = arrivals([[0, 1, 2], [1], [], [0, 0]] * 8), quiet_past(30, 2, 1)
     counts = past.jobs.sum(axis=1)
-    volume = OnlineVolume(counts, STEP, past.start - len(counts) * STEP, 3)
-    totals = volume_forecasts(volume, np.array([job.submit_time for job in jobs]), STEP, 32)
-    cached = window_forecasts(OnlineForecasts(RepeatedVolume(totals), past, STEP), jobs, STEP, 32)
+    total = TotalForecaster(counts, STEP, past.start - len(counts) * STEP, 3)
+    totals = total_forecasts(total, np.array([job.submit_time for job in jobs]), STEP, 32)
+    cached = window_forecasts(ClassForecasts(KnownTotals(totals), past, STEP), jobs, STEP, 32)
     online = window_forecasts(source_of(past), jobs, STEP, 32)
     assert all(map(same, cached, online))
 
@@ -204,12 +204,12 @@ class TestModel:
     def test_no_forecast_of_the_combination_sees_the_future(self, hybrid: Forecaster) -> None:
         counts = daily(10, seed=2)
         other = np.where(np.arange(len(counts)) >= 220, counts + 50, counts)
-        one, two = (OnlineVolume(values[:200], 3600.0, MONDAY, 4, hybrid) for values in (counts, other))
+        one, two = (TotalForecaster(values[:200], 3600.0, MONDAY, 4, hybrid) for values in (counts, other))
         looks: list[list[Totals | None]] = [[], []]
-        for volume, values, seen in zip((one, two), (counts, other), looks, strict=True):
+        for total, values, seen in zip((one, two), (counts, other), looks, strict=True):
             for count in values[200:222]:
-                seen.append(volume.look())
-                volume.tell(float(count))
+                seen.append(total.predict())
+                total.update(float(count))
         for a, b in zip(looks[0][:21], looks[1][:21], strict=True):
             assert a is not None
             assert b is not None
@@ -221,11 +221,11 @@ class TestModel:
         assert not np.array_equal(last[0].mean, last[1].mean)
 
     def test_it_waits_for_two_counts(self, hybrid: Forecaster) -> None:
-        volume = OnlineVolume(np.zeros(0), 3600.0, MONDAY, 2, hybrid)
-        seen = [volume.look()]
+        total = TotalForecaster(np.zeros(0), 3600.0, MONDAY, 2, hybrid)
+        seen = [total.predict()]
         for count in (3.0, 4.0, 5.0):
-            volume.tell(count)
-            seen.append(volume.look())
+            total.update(count)
+            seen.append(total.predict())
         assert seen[:2] == [None, None]
         assert all(look is not None and np.isfinite(look.mean).all() for look in seen[2:])
 

@@ -72,7 +72,7 @@ def refuse_foreign(folder: Path, config: Config) -> None:
 
 def policy_files(config: Config) -> dict[str, str]:
     """Digest of every file that the config's policies name."""
-    return {str(Path(path).absolute()): digest(Path(path)) for spec in config.policies for path in spec_files(spec)}
+    return {str(path.absolute()): digest(path) for spec in config.policies for path in spec_files(spec)}
 
 
 def _policy_files_there(folder: Path) -> dict[str, str]:

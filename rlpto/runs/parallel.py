@@ -82,9 +82,9 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 def train_member(folder: str) -> dict[str, str | None]:
     """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
-    from rlpto.cli.runfolder import read_run_config
     from rlpto.cli.train import summary
-    from rlpto.cli.training import has_begun, train_run
+    from rlpto.runs.folder import read_run_config
+    from rlpto.runs.training import has_begun, train_run
 
     run = Path(folder)
     try:

@@ -1,0 +1,66 @@
+"""What an installed RLPTO has with it, and what other distributions cannot break."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from the files that git knows, as a clean clone has them."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("no git checkout: what belongs to the distribution cannot be told from what lies about")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        path = REPOSITORY / name
+        if not path.exists():
+            continue
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            (source / name).symlink_to(os.readlink(path))
+        else:
+            (source / name).write_bytes(path.read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
+    subprocess.run([*command, str(source)], check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    for folder, pattern in (("agents", "*.py"), ("envs", "*.py"), ("forecasting", "*.py"), ("configs", "**/*.yaml")):
+        expected = {f"rlpto/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / folder).glob(pattern)}
+        assert expected
+        assert expected <= held
+    assert {f"rlpto/configs/pretrained/{name}.zip" for name in ("philly", "synthetic")} <= held
+    assert {name.split("/")[0] for name in held} == {"rlpto", next(n for n in held if "dist-info" in n).split("/")[0]}
+
+
+def test_modules_of_the_same_names_from_elsewhere_break_nothing(wheel: Path, tmp_path: Path) -> None:
+    # openai-agents installs `agents`; a wheel unpacked into a folder is what `pip install --target` gives.
+    target, foreign = tmp_path / "target", tmp_path / "foreign"
+    zipfile.ZipFile(wheel).extractall(target)
+    for name in ("agents", "envs", "forecasting"):
+        (foreign / name).mkdir(parents=True)
+        (foreign / name / "__init__.py").write_text("raise ImportError('not ours')\n")
+    program = (
+        "import rlpto, rlpto.agents.policy, rlpto.envs.cluster_env, rlpto.forecasting.registry\n"
+        "from rlpto.agents.policy import pretrained_file\n"
+        "print(rlpto.__file__, pretrained_file('synthetic'))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{foreign}{os.pathsep}{target}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        str(target / "rlpto" / "__init__.py"),
+        str(target / "rlpto/configs/pretrained/synthetic.zip"),
+    ]
