@@ -170,8 +170,10 @@ def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunR
     policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
-    foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
-    record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
+    forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
+    record = run(
+        cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
+    )
     if not resumed:
         return record
     return replace(record, decisions=decision_records(cluster.books, config.reward), wall_seconds=cluster.time)

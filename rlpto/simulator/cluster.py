@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Node, Progress, total_gpus
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
-from rlpto.records import AllocationChanges
-from rlpto.simulator.arrays import CHANGE, JOB, build_world
+from rlpto.records import INTERVAL, AllocationChanges
+from rlpto.simulator.arrays import CHANGE, build_world
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, advance_and_look, apply_and_look, outlook
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, outlook
 from rlpto.simulator.settings import SimulatorSettings
+
+LONGEST_RUN = 256
+"""Decision points that are passed at most without looking up."""
 
 
 class SimulatedCluster:
@@ -36,41 +38,42 @@ class SimulatedCluster:
         seed: int = 0,
         noise: EstimateNoise | None = None,
     ) -> None:
-        check_jobs_fit(jobs, total_gpus(nodes))
-        self.capacity = total_gpus(nodes)
-        self.gpus_per_node = max(node.gpus for node in nodes)
+        self._shape = ClusterShape(nodes)
+        check_jobs_fit(jobs, self._shape.capacity)
         self.jobs = tuple(jobs)
         self.tables = tables = tables.with_rescale_delay(settings.rescale_delay)
         self._settings = settings
         self._noise = noise
-        self.store, records = shared_store(JobStore.from_jobs(jobs, tables))
-        node_gpus = np.array([node.gpus for node in nodes], dtype=np.int64)
-        self._world = build_world(records[None], node_gpus, tables, settings, seed, keep_log=True)
+        self.store = JobStore.from_jobs(jobs, tables)
+        self._world = build_world(
+            self.store.records[None], self._shape.node_gpus, tables, settings, seed, keep_log=True
+        )
         self._logs: list[AnyArray] = []
-        self._limit = float(self._world.rules[0]["limit"])
+        self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
         schedule_failures(self._world, 0)
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
 
-    def _see(self, outlook: tuple[float, int, int, int, int, int]) -> None:
+    def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
-        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged = outlook
+        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
         self.changed = bool(changed)
-
-    @property
-    def done(self) -> bool:
-        """True once every job has finished, or the time limit is reached."""
-        if self.active_jobs and self.time < self._limit:
-            return False
-        cluster = self._world.clusters[0]
-        return bool(cluster["arrived"] == cluster["jobs"] or self.time >= self._limit)
 
     @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs costs."""
         delay: FloatArray = self._world.types["delay"][self.store.type_index]
         return delay
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The nodes as they are now, in the order they were given in."""
+        if self._settings.failures.mtbf_hours:
+            up = self._world.machines["up"][0] == 1
+            if not np.array_equal(up, [node.up for node in self._shape]):
+                self._shape = self._shape.with_up(up)
+        return self._shape
 
     def nodes_of(self, job: int) -> IntArray:
         """Node of each GPU that job number `job` of the workload holds now."""
@@ -80,11 +83,13 @@ class SimulatedCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
-        return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._settings.interval)
+        return ClusterState(self.time, self.table_of(active), self.shape, self._settings.interval)
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        return JobTable(self.store, self.tables, index, self.store.priority[index], self.gpus_per_node, self._noise)
+        return JobTable(
+            self.store, self.tables, index, self.store.priority[index], self._shape.gpus_per_node, self._noise
+        )
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
@@ -94,14 +99,17 @@ class SimulatedCluster:
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""
-        start = self.time
-        seen, gains, sums = advance_and_look(self._world, 0)
+        return Progress.of(self.advance_until(-np.inf)[0])
+
+    def advance_until(self, until: float) -> AnyArray:
+        """Run through decision points till the first one not before `until`, or at which something has changed.
+
+        Returns [P] `rlpto.records.INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
+        """
+        count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
         self._keep_log_room()
-        unfinished, gpu_seconds, rescale_seconds, rescales, arrived, finished = sums
-        return Progress(
-            start, self.time, np.array(gains), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished
-        )
+        return self._passed[:count]
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""
@@ -131,13 +139,3 @@ def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:
     for job in jobs:
         if job.requested_gpus > capacity:
             raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
-
-
-def shared_store(store: JobStore) -> tuple[JobStore, AnyArray]:
-    """The store with its columns moved into an array of records [M] that compiled code works on."""
-    records = np.zeros(len(store), dtype=JOB)
-    records["finish_at"] = np.inf
-    for column in fields(store):
-        records[column.name] = getattr(store, column.name)
-        setattr(store, column.name, records[column.name])
-    return store, records
