@@ -56,7 +56,7 @@ def data(plan: Plan) -> Section:
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
     cases = {
-        f"{model}-{repeat}": Case(experiment.nodes, _five_jobs(experiment, model, repeat))
+        f"{model}-{repeat}": Case(experiment.shape, _five_jobs(experiment, model, repeat))
         for model in sorted({kind.model for kind in experiment.tables.types})
         for repeat in range(REPEATS)
     }
@@ -78,7 +78,7 @@ def data(plan: Plan) -> Section:
     )
     text = (
         f"Five jobs of one model whose data differ by a factor of 100, submitted at once in random order to an "
-        f"empty cluster of {experiment.capacity} GPUs; the middle one takes {MIDDLE_HOURS:g} h on {MIDDLE_GPUS} "
+        f"empty cluster of {experiment.shape.capacity} GPUs; the middle one takes {MIDDLE_HOURS:g} h on {MIDDLE_GPUS} "
         f"GPUs. {len(cases)} windows (every model, {REPEATS} orders). Mean of the most GPUs a job held at once, "
         "by the size of its data; Spearman's correlation of size with these means, and the mean of that inside windows "
         "(ties take their mean rank; 0 where all peaks are equal).\n\n"
@@ -92,7 +92,7 @@ def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ..
     """Jobs of one model, in random order."""
     tables = experiment.tables
     kind = tables.type_index(JobType(model))
-    middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.gpus_per_node)
+    middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.shape.gpus_per_node)
     rng = np.random.default_rng([repeat, kind])
     jobs = [
         Job(

@@ -9,10 +9,11 @@ import numpy as np
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.envs.actions import action_weights
-from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
+from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look_around, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
 from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.simulator.kernels import is_over
 
 
 class Shadow(NamedTuple):
@@ -52,7 +53,7 @@ class EnvBatch:
         self.count = count
         self.max_steps = max_steps
         self.fleet = build_fleet(
-            count, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+            count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
         self.weights = np.atleast_2d(setup.start)
         self.shadow = shadow_of(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_SHADOW
@@ -167,11 +168,11 @@ def step_all(
     clusters = f.world.clusters
     for b in range(len(clusters)):
         start = clusters[b].time
-        view = run_hold(f, b, view_of(f, b), weights[b : b + 1], start + hold, parts[b])
-        look(f, b, view, out)
+        run_hold(f, b, weights[b : b + 1], start + hold, parts[b])
+        observe_one(f, b, out)
         end = clusters[b].time
         elapsed[b] = end - start
-        ended[b] = over(f, b)
+        ended[b] = is_over(f.world, b)
         reward[b] = parts[b].sum() - shadow_reward(shadow, f.current[b], start, end, ended[b])
 
 
@@ -182,11 +183,16 @@ def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: Floa
     Where the workload is over by then, the episode begins at its start.
     """
     begin(f, b, workload)
-    view = view_of(f, b)
     if f.world.clusters[b].time < warm_up:
-        view = run_hold(f, b, view, weights, warm_up, np.zeros(PARTS))
-        if over(f, b):
+        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
+        if is_over(f.world, b):
             begin(f, b, workload)
-            view = view_of(f, b)
-    look(f, b, view, out)
+    observe_one(f, b, out)
     return float(f.world.clusters[b].time)
+
+
+@njit()
+def look_around_all(f: Fleet) -> None:
+    """Look around in every cluster, after their worlds were restored."""
+    for b in range(len(f.world.clusters)):
+        look_around(f, b)

@@ -13,7 +13,7 @@ from rlpto.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.envs.batch import EnvBatch, Steps
 from rlpto.envs.observation import Observation
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 
 Observations = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 from pydantic_core import ErrorDetails
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
@@ -66,6 +67,8 @@ class NodeGroup(Settings):
     """GPUs of each."""
     cpus: int = Field(0, ge=0)
     """CPU slots of each; only parameter servers use them."""
+    gpu: str = Field(ONE_KIND, min_length=1)
+    """Their kind of GPU."""
 
 
 class ClusterSettings(Settings):

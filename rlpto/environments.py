@@ -107,7 +107,7 @@ def training_setup(
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
     ]
     return EnvSetup(
-        nodes=several[0].nodes,
+        shape=several[0].shape,
         workloads=tuple(workload for workload in workloads if workload.jobs),
         tables=joint_tables(several),
         simulator=config.simulator,
@@ -133,7 +133,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
         if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
             return experiment.tables
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].gpus_per_node)
+    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].shape.gpus_per_node)
 
 
 def _setup(

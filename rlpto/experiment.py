@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlpto.cluster import Node, total_gpus
+from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
@@ -71,9 +71,9 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.nodes = tuple(Node(group.gpus, group.cpus) for group in config.cluster.nodes for _ in range(group.count))
-        self.capacity = total_gpus(self.nodes)
-        self.gpus_per_node = max(node.gpus for node in self.nodes)
+        self.shape = ClusterShape(
+            Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
+        )
 
     @cached_property
     def profiles(self) -> ProfileSource:
@@ -145,7 +145,7 @@ class Experiment:
             kinds = {JobType(job.model, job.batch_size) for job in self._listed}
             listed = max(job.max_gpus for job in self._listed)
             ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-            return compile_tables(self.profiles, ordered, listed, self.gpus_per_node)
+            return compile_tables(self.profiles, ordered, listed, self.shape.gpus_per_node)
         if self.config.workload.source == "files":  # from which windows are drawn, by work that the tables tell
             traces = [trace for trace in self._file_traces.values() if len(trace)]
         else:
@@ -154,9 +154,9 @@ class Experiment:
             raise TraceError(f"{self._workload}: no jobs")
         types = {kind for trace in traces for kind in job_types(trace, mapping, self.models)}
         requested = max(int(trace.gpus.max()) for trace in traces)
-        most = min(self.capacity, max(requested, mapping.max_gpus))
+        most = min(self.shape.capacity, max(requested, mapping.max_gpus))
         ordered = sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0))
-        return compile_tables(self.profiles, ordered, most, self.gpus_per_node)
+        return compile_tables(self.profiles, ordered, most, self.shape.gpus_per_node)
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
@@ -171,8 +171,8 @@ class Experiment:
             self.tables,
             self.config.workload.mapping,
             self.window_seed(window, seed),
-            self.capacity,
-            self.gpus_per_node,
+            self.shape.capacity,
+            self.shape.gpus_per_node,
             self._useful_gpus,
         )
 
@@ -184,7 +184,7 @@ class Experiment:
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        return SimulatedCluster(self.nodes, jobs, self.tables, settings, own_seed, noise)
+        return SimulatedCluster(self.shape, jobs, self.tables, settings, own_seed, noise)
 
     def real_cluster(
         self,
@@ -212,7 +212,9 @@ class Experiment:
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
             return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        estimates = OnlineEstimates(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
+        estimates = OnlineEstimates(
+            jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
+        )
         return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
@@ -229,9 +231,9 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
         cluster = self.cluster(window, seed, max_hours)
         cut = self.window_traces[window].window
-        foresee = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
+        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        record = run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell) -> RunRecord:
@@ -242,7 +244,7 @@ class Experiment:
     def forecasts(self) -> WindowForecasts | None:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
         settings = self.config.forecast
-        return None if settings.mode == "off" else WindowForecasts(settings, self.capacity, self._past)
+        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, self._past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""
@@ -276,7 +278,7 @@ class Experiment:
     @cached_property
     def _listed(self) -> list[Job]:
         """Jobs of a workload that lists them."""
-        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.capacity)
+        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.shape.capacity)
 
     @cached_property
     def _file_traces(self) -> dict[Path, Trace]:
@@ -307,8 +309,8 @@ class Experiment:
         """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
         workload = self.config.workload
         trace, span = self._file_traces[path], workload.windows.hours * HOUR
-        work = requested_work(trace, self.tables, workload.mapping, self.gpus_per_node)
-        target = None if workload.load is None else workload.load * self.capacity * span
+        work = requested_work(trace, self.tables, workload.mapping, self.shape.gpus_per_node)
+        target = None if workload.load is None else workload.load * self.shape.capacity * span
         name = f"{stem(path)}-{number:02d}"
         seed = (self.config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
@@ -333,7 +335,7 @@ class Experiment:
         trace = self._fitted(trace)
         if workload.load is not None:
             cap = workload.mapping.max_duration
-            trace = scale_load(trace, workload.load, self.capacity, span, self.config.seed, cap)
+            trace = scale_load(trace, workload.load, self.shape.capacity, span, self.config.seed, cap)
         return trace, span
 
     def _past(self, window: Window) -> Past:
@@ -349,7 +351,7 @@ class Experiment:
         trace, _ = self._trace
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
-        gpus = np.minimum(trace.gpus, self.capacity)
+        gpus = np.minimum(trace.gpus, self.shape.capacity)
         return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
 
     def _synthetic(self) -> Trace:
@@ -361,14 +363,14 @@ class Experiment:
             return trace
         fitted = self._fitted(trace)
         cap = workload.mapping.max_duration
-        load = offered_load(fitted.gpus, fitted.duration, self.capacity, workload.days * DAY, cap)
+        load = offered_load(fitted.gpus, fitted.duration, self.shape.capacity, workload.days * DAY, cap)
         return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
 
     def _fitted(self, trace: Trace) -> Trace:
         """The trace without jobs that are too large for the cluster, if those are to be skipped."""
         if self.config.workload.mapping.oversized != "skip":
             return trace
-        return trace.take(trace.gpus <= self.capacity)
+        return trace.take(trace.gpus <= self.shape.capacity)
 
     def window_seed(self, window: str, seed: int) -> int:
         """Seed of all that is random in a window, another one for each."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlpto.cluster import ONE_KIND
 from rlpto.config import Config
 from rlpto.files import digest
 from rlpto.workloads.files import KEYS
@@ -45,6 +46,9 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
         for part in above:
             inside = inside[part]
         del inside[last]
+    for group in settings["cluster"]["nodes"]:
+        if group["gpu"] == ONE_KIND:
+            del group["gpu"]
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

@@ -10,8 +10,8 @@ import numpy as np
 from rlpto.arrays import FloatArray
 from rlpto.evaluation.timeline import run_span, step_integral, utilisation
 from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import REWARD_PARTS, JobRecords, RunRecord
-from rlpto.rewards import HOUR, RewardWeights
+from rlpto.records import JobRecords, RunRecord
+from rlpto.rewards import HOUR, REWARD_PARTS, RewardWeights
 
 Better = Literal["lower", "higher", "none"]
 

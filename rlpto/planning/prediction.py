@@ -46,7 +46,7 @@ def predict(
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
     if decided:
         scratch.advance()
-    run(scratch, _GoesOn(policy), queue, RewardWeights(), promoted=snapshot.promoted.copy())
+    run(scratch, _GoesOn(policy), queue, RewardWeights())
     store = scratch.store
     return Prediction(snapshot.time, snapshot.index, store.start_time.copy(), store.finish_time.copy())
 

@@ -202,8 +202,10 @@ def run_session(
     policy = SessionPolicy(deciding, experiment.policy, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
-    foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
-    record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
+    forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
+    record = run(
+        cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
+    )
     record = replace(record, switches=policy_switches(cluster.database))
     if not resumed:
         return record

@@ -19,7 +19,7 @@ from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.policies.index import Index
 from rlpto.queues import ConvergingSettings, QueueSettings
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rlpto.envs.view import view_state
 
 from rlpto.cluster import ClusterState, Forecast
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT, Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.view import view_state
 from rlpto.queues import Queue, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 

@@ -10,7 +10,7 @@ from rlpto.envs.settings import EpisodeSettings
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.queues import QueueSettings
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 
 from ..builders import random_jobs
 from .builders import SHORT, START, WHOLE, make_setup

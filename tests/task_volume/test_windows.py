@@ -23,7 +23,7 @@ from rlpto.forecasting.series import TimeSeries
 from rlpto.policies.base import Policy
 from rlpto.policies.index import Index
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 
@@ -105,7 +105,7 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
 
     def cluster() -> SimulatedCluster:
-        return SimulatedCluster(setup.nodes, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
+        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
 
     record = run(cluster(), Index(), setup.queue, setup.reward, foresee=foresee)
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)

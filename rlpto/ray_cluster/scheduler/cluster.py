@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.jobs import EstimateNoise, Job, JobTable
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -17,7 +17,7 @@ from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.gpu_claims import Nodes
-from rlpto.ray_cluster.scheduler.job_columns import JobColumns, MeasuredTable
+from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import known_placement, place
 from rlpto.ray_cluster.scheduler.rules import Rules
@@ -82,6 +82,7 @@ class RayCluster:
         self.estimates = estimates
         if estimates is not None:
             self.columns.delay = estimates.tables.rescale_delay
+            self.store.told_type[:] = np.arange(len(self.store))  # what is believed of each job has a type of its own
         self._observers = tuple(observers)
         self._losses: dict[str, tuple[float, int]] = {}
         self._node_numbers: dict[str, int] = {}
@@ -89,7 +90,8 @@ class RayCluster:
         self._written = -np.inf
         self._hopeless: RlptoError | None = None
         self.changed = True
-        self.capacity = self.gpus_per_node = self.up_gpus = self.held_gpus = self.active_jobs = 0
+        self.shape = ClusterShape()
+        self.up_gpus = self.held_gpus = self.active_jobs = 0
         database.expect([(job.name, self._specs[job.name].to_json(), job.submit_time) for job in jobs])
         controllers = backend.find()
         began, left = database.fact("began"), float(database.fact("beat") or 0.0)
@@ -118,14 +120,12 @@ class RayCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
-        return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._rules.interval)
+        return ClusterState(self.time, self.table_of(active), self.shape, self._rules.interval)
 
-    def table_of(self, index: IntArray) -> MeasuredTable:
-        """The table of any jobs of the workload, finished ones too."""
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
         told = self.tables if self.estimates is None else self.estimates.tables
-        own = self.estimates is not None
-        priority, measured = self.store.priority[index], self.columns.accuracy
-        return MeasuredTable(self.store, told, index, priority, self.gpus_per_node, self._noise, measured, own)
+        return JobTable(self.store, told, index, self.store.priority[index], self.shape.gpus_per_node, self._noise)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
@@ -260,11 +260,20 @@ class RayCluster:
 
     def _node_up(self, node: str, gpus: int) -> None:
         number = self._node_numbers.setdefault(node, len(self._node_numbers))
-        self.up_gpus = sum(self._commands.claims.capacity.values())
-        self.capacity = max(self.capacity, self.up_gpus)
-        self.gpus_per_node = max(self.gpus_per_node, gpus)
+        self._nodes_changed()
         self.database.node(node, number, gpus, True, self.time)
         self.database.event(self.time, "node_up", node=node, value=gpus)
+
+    def _nodes_changed(self) -> None:
+        """Take over which nodes are up. Capacity is the most that was up at once: what is missing of it is down."""
+        up = [Node(gpus) for gpus in self._commands.claims.capacity.values()]
+        missing = self.shape.capacity - sum(node.gpus for node in up)
+        largest = max([self.shape.gpus_per_node, *(node.gpus for node in up)], default=0)
+        while missing > 0:
+            up.append(Node(min(missing, largest), up=False))
+            missing -= up[-1].gpus
+        self.shape = ClusterShape(up)
+        self.up_gpus = self.shape.up_gpus
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
@@ -274,7 +283,7 @@ class RayCluster:
             self.database.node(node, self._node_numbers.get(node, -1), gpus, False, self.time)
             self.database.event(self.time, "node_down", node=node, value=gpus)
         left = claims.remove_nodes(nodes)
-        self.up_gpus = sum(claims.capacity.values())
+        self._nodes_changed()
         fewest = self.store.min_gpus
         self._give({job: stay if len(stay) >= fewest[self._number[job]] else () for job, stay in left.items()})
         self.changed = True
