@@ -131,8 +131,8 @@ def _measure(
         most = sum(gpus.values())
         session = f"profile-{os.getpid()}"
         specs = {
-            name: program_spec(name, program, config.ray, session, Path(folder), config.seed)
-            for name, program in missing.items()
+            name: program_spec(number, name, program, config.ray, session, Path(folder), config.seed)
+            for number, (name, program) in enumerate(missing.items())
         }
         check_training(list(specs.values()))
         with make_progress(quiet) as bar:

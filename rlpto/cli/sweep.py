@@ -58,6 +58,7 @@ def sweep(
     if find_spec("ray") is None or find_spec("optuna") is None:
         raise ConfigError("rlpto sweep needs Ray Tune and Optuna: install rlpto[ray]")
     from rlpto.files import write_text
+    from rlpto.reading import LARGEST_YAML_BYTES, read_text
     from rlpto.runs.folder import CONFIG_FILE, begin_run
     from rlpto.runs.parallel import workers
     from rlpto.runs.training import make_evaluator
@@ -65,7 +66,7 @@ def sweep(
     settled = read_config(config, set_)
     folder = Path("runs") / f"{settled.name}-sweep" if run_dir is None else run_dir
     wanted = read_space(space)
-    text = space.read_text(encoding="utf-8")
+    text = read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES)
     if resume:
         _check_same(folder, text)
     elif (folder / TUNE).exists():
@@ -191,12 +192,13 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
 def _check_same(folder: Path, text: str) -> None:
     """Raise CheckpointError unless the folder holds a sweep of this space."""
+    from rlpto.reading import LARGEST_YAML_BYTES, read_text
     from rlpto.runs.folder import read_run_config
 
     read_run_config(folder)
     if not (folder / TUNE).exists() or not (folder / SPACE).is_file():
         raise CheckpointError(f"{folder}: no sweep there, expected a folder that `rlpto sweep` has written")
-    if (folder / SPACE).read_text(encoding="utf-8") != text:
+    if read_text(folder / SPACE, "YAML", CheckpointError, LARGEST_YAML_BYTES) != text:
         raise CheckpointError(f"{folder / SPACE}: another space; expected the one that the sweep began with")
 
 

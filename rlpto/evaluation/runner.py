@@ -23,6 +23,7 @@ from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.files import write_text
+from rlpto.reading import read_json
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 
@@ -214,7 +215,7 @@ def _record_path(task: _Task, cell: Cell) -> Path:
 
 
 def _remove_cells(folder: Path) -> None:
-    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.tmp")]:
+    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.part")]:
         try:
             path.unlink()
         except OSError as error:
@@ -254,10 +255,7 @@ def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = Non
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unusable(path, f"not readable ({error})") from error
+    content = read_json(path, "a cell; use another run folder, or --fresh to replace", CheckpointError)
     kinds = {"fingerprint": str, "cell": dict, "metrics": dict, "bound": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise _unusable(path, "not a cell of an evaluation")

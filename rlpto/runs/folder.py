@@ -14,6 +14,7 @@ from rlpto import __version__
 from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.files import digest, write_text
+from rlpto.reading import read_json
 from rlpto.settings import Settings
 
 CONFIG_FILE = "config.resolved.yaml"
@@ -77,15 +78,14 @@ def policy_files(config: Config) -> dict[str, str]:
 
 def _policy_files_there(folder: Path) -> dict[str, str]:
     """Policies' files as they were when the folder was written."""
-    try:
-        content = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))
-        return dict(content.get("policy_files", {}))
-    except FileNotFoundError:
+    path = folder / VERSIONS_FILE
+    if not path.exists():
         return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / VERSIONS_FILE}: not readable ({error}), expected what a run has written"
-        ) from None
+    content = read_json(path, "what a run has written", CheckpointError)
+    files = content.get("policy_files", {}) if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+        raise CheckpointError(f"{path}: policy_files: expected a digest of each, as a run has written them")
+    return files
 
 
 def differing_keys(

@@ -113,7 +113,7 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
     ("spec", "reason"),
     [
         ("agent", "expected one of file=FILE and run=FOLDER"),
-        ("agent:file=none.zip", "none.zip: no such file"),
+        ("agent:file=none.zip", "none.zip: cannot read the file: no such file"),
         ("agent:run=nowhere", "nowhere: no best.zip or last.zip there"),
         ("agent:max_jobs=0", "max_jobs"),
         ("fifo:small", "expected name:option=value"),
@@ -166,8 +166,8 @@ def _flip(archive_path: Path) -> None:
         (_other_observation, "observation: 0, expected"),
         (_other_features, "job_features: without remaining; with colour"),
         (_other_width, "do not fit the network"),
-        (_truncate, "truncated, damaged or no file of RLPTO"),
-        (_flip, "truncated, damaged or no file of RLPTO"),
+        (_truncate, "truncated, damaged or foreign"),
+        (_flip, "truncated, damaged or foreign"),
     ],
 )
 def test_broken_files_are_refused_with_the_reason(

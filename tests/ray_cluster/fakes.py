@@ -91,9 +91,9 @@ class FakeBackend:
         return set(self.controllers)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
-        self.started.append((spec.name, resume))
-        progress = self.saved.get(spec.name, 0.0) if resume else 0.0
-        self.controllers[spec.name] = FakeController(spec, self.delay, self.rate, progress=progress)
+        self.started.append((spec.id, resume))
+        progress = self.saved.get(spec.id, 0.0) if resume else 0.0
+        self.controllers[spec.id] = FakeController(spec, self.delay, self.rate, progress=progress)
 
     def command(self, command: Command) -> None:
         if command.job in self.controllers and command.job not in self.deaf:
@@ -108,7 +108,7 @@ class FakeBackend:
         self.world.wall += seconds
         for controller in self.controllers.values():
             controller.live(seconds, self.world.wall)
-            self.saved[controller.spec.name] = controller.progress
+            self.saved[controller.spec.id] = controller.progress
         for job in list(self._ending):
             del self._ending[job]
             self._gone.add(job)
@@ -116,7 +116,7 @@ class FakeBackend:
 
     def report(self, controller: FakeController) -> JobReport:
         return JobReport(
-            controller.spec.name,
+            controller.spec.id,
             generation=controller.generation,
             applied=controller.applied,
             state=controller.state,  # type: ignore[arg-type]

@@ -85,15 +85,16 @@ def running(cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> Itera
     try:
         yield job
     finally:
-        for name, controller in find_controllers(spec.session).items():
-            if name == spec.name:
+        for job_id, controller in find_controllers(spec.session).items():
+            if job_id == spec.id:
                 stop_controller(controller)
 
 
 def make_spec(folder: Path, **more: Any) -> JobSpec:
     """A job of the tests' tiny program, slow enough to be changed while it trains."""
     values: dict[str, Any] = {
-        "name": "job",
+        "id": "job",
+        "name": "a label / of any kind: ..",
         "session": SESSION,
         "training": "tests.ray_cluster.programs:Plain",
         "folder": str(folder),

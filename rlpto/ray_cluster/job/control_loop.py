@@ -99,7 +99,7 @@ class ControlLoop:
         if self._in_force():
             self._applied = self._generation
         return JobReport(
-            name=self._spec.name,
+            job=self._spec.id,
             generation=self._generation,
             applied=self._applied,
             state=self._outcome or ("running" if self._roster.training else "starting" if self._nodes else "waiting"),

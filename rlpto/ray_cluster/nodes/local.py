@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.nodes.driver import Attachment, refuse_second
 from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.nodes.fork_server import program
 from rlpto.ray_cluster.nodes.processes import TITLE, agent_ports, children_titled, end_processes, family_of
-from rlpto.ray_cluster.scheduler.driver import Attachment, refuse_second
 
 OBJECT_STORE = 80 * 1024 * 1024
 """Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""

@@ -92,7 +92,7 @@ class RayBackend:
         """Start a job's controller on the head, or on a node without GPUs."""
         from rlpto.ray_cluster.job.controller import start_controller
 
-        self._handles[spec.name] = start_controller(spec, control_node(), resume)
+        self._handles[spec.id] = start_controller(spec, control_node(), resume)
 
     def command(self, command: Command) -> None:
         """Tell a controller; its answer will be among the reports."""

@@ -80,10 +80,10 @@ class CommandLog:
     def reopen(self, controllers: Sequence[str]) -> Reopened:
         """Take over what the database says, and the controllers that were found; those that nobody needs are ended."""
         rows = self._database.jobs()
-        self._ever = {row.name for row in rows if row.started}
+        self._ever = {row.id for row in rows if row.started}
         found = reopen(
             self.claims.capacity,
-            [row.name for row in rows if row.state == "active"],
+            [row.id for row in rows if row.state == "active"],
             self._ever,
             self._database.newest_commands(),
             self._database.unsent(),

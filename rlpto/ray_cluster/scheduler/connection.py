@@ -12,8 +12,8 @@ from typing import Any
 from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, controller_name
 from rlpto.ray_cluster.nodes.background import running_cluster
+from rlpto.ray_cluster.nodes.driver import Attachment, refuse_second
 from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
-from rlpto.ray_cluster.scheduler.driver import Attachment, refuse_second
 
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else the one that Ray finds: RAY_ADDRESS, or on this machine."""

@@ -37,8 +37,8 @@ class LiveCurves:
     def __call__(self, cluster: RayCluster) -> None:
         """Note how things stand."""
         step = round(cluster.time)
-        for number, job in enumerate(cluster.jobs):
-            report = cluster.reports.get(job.name)
+        for number, (job, key) in enumerate(zip(cluster.jobs, cluster.ids, strict=True)):
+            report = cluster.reports.get(key)
             if report is None:
                 continue
             curves = {
