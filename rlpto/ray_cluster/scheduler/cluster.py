@@ -136,10 +136,10 @@ class RayCluster:
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
-        names = [self.jobs[job].name for job in index.tolist()]
-        trains = [self.reports[name].training_on if name in self.reports else () for name in names]
+        ids = [self.ids[job] for job in index.tolist()]
+        trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
         left = self.columns.left_of_rescale(index, self.time)
-        return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, names)), trains, left)
+        return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, ids)), trains, left)
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""

@@ -286,7 +286,8 @@ class SessionDatabase:
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        return self._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
+        rows = self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
+        return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
