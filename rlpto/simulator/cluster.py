@@ -13,11 +13,12 @@ from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
-from rlpto.simulator.arrays import CHANGE, build_world
+from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, outlook
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.workloads.sources import JobSource
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""
@@ -27,8 +28,9 @@ class SimulatedCluster:
     """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
-    noise: errors of what policies are told, or None. Raises JobError for a job that wants more GPUs
-    than the cluster has, ConfigError for a cluster without GPUs.
+    noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
+    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. Raises JobError
+    for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
     def __init__(
@@ -39,12 +41,15 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int = 0,
         noise: EstimateNoise | None = None,
+        source: JobSource | None = None,
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
         shape = ClusterShape(nodes)
         check_jobs_fit(jobs, shape.capacity)
         self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
+        self._source = source
         schedule_failures(self._world, 0)
+        self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
 
@@ -99,11 +104,43 @@ class SimulatedCluster:
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
+        self._source: JobSource | None = None
+        self.time, self._logged = 0.0, 0
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
         self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
         self.changed = bool(changed)
+        if self._source is not None and self.time < self._world.rules[0]["limit"]:
+            self.done = self.done and self._source.closed
+
+    def _await_jobs(self) -> None:
+        """Take in jobs until all that are submitted by the next decision point are known."""
+        while self._source is not None and not self._source.closed:
+            known_until = self.store.records["submit_time"][-1] if len(self.store) else 0.0
+            if next_point(self._world, 0) < known_until:
+                return
+            added = self._source.poll()
+            if added:
+                self.append(added)
+            elif not self._source.closed:
+                self._source.wait()
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Add jobs, sorted by submit time, submitted neither before those there are nor before the present time.
+
+        Raises JobError for others, and for a job that the cluster or the tables cannot serve.
+        """
+        earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
+        if jobs and jobs[0].submit_time < earliest:
+            raise JobError(f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later")
+        check_jobs_fit(jobs, self._shape.capacity)
+        self._drain_log()
+        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.jobs = (*self.jobs, *jobs)
+        most = int(min(self._shape.capacity, self.store.records["max_gpus"].max(initial=1)))
+        self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
+        self._order = np.arange(len(self.store))
 
     @property
     def rescale_delay(self) -> FloatArray:
@@ -167,6 +204,9 @@ class SimulatedCluster:
 
         Returns [P] `rlpto.records.INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
         """
+        self._await_jobs()
+        if self._source is not None and not self._source.closed:
+            until = -np.inf  # what is known by now is enough for one decision point
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
         self._keep_log_room()

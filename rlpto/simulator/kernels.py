@@ -401,6 +401,12 @@ def next_decision(w: World, b: int) -> float:
 
 
 @kernel()
+def next_point(w: World, b: int) -> float:
+    """Time [s] of the next decision point, were no further jobs to come; at most the time limit."""
+    return float(min(next_decision(w, b), w.rules[0].limit))
+
+
+@kernel()
 def clear_sums(w: World, b: int) -> None:
     """Begin a new interval's sums."""
     sums = w.sums[b]
