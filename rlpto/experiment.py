@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
 from rlpto.forecasting.series import MONDAY, local_seconds
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
@@ -40,14 +40,16 @@ from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
-from rlpto.workloads.listed import LISTED_WINDOW, listed_jobs, listed_trace
+from rlpto.workloads.listed import LISTED_WINDOW, listed_job, listed_jobs, listed_trace
 from rlpto.workloads.load import offered_load, scale_load
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work
+from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
 
 if TYPE_CHECKING:
+    from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -104,6 +106,9 @@ class Experiment:
         """
         if self.config.workload.source == "files":
             found = self._file_windows()
+        elif self.config.workload.source == "follow":
+            window = Window(LISTED_WINDOW, "test", 0.0, 0.0)
+            return {LISTED_WINDOW: WindowTrace(window, listed_trace(self._followed().poll()))}
         elif self.config.workload.source == "jobs":
             trace = listed_trace(self._listed)
             found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
@@ -141,6 +146,9 @@ class Experiment:
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
         mapping = self.config.workload.mapping
+        if self.config.workload.source == "follow":
+            models = [JobType(model) for model in self.models]
+            return compile_tables(self.profiles, models, self.shape.capacity, self.shape.gpus_per_node)
         if self.config.workload.source == "jobs":
             kinds = {JobType(job.model, job.batch_size) for job in self._listed}
             listed = max(job.max_gpus for job in self._listed)
@@ -163,7 +171,9 @@ class Experiment:
         return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
 
     def _jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window at the times at which they were recorded."""
+        """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
+        if self.config.workload.source == "follow":
+            return self._followed().poll()
         if self.config.workload.source == "jobs":
             return self._listed
         return map_jobs(
@@ -178,13 +188,14 @@ class Experiment:
 
     def cluster(self, window: str, seed: int, max_hours: float | None = None) -> SimulatedCluster:
         """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say."""
-        jobs = self.jobs(window, seed)
+        source = self._source()
+        jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        return SimulatedCluster(self.shape, jobs, self.tables, settings, own_seed, noise)
+        return SimulatedCluster(self.shape, jobs, self.tables, settings, own_seed, noise, source)
 
     def real_cluster(
         self,
@@ -203,14 +214,21 @@ class Experiment:
         from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
         from rlpto.ray_cluster.scheduler.rules import Rules
 
-        jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
+        source, settings, timing = self._source(), self.config.ray, self.config.simulator
+        jobs = self.jobs(window, seed) if source is None else source.poll()
         own_seed = self.window_seed(window, seed)
-        specs = job_specs(jobs, settings, session, database.path.parent / "jobs", own_seed)
+
+        def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
+            return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
+
+        specs = specs_of(jobs, 0)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
+            return RayCluster(
+                backend, jobs, specs, self.tables, database, rules, noise, observers, source=source, specs_of=specs_of
+            )
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
         estimates = OnlineEstimates(
             jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
@@ -267,6 +285,9 @@ class Experiment:
         for spec in self.config.policies:
             self.policy(spec)
         _ = self.forecasts
+        if self.config.workload.source == "follow":
+            self._check_followed()
+            return
         for window in self.windows():
             if not self.jobs(window, self.config.seed):
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
@@ -274,6 +295,24 @@ class Experiment:
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""
         return outcome_of(self.config, self.files)
+
+    def _followed(self) -> FollowedFile:
+        """The file that is followed, from its start."""
+        facts, capacity = self.profiles.facts, self.shape.capacity
+        return FollowedFile(self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity))
+
+    def _source(self) -> FollowedFile | None:
+        """Where jobs come from while a cluster runs; None: all are known from the start."""
+        return self._followed() if self.config.workload.source == "follow" else None
+
+    def _check_followed(self) -> None:
+        """Find out whether what is in the file by now can be run."""
+        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
+            raise ConfigError(
+                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
+                "knowledge.mode exact and forecast.mode off"
+            )
+        JobStore.from_jobs(self._followed().poll(), self.tables)
 
     @cached_property
     def _listed(self) -> list[Job]:

@@ -59,6 +59,13 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
     ] = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='Jobs of a file that is being written: JSON lines, up to {"closed": true}; see docs/simulator.md.',
+        ),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +115,7 @@ def evaluate(
     """
     overrides = [
         *([] if trace is None else foreign_trace(trace)),
+        *([] if follow is None else followed_file(follow)),
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),
@@ -176,6 +184,13 @@ def foreign_trace(trace: Path) -> list[str]:
         "windows.test": 1,
     }
     return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def followed_file(file: Path) -> list[str]:
+    """Overrides that take jobs from a file which is appended to."""
+    values = {"source": "follow", "path": [str(file)], "jobs": [], "load": None, "draws": 0}
+    values |= {"train_path": [], "validation_path": []}
+    return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
 
 
 def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:

@@ -152,7 +152,7 @@ class RealCells:
                 curves = LiveCurves(own, self.config.reward)
                 stack.callback(curves.close)
                 observers.append(curves)
-            predictor = session_predictor(experiment, cell, database)
+            predictor = session_predictor(experiment, database)
             stack.callback(predictor.close)
             observers.append(lambda _: predictor.tell())
             cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
@@ -168,18 +168,16 @@ class RealCells:
         return record
 
 
-def session_predictor(experiment: Experiment, cell: Cell, database: SessionDatabase) -> LivePredictor:
-    """Looks ahead beside the scheduler of a cell, and writes what it sees to the session's database."""
+def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
+    """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
     from rlpto.planning.live import LivePredictor
     from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
-
-    names = [job.name for job in experiment.jobs(cell.window, cell.seed)]
 
     def publish(found: Prediction | None, failed: str) -> None:
         jobs, made_at = {}, math.nan
         if found is not None:
-            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
-            jobs, made_at = {names[job]: (start, finish) for job, start, finish in times}, found.time
+            times = zip(found.names, found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {job: (start, finish) for job, start, finish in times}, found.time
         write_predictions(database, Predictions(made_at, jobs, failed))
 
     # Real jobs train on while new workers start, and stay where they are.

@@ -29,8 +29,8 @@ class SimulatedCluster:
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
     noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
-    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. Raises JobError
-    for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
+    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
+    Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SimulatedCluster:
         shape = ClusterShape(nodes)
         check_jobs_fit(jobs, shape.capacity)
         self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
-        self._source = source
+        self._source: JobSource | None = source
         schedule_failures(self._world, 0)
         self._await_jobs()
         advance(self._world, 0)
@@ -74,6 +74,7 @@ class SimulatedCluster:
         self = cls.__new__(cls)
         settings = settings.model_copy(update={"failures": FailureSettings()})
         self._build(shape, jobs, store, tables, settings, 0, noise)
+        self._source = None
         world, up = self._world, np.array([node.up for node in shape])
         world.machines["up"][0], world.free[0] = up, np.where(up, shape.node_gpus, 0)
         world.clusters["capacity"] = shape.up_gpus
@@ -104,7 +105,6 @@ class SimulatedCluster:
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
-        self._source: JobSource | None = None
         self.time, self._logged = 0.0, 0
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
@@ -133,7 +133,9 @@ class SimulatedCluster:
         """
         earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
         if jobs and jobs[0].submit_time < earliest:
-            raise JobError(f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later")
+            raise JobError(
+                f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
+            )
         check_jobs_fit(jobs, self._shape.capacity)
         self._drain_log()
         self.store.append(JobStore.from_jobs(jobs, self.tables).records)

@@ -20,7 +20,7 @@ LARGEST_LINE_BYTES = 65_536
 """Of a job in a followed file."""
 CLOSED = {"closed": True}
 """The last line of a followed file, as JSON: no job comes after it."""
-_EXPECTED = 'a JSON line a job, such as {"model": "resnet18", "submit": 60, "gpus": 2}, and at last {"closed": true}'
+_EXPECTED = 'a JSON line a job, such as {"model": "cifar10", "submit": 60, "gpus": 2}, and at last {"closed": true}'
 
 
 class JobSource(Protocol):

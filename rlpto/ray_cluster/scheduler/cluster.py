@@ -25,6 +25,7 @@ from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
+from rlpto.workloads.sources import JobSource
 
 WRITE_SECONDS = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
@@ -40,6 +41,8 @@ class RayCluster:
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. noise: errors of what policies are told, or None. estimates: what policies are told instead of
     `tables`, learned from what jobs report; None: the tables.
+    source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
+    jobs need, given the number of the first of them.
     observers: called about once a second, and after every event and decision.
 
     ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
@@ -65,6 +68,8 @@ class RayCluster:
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
         estimates: OnlineEstimates | None = None,
+        source: JobSource | None = None,
+        specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
     ) -> None:
         nodes = {node.id: node.gpus for node in backend.nodes()}
         check_jobs_fit(jobs, sum(nodes.values()))
@@ -86,6 +91,7 @@ class RayCluster:
             self.columns.delay = estimates.tables.rescale_delay
             self.store.told_type[:] = np.arange(len(self.store))  # what is believed of each job has a type of its own
         self._observers = tuple(observers)
+        self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
         self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
@@ -100,7 +106,9 @@ class RayCluster:
                 f"{database.path}: there is no session database, but {len(controllers)} jobs of the session are at "
                 "work: put the file back to go on with them, or give --fresh to end them and delete their checkpoints"
             )
-        database.enter_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+        database.enter_jobs(
+            [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)], source is not None
+        )
         began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
         self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
@@ -115,7 +123,8 @@ class RayCluster:
     @property
     def done(self) -> bool:
         """True once every job has finished or failed, or the time limit is reached."""
-        over = self._next == len(self.jobs) and not self.columns.active.any()
+        closed = self._source is None or self._source.closed
+        over = closed and self._next == len(self.jobs) and not self.columns.active.any()
         return over or self.time >= self._rules.limit
 
     @property
@@ -238,6 +247,7 @@ class RayCluster:
                 self._hear(report)
             for job in self._backend.gone():
                 self._controller_gone(job)
+            self._take_in()
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
@@ -298,6 +308,21 @@ class RayCluster:
         fewest = self.store.min_gpus
         self._give({job: stay if len(stay) >= fewest[self._number[job]] else () for job, stay in left.items()})
         self.changed = True
+
+    def _take_in(self) -> None:
+        """Jobs that have become known."""
+        jobs = [] if self._source is None else self._source.poll()
+        if not jobs or self._specs_of is None:
+            return
+        check_jobs_fit(jobs, self.shape.capacity)
+        self.columns.append(jobs)
+        specs = self._specs_of(jobs, len(self.jobs))
+        self.jobs = (*self.jobs, *jobs)
+        self.ids = (*self.ids, *(spec.id for spec in specs))
+        self._specs.update((spec.id, spec) for spec in specs)
+        self._number = {job: number for number, job in enumerate(self.ids)}
+        known = [(self._specs[job], submitted.submit_time) for job, submitted in zip(self.ids, self.jobs, strict=True)]
+        self.database.enter_jobs(known, growing=True)
 
     def _let_in(self) -> None:
         """Jobs that have been submitted by now."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.cluster import Progress
 from rlpto.jobs import PRIORITY_CLASSES, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
@@ -27,22 +27,38 @@ class JobColumns:
         self.jobs = tuple(jobs)
         self.tables = tables
         self.store = JobStore.from_jobs(jobs, tables)
-        count = len(jobs)
-        self.active: BoolArray = np.zeros(count, dtype=np.bool_)
-        self.failed: BoolArray = np.zeros(count, dtype=np.bool_)
-        self.held: IntArray = np.zeros(count, dtype=np.int64)
-        self.accuracy: FloatArray = self.store.measured_accuracy
-        self.rescale_seconds: FloatArray = np.zeros(count)
-        self.given_at: FloatArray = np.full(count, -np.inf)
-        self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
-        self._first = tables.accuracy[self.store.type_index, 0]
-        everything = np.arange(count)
-        curve = JobTable(self.store, tables, everything, self.store.priority, 1)
-        self._gainable = np.maximum(curve.final_accuracy - self._first, 1e-9)
-        self._curve = curve
-        self._gained = np.zeros(count)
+        self.active: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.failed: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.held: IntArray = np.zeros(0, dtype=np.int64)
+        self.rescale_seconds: FloatArray = np.zeros(0)
+        self.given_at: FloatArray = np.zeros(0)
+        self.delay: FloatArray = np.zeros(0)
+        self._gained: FloatArray = np.zeros(0)
+        self._extend(len(jobs))
         self.totals: FloatArray = np.zeros(len(PRIORITY_CLASSES) + 3)
         self._begin()
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Add jobs that were submitted no earlier than those that are there."""
+        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.jobs = (*self.jobs, *jobs)
+        self._extend(len(jobs))
+
+    def _extend(self, more: int) -> None:
+        """Columns for the last `more` jobs of the store, and anew what follows from all."""
+        kinds = self.store.type_index
+        for name, value in (("active", False), ("failed", False), ("held", 0), ("rescale_seconds", 0.0)):
+            self._lengthen(name, np.full(more, value))
+        self._lengthen("given_at", np.full(more, -np.inf))
+        self._lengthen("delay", self.tables.rescale_delay[kinds[len(kinds) - more :]])
+        self._lengthen("_gained", np.zeros(more))
+        self.accuracy: FloatArray = self.store.measured_accuracy
+        self._first = self.tables.accuracy[kinds, 0]
+        self._curve = JobTable(self.store, self.tables, np.arange(len(kinds)), self.store.priority, 1)
+        self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
+
+    def _lengthen(self, name: str, values: AnyArray) -> None:
+        setattr(self, name, np.concatenate([getattr(self, name), values]))
 
     def _begin(self) -> None:
         self._gain = np.zeros(len(PRIORITY_CLASSES))
