@@ -286,7 +286,7 @@ class Experiment:
             self.policy(spec)
         _ = self.forecasts
         if self.config.workload.source == "follow":
-            self._check_followed()
+            JobStore.from_jobs(self._followed().poll(), self.tables)
             return
         for window in self.windows():
             if not self.jobs(window, self.config.seed):
@@ -297,22 +297,18 @@ class Experiment:
         return outcome_of(self.config, self.files)
 
     def _followed(self) -> FollowedFile:
-        """The file that is followed, from its start."""
+        """The file that is followed, from its start. Raises ConfigError where more is to be known than it tells."""
+        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
+            raise ConfigError(
+                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
+                "knowledge.mode exact and forecast.mode off"
+            )
         facts, capacity = self.profiles.facts, self.shape.capacity
         return FollowedFile(self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity))
 
     def _source(self) -> FollowedFile | None:
         """Where jobs come from while a cluster runs; None: all are known from the start."""
         return self._followed() if self.config.workload.source == "follow" else None
-
-    def _check_followed(self) -> None:
-        """Find out whether what is in the file by now can be run."""
-        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
-            raise ConfigError(
-                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
-                "knowledge.mode exact and forecast.mode off"
-            )
-        JobStore.from_jobs(self._followed().poll(), self.tables)
 
     @cached_property
     def _listed(self) -> list[Job]:

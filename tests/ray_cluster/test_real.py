@@ -93,7 +93,7 @@ def compile_predictions(settings: Config) -> None:
 def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}]
     compile_predictions(config(jobs))
-    settings = config(jobs)
+    settings = config(jobs)  # b becomes known while a trains
     follow = {"source": "follow", "path": (tmp_path / "jobs.jsonl",), "jobs": ()}
     settings = settings.model_copy(update={"workload": settings.workload.model_copy(update=follow)})
     lines = [json.dumps(job) for job in ({**jobs[0], "model": "tiny"}, {**jobs[1], "model": "tiny"}, {"closed": True})]
@@ -109,7 +109,8 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     curves = EventAccumulator(str(own))
     curves.Reload()
     assert curves.Scalars("jobs/a/progress")[-1].value > 5.0
-    assert {curve.step for curve in curves.Scalars("reward/sum")} >= {1, 2, 3}, "seconds of the session"
+    seconds = {curve.step for curve in curves.Scalars("reward/sum")}
+    assert len(seconds) >= 3, "on a busy machine a look may come more than a second after the one before"
     for table in ("allocation_by_node", "rescale_pauses", "recovery_times", "jobs", "events"):
         assert (own / f"{table}.csv").read_text().count("\n") >= 1
     columns, rows = read_table(own / DATABASE, "jobs")
