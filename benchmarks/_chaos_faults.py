@@ -41,7 +41,7 @@ class Faults:
             "worker frozen": lambda: self._signal_worker(signal.SIGSTOP),
             "raylet killed": self._kill_node,
             "node frozen": self._freeze_node,
-            "runner killed": self._kill_runner,
+            "controller killed": self._kill_controller,
             "scheduler killed": self._restart_scheduler,
             "checkpoint corrupted": self._corrupt,
             "policy switched": self._switch,
@@ -93,18 +93,20 @@ class Faults:
         self._later(NOTICED, replace)
         return True
 
-    def _kill_runner(self) -> bool:
-        runners = [report.pid for report in self._watcher.reports.values() if not report.ended and report.training_on]
-        return bool(runners) and _send(self._rng.choice(runners), signal.SIGKILL)
+    def _kill_controller(self) -> bool:
+        controllers = [
+            report.pid for report in self._watcher.reports.values() if not report.ended and report.training_on
+        ]
+        return bool(controllers) and _send(self._rng.choice(controllers), signal.SIGKILL)
 
     def _restart_scheduler(self) -> bool:
-        if self._scheduler.ended or not self._scheduler.books.exists():
+        if self._scheduler.ended or not self._scheduler.database.exists():
             return False
         self._scheduler.restart()
         return True
 
     def _corrupt(self) -> bool:
-        """Damage a job's newest checkpoint, and kill its runner, which then has to read it."""
+        """Damage a job's newest checkpoint, and kill its controller, which then has to read it."""
         jobs = [
             report
             for report in self._watcher.reports.values()
@@ -122,12 +124,12 @@ class Faults:
         return _send(job.pid, signal.SIGKILL)
 
     def _switch(self) -> bool:
-        if self._scheduler.ended or not self._scheduler.books.exists():
+        if self._scheduler.ended or not self._scheduler.database.exists():
             return False
         try:
-            request_policy(self._scheduler.books, self._rng.choice(POLICIES))
+            request_policy(self._scheduler.database, self._rng.choice(POLICIES))
         except (ClusterError, sqlite3.Error):
-            return False  # the books are being made
+            return False  # the database is being made
         return True
 
     def _later(self, seconds: float, what: Callable[[], object]) -> None:

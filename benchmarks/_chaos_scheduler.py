@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from rlpto.evaluation.runner import Cell
-from rlpto.runs.real import BOOKS, session_folder, session_name
+from rlpto.runs.real import DATABASE, session_folder, session_name
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -30,7 +30,7 @@ class Scheduler:
         self._log = folder / "scheduler.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.session = session_name(self._run, CELL)
-        self.books = session_folder(self._run, CELL) / BOOKS
+        self.database = session_folder(self._run, CELL) / DATABASE
         self.restarts = 0
 
     def start(self) -> None:
@@ -46,8 +46,8 @@ class Scheduler:
             self._process.wait()
 
     def end(self) -> None:
-        """As Ctrl-C does, which programs in the background of a shell do not hear: its runners end too. Killed if that
-        takes too long."""
+        """As Ctrl-C does, which programs in the background of a shell do not hear: its controllers end too. Killed if
+        that takes too long."""
         if self._process is not None and not self.ended:
             self._process.terminate()
             self.wait(60.0)

@@ -1,4 +1,4 @@
-"""Looks at everything all the time: what runners report, what processes there are, and what the books say."""
+"""Looks at everything all the time: reports of job controllers, processes, and the session database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from rlpto.ray_cluster.job.controller import find_runners
+from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import alive_nodes
 
 PERIOD = 1.0
 LOOK = 3.0
@@ -42,8 +41,8 @@ class Watcher:
     sample takes a while, so that within one a GPU may be seen to change hands.
     """
 
-    def __init__(self, started: LocalCluster, session: str, books: Path, gpus: int) -> None:
-        self._started, self._session, self._books, self._gpus = started, session, books, gpus
+    def __init__(self, started: LocalCluster, session: str, database: Path, gpus: int) -> None:
+        self._started, self._session, self._database, self._gpus = started, session, database, gpus
         self.reports: dict[str, JobReport] = {}
         self.wrong: list[str] = []
         self.lost: list[float] = []
@@ -69,7 +68,7 @@ class Watcher:
     def _work(self) -> None:
         while not self._over.wait(PERIOD):
             if self.samples % 3 == 0:
-                self._handles = find_runners(self._session)
+                self._handles = find_controllers(self._session)
             heard = self._ask()
             self._look_at_holdings(heard)
             self._look_at_processes()
@@ -127,7 +126,7 @@ class Watcher:
 
     def _commands(self, job: str, applied: int, generation: int) -> list[list[str]]:
         rows = query(
-            self._books,
+            self._database,
             "SELECT nodes FROM allocations WHERE commanded_at IS NOT NULL AND job = ? AND generation BETWEEN ? AND ?",
             (job, applied, generation),
         )
@@ -148,11 +147,11 @@ class Watcher:
                 history.append(Point(report.time, last.trained + since, report.progress))
 
 
-def query(books: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-    """Rows of the scheduler's books, read beside it; none while there are no books."""
-    if not books.exists() or not books.stat().st_size:
+def query(database: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+    """Rows of the session database, read beside it; none while there are no database."""
+    if not database.exists() or not database.stat().st_size:
         return []
-    base = sqlite3.connect(f"file:{books}?mode=ro", uri=True, timeout=10.0)
+    base = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10.0)
     try:
         return base.execute(statement, values).fetchall()
     finally:

@@ -15,10 +15,10 @@ from _chaos_watcher import Watcher, free_gpus, query
 from _common import Check
 from _ray_job import DIGITS, cluster, load
 
-from rlpto.ray_cluster.job.controller import find_runners
+from rlpto.ray_cluster.controllers import find_controllers
 
 JOBS, NODES, GPUS = 12, 4, 2
-EVERY = 20.0
+FAULT_INTERVAL_S = 20.0
 """s between faults."""
 PACE, STEPS = 0.5, 23
 """s of a step with one worker; steps of an epoch."""
@@ -37,7 +37,7 @@ def run(minutes: float) -> tuple[list[Check], dict[str, object]]:
     epochs = max(round((SHARE * 60 * minutes * NODES * GPUS / JOBS - STARTS) / (PACE * STEPS)), 1)
     with tempfile.TemporaryDirectory() as folder, cluster(NODES, GPUS) as started:
         scheduler = Scheduler(Path(folder), started.address, config(minutes, epochs))
-        watcher = Watcher(started, scheduler.session, scheduler.books, GPUS)
+        watcher = Watcher(started, scheduler.session, scheduler.database, GPUS)
         faults = Faults(started, watcher, scheduler, random.Random(SEED), GPUS)
         began = time.monotonic()
         scheduler.start()
@@ -82,24 +82,24 @@ def config(minutes: float, epochs: int) -> dict[str, object]:
 
 
 def wreak(faults: Faults, scheduler: Scheduler, seconds: float) -> None:
-    """A fault every `EVERY` seconds, as long as there is work."""
+    """A fault every `FAULT_INTERVAL_S` seconds, as long as there is work."""
     began = time.monotonic()
-    due = began + EVERY
+    due = began + FAULT_INTERVAL_S
     while (time.monotonic() < began + seconds and not scheduler.ended) or faults.mend():
         time.sleep(0.5)
         faults.mend()
         if due <= time.monotonic() < began + seconds:
             done = faults.strike() or "nothing to break"
             print(f"{time.monotonic() - began:6.0f} s  {done}", file=sys.stderr, flush=True)
-            due += EVERY
+            due += FAULT_INTERVAL_S
 
 
 def verdict(
     scheduler: Scheduler, watcher: Watcher, faults: Faults, code: int | None, epochs: int
 ) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
-    jobs = query(scheduler.books, "SELECT name, state, step, recoveries, failure FROM jobs")
-    finished = Counter(row[0] for row in query(scheduler.books, "SELECT job FROM events WHERE kind = 'finished'"))
+    jobs = query(scheduler.database, "SELECT name, state, step, recoveries, failure FROM jobs")
+    finished = Counter(row[0] for row in query(scheduler.database, "SELECT job FROM events WHERE kind = 'finished'"))
     short = [row for row in jobs if row[1] != "finished" or row[2] != epochs * STEPS]
     free, total = settled_gpus()
     limit = INTERVAL + SLACK
@@ -109,7 +109,7 @@ def verdict(
         Check("jobs that finished twice", sum(count > 1 for count in finished.values()), "", 0, False),
         Check("the scheduler's exit code", -1 if code is None else code, "", 0, False),
         Check("samples in which a promise was broken", len(watcher.wrong), "", 0, False),
-        Check("runners left", len(find_runners(scheduler.session)), "", 0, False),
+        Check("controllers left", len(find_controllers(scheduler.session)), "", 0, False),
         Check("GPUs that are not free again", total - free, "", 0, False),
         Check("training taken back by a fault, at most", max(watcher.lost, default=0.0), "s", limit, False),
         Check(

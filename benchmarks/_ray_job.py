@@ -15,10 +15,10 @@ from typing import Any
 import ray
 from _common import ROOT
 
-from rlpto.ray_cluster.job.controller import start_runner, stop_runner
+from rlpto.ray_cluster.controllers import control_node, stop_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 180.0
 DIGITS = "rlpto.ray_cluster.programs.digits"
@@ -32,21 +32,21 @@ def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
 
 
 class Job:
-    """A job whose runner is on the head."""
+    """A job whose controller is on the head."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
-        self.runner: Any = start_runner(spec, control_node(), resume=False)
+        self.controller: Any = start_controller(spec, control_node(), resume=False)
         self.generation = 0
 
     def command(self, nodes: Sequence[str]) -> JobReport:
         """Command workers on `nodes` and wait until all of them train."""
         self.generation += 1
-        ray.get(self.runner.command.remote(self.generation, tuple(nodes)))
+        ray.get(self.controller.command.remote(self.generation, tuple(nodes)))
         return self.until(lambda now: now.applied == self.generation)
 
     def report(self) -> JobReport:
-        said: JobReport = ray.get(self.runner.report.remote())
+        said: JobReport = ray.get(self.controller.report.remote())
         return said
 
     def until(self, holds: Callable[[JobReport], bool]) -> JobReport:
@@ -84,7 +84,7 @@ def job(**values: Any) -> Iterator[Job]:
         try:
             yield running
         finally:
-            stop_runner(running.runner)
+            stop_controller(running.controller)
 
 
 def send(pids: Sequence[int], number: signal.Signals) -> None:

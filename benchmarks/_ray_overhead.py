@@ -72,13 +72,13 @@ def reporting(spec: JobSpec, repeats: int) -> tuple[float, int]:
     how many pairs."""
     trainer = Trainer(spec)
     trainer.run(5)
-    usual, ratios, spent = worker_group.EVERY, [], 0.0
+    usual, ratios, spent = worker_group.MEASURE_EVERY_STEPS, [], 0.0
     try:
         while len(ratios) < LEAST_PAIRS * repeats or spent < BLOCKS_SECONDS * repeats:
             pair, taken = len(ratios), {}
             # Which of the two comes first changes, so that a machine that grows slower is no advantage.
             for measured in (pair % 2 == 0, pair % 2 == 1):
-                worker_group.EVERY = usual if measured else 10**12
+                worker_group.MEASURE_EVERY_STEPS = usual if measured else 10**12
                 trainer._evaluation_due = float("inf")
                 start = time.process_time()
                 trainer.run(trainer.position.step + BLOCK)
@@ -86,5 +86,5 @@ def reporting(spec: JobSpec, repeats: int) -> tuple[float, int]:
             ratios.append(taken[True] / taken[False] - 1)
             spent += sum(taken.values())
     finally:
-        worker_group.EVERY = usual
+        worker_group.MEASURE_EVERY_STEPS = usual
     return statistics.median(ratios), len(ratios)

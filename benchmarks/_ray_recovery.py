@@ -14,7 +14,7 @@ from _scheduler_faults import head_killed, scheduler_killed
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 LIMITS = {"worker killed": 6.0, "only worker killed": 6.0, "raylet killed": 3.0, "node frozen": 12.0}
-LIMITS |= {"worker frozen": 12.0, "runner killed": 8.0}
+LIMITS |= {"worker frozen": 12.0, "controller killed": 8.0}
 SCHEDULER, HEAD = 2.0, 15.0
 GOES_ON = 0.9
 """Of the steps that the pace allows, what a job must do while the head is gone."""
@@ -76,7 +76,7 @@ def faults(started: LocalCluster, running: Job) -> dict[str, Callable[[], None]]
         "raylet killed": lambda: started.kill_node(b),
         "node frozen": freeze_node,
         "worker frozen": lambda: send(started.worker_pids(b), signal.SIGSTOP),
-        "runner killed": lambda: send([running.report().pid], signal.SIGKILL),
+        "controller killed": lambda: send([running.report().pid], signal.SIGKILL),
     }
 
 

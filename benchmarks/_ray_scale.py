@@ -67,25 +67,25 @@ def run(_: int) -> tuple[list[Check], dict[str, object]]:
         config.write_text(json.dumps(SETTINGS))  # which is YAML too
         how = ["--policies", POLICY, "--run-dir", str(results), "--no-report", "--quiet"]
         rlpto("evaluate", str(config), "--cluster", "ray", *how)
-        (books,) = results.glob("ray/*/state.sqlite")
-        with closing(sqlite3.connect(books)) as found:
+        (database,) = results.glob("ray/*/state.sqlite")
+        with closing(sqlite3.connect(database)) as found:
             return judged(found)
 
 
-def judged(books: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
-    """What the scheduler's books tell."""
-    latency = [row[0] for row in books.execute("SELECT latency FROM decisions")]
-    speeds = books.execute("SELECT samples_per_second, workers FROM profile WHERE count >= ?", (ENOUGH,)).fetchall()
+def judged(database: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
+    """What the session database tell."""
+    latency = [row[0] for row in database.execute("SELECT latency FROM decisions")]
+    speeds = database.execute("SELECT samples_per_second, workers FROM profile WHERE count >= ?", (ENOUGH,)).fetchall()
     steps = math.ceil(SAMPLES / BATCH)  # of an epoch, the last one with what is left
     timing = [abs(SAMPLES / steps / speed * workers / PACE - 1.0) for speed, workers in speeds]
     finished, failed = (
-        books.execute("SELECT count(*) FROM jobs WHERE state = ?", (state,)).fetchone()[0]
+        database.execute("SELECT count(*) FROM jobs WHERE state = ?", (state,)).fetchone()[0]
         for state in ("finished", "failed")
     )
     checks = [
         Check("step time off by, median job", statistics.median(timing or [math.inf]), "", TIMING, least=False),
         Check("decision, 99 %", float(np.quantile(latency, 0.99)), "s", LATENCY, least=False),
-        Check("GPUs that trained at once", most_training(books), "GPUs", NODES * GPUS, least=True),
+        Check("GPUs that trained at once", most_training(database), "GPUs", NODES * GPUS, least=True),
         Check("jobs finished", finished, "jobs", NODES * GPUS // EACH, least=True),
     ]
     facts = {
@@ -99,12 +99,12 @@ def judged(books: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
     return checks, facts
 
 
-def most_training(books: sqlite3.Connection) -> int:
+def most_training(database: sqlite3.Connection) -> int:
     """Most GPUs that trained at once: of jobs whose workers all trained, until the job had finished."""
     query = (
         "SELECT min(applied_at), finish_time FROM allocations JOIN jobs ON job = name "
         "WHERE applied_at IS NOT NULL GROUP BY job"
     )
-    spans = books.execute(query).fetchall()
+    spans = database.execute(query).fetchall()
     moments = [(begin, EACH) for begin, _ in spans] + [(end, -EACH) for _, end in spans if end is not None]
     return max(accumulate(change for _, change in sorted(moments)), default=0)

@@ -26,8 +26,8 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Attached:
-    """seconds: that a scheduler took to take jobs over, by its own books. processes: the same from the start of its
-    process. lost: steps that jobs did again."""
+    """seconds: that a scheduler took to take jobs over, by its own session database. processes: the same from the
+    start of its process. lost: steps that jobs did again."""
 
     seconds: list[float]
     processes: list[float]
@@ -109,16 +109,16 @@ def config(nodes: int) -> dict[str, object]:
 
 
 def steps(scheduler: Scheduler) -> int:
-    return int(sum(row[0] for row in query(scheduler.books, "SELECT step FROM jobs")))
+    return int(sum(row[0] for row in query(scheduler.database, "SELECT step FROM jobs")))
 
 
 def recoveries(scheduler: Scheduler) -> int:
-    return int(sum(row[0] for row in query(scheduler.books, "SELECT recoveries FROM jobs")))
+    return int(sum(row[0] for row in query(scheduler.database, "SELECT recoveries FROM jobs")))
 
 
 def returns(scheduler: Scheduler) -> list[float]:
     """s that each restarted scheduler took to take the jobs over."""
-    return [row[0] for row in query(scheduler.books, "SELECT value FROM events WHERE kind = 'scheduler_returned'")]
+    return [row[0] for row in query(scheduler.database, "SELECT value FROM events WHERE kind = 'scheduler_returned'")]
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

@@ -172,6 +172,24 @@ class FastForward(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where n jobs hold GPUs, as far as the cluster knows.
+
+    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
+    together.
+    training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
+    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
+    where none are starting beside others.
+    """
+
+    nodes: tuple[IntArray, ...]
+    training: IntArray
+    spanned: IntArray
+    pausing: FloatArray
+    starting: FloatArray
+
+
 class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 
@@ -207,6 +225,9 @@ class Cluster(Protocol):
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
+
+    def placement(self, index: IntArray) -> Placement:
+        """Where active jobs hold their GPUs."""
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""

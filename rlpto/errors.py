@@ -34,4 +34,4 @@ class TrainingError(RlptoError):
 
 
 class ClusterError(RlptoError):
-    """A real cluster cannot be reached, does not fit, or its own books cannot be read."""
+    """A real cluster cannot be reached, does not fit, or its session database cannot be read."""

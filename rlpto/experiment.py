@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles, job_specs
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
@@ -48,7 +50,7 @@ from rlpto.workloads.windows import Window, select, split_windows
 if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.session_database import Store
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -189,36 +191,40 @@ class Experiment:
         window: str,
         seed: int,
         backend: Backend,
-        books: Store,
+        database: SessionDatabase,
         session: str,
         observers: Iterable[Callable[[RayCluster], None]] = (),
     ) -> RayCluster:
         """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-        books: of the session; jobs keep their files beside them.
+        database: of the session; jobs keep their files beside them.
         """
         from rlpto.ray_cluster.scheduler.cluster import RayCluster
-        from rlpto.ray_cluster.scheduler.online_estimates import Beliefs
+        from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
         from rlpto.ray_cluster.scheduler.rules import Rules
 
         jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
         own_seed = self.window_seed(window, seed)
-        specs = job_specs(jobs, settings, session, books.path.parent / "jobs", own_seed)
+        specs = job_specs(jobs, settings, session, database.path.parent / "jobs", own_seed)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(backend, jobs, specs, self.tables, books, rules, noise, observers)
+            return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        beliefs = Beliefs(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node)
-        return RayCluster(backend, jobs, specs, self.tables, books, rules, None, observers, beliefs=beliefs)
+        estimates = OnlineEstimates(
+            jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
+        )
+        return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
-        policy = make_policy(spec)
+        return make_policy(spec, self._weighted)
+
+    def _weighted(self, policy: Policy) -> Policy:
+        """The policy, with this experiment's reward if it maximises one and was given no other."""
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
-            policy = RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
-            policy.name = spec
+            return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
@@ -227,7 +233,8 @@ class Experiment:
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        return run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
+        return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell) -> RunRecord:
         """Run one cell of an evaluation."""

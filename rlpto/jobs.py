@@ -187,6 +187,10 @@ class JobStore:
         self.__dict__[name] = column  # found without this function from now on
         return column
 
+    def take(self, index: IntArray) -> JobStore:
+        """A copy of the jobs at `index` [n], as they stand."""
+        return JobStore(self.records[index])
+
     @classmethod
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
         """Records of `jobs`, which must be sorted by submit time; tables must hold all their types.
@@ -240,6 +244,20 @@ class EstimateNoise:
 
 NO_NOISE = np.zeros((0, 0))
 """In place of factors: what is told is true."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a table's speeds and remaining work are made of, for its n rows.
+
+    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of what is told, [n]
+    each, or None.
+    """
+
+    tables: SpeedTables
+    type_index: IntArray
+    scale: FloatArray
+    noise: EstimateNoise | None
 
 
 class JobTable:
@@ -315,6 +333,17 @@ class JobTable:
             raise AttributeError(f"a JobTable has no column {name}")
         self.__dict__[name] = found  # found without this function from now on
         return found
+
+    def told(self) -> Told:
+        """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
+        noise = self._noise
+        if noise is not None:
+            noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
+        return Told(self._tables, self.type_index, self.scale, noise)
+
+    def columns(self) -> JobStore:
+        """A copy of the columns of these n jobs, as a store of their own."""
+        return self.store.take(self.index)
 
     def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
         """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -130,11 +130,22 @@ class AllocationChanges:
 
 
 @dataclass(frozen=True)
+class PolicySwitches:
+    """Which policy took the decisions of a run in which policies were switched; S policies one after the other.
+
+    time: [S] s of the first decision of each. policy: S names. Empty where one policy took all decisions.
+    """
+
+    time: FloatArray = field(default_factory=lambda: np.zeros(0))
+    policy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One policy on one window with one seed.
 
     policy: its name. window: name of the window. seed. capacity: GPUs of the cluster with all nodes up.
-    wall_seconds: how long the run took.
+    wall_seconds: how long the run took. switches: which policy decided when, if there were several.
     """
 
     policy: str
@@ -145,3 +156,4 @@ class RunRecord:
     decisions: DecisionRecords
     changes: AllocationChanges
     wall_seconds: float
+    switches: PolicySwitches = field(default_factory=PolicySwitches)

@@ -37,12 +37,12 @@ def up(
 
 @app.command("status", epilog="Example: rlpto cluster status")
 def status() -> None:
-    """Show the local cluster, its nodes, and the jobs that have runners there."""
+    """Show the local cluster, its nodes, and the jobs that have controllers there."""
     from rich.table import Table
 
+    from rlpto.ray_cluster.controllers import alive_nodes
     from rlpto.ray_cluster.nodes.background import running_cluster
-    from rlpto.ray_cluster.scheduler.backend import alive_nodes
-    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_runners
+    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_controllers
 
     console = make_console()
     found = running_cluster()
@@ -57,9 +57,12 @@ def status() -> None:
             resources = node["Resources"]
             counts = (f"{resources.get(name, 0):g}" for name in ("GPU", "CPU"))
             table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *counts)
-        runners = jobs_with_runners()
+        controllers = jobs_with_controllers()
     console.print(table)
-    console.print(f"{len(runners)} jobs have runners" + "".join(f"\n  {job} (session {name})" for name, job in runners))
+    console.print(
+        f"{len(controllers)} jobs have controllers"
+        + "".join(f"\n  {job} (session {name})" for name, job in controllers)
+    )
 
 
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")

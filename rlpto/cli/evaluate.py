@@ -22,7 +22,7 @@ from rlpto.cli.common import (
     make_console,
     read_config,
 )
-from rlpto.errors import ConfigError
+from rlpto.errors import ConfigError, RlptoError
 
 if TYPE_CHECKING:
     from rlpto.config import Config
@@ -64,6 +64,14 @@ def evaluate(
         typer.Option(
             metavar="A,B|all",
             help="Policies to run, instead of the config's; see rlpto policies. With --run its agents come on top.",
+        ),
+    ] = None,
+    switch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="S:A,S:B",
+            help="One more run, which the first policy begins and in which others take over after so many seconds: "
+            "3600:las,7200:srtf.",
         ),
     ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
@@ -108,7 +116,8 @@ def evaluate(
     ]
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
-    settled = _with_reference(settled if run is None else with_agents(settled, run), chosen=policies is not None)
+    settled = settled if run is None else with_agents(settled, run)
+    settled = _with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
     endings = {Where.sim: "", Where.ray: "-ray", Where.both: "-both"}
     folder = run_dir or _default_folder(settled.name, run, trace, endings[cluster])
     if cluster is Where.sim:
@@ -200,6 +209,29 @@ def with_agents(config: Config, run: Path) -> Config:
     return config.model_copy(update={"policies": (*specs, *config.policies)})
 
 
+def with_switches(config: Config, text: str) -> Config:
+    """The configuration with one more run, in which its first policy is followed by others at set times.
+
+    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
+    that names the part that is wrong.
+    """
+    from rlpto.policies.registry import make_policy
+    from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
+
+    by_label = {policy_label(spec): spec for spec in config.policies}
+    parts = [config.policies[0]]
+    for part in split_specs(text, "--switch"):
+        try:
+            time, policy = parse_switch(part)
+            spec = by_label.get(str(policy), str(policy))
+            make_policy(spec)
+            parts.append(f"{time:.15g}:{spec}")
+            parse_spec(SWITCH.join(parts))
+        except RlptoError as error:
+            raise ConfigError(f"--switch {text}: {part}: {error}") from None
+    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, SWITCH.join(parts))))})
+
+
 def _folder_name(trace: Path | None) -> str:
     """Folder of an evaluation inside a run."""
     return "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
@@ -274,6 +306,8 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     reference = policy_label(config.evaluation.reference)
     found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
     print_results(found, console)
+    for note in missed_switches(finished):
+        console.print(note, style="yellow")
     write_csv(found, folder)
     write_json(found, folder / "results.json")
     if not report:
@@ -296,6 +330,18 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     )
     write_report(folder / "report.html", found, plots, about)
     console.print(f"\nreport: {folder / 'report.html'}", style="bold")
+
+
+def missed_switches(finished: list[FinishedCell]) -> list[str]:
+    """A line for every run in which not all the policies that were to follow one another took decisions."""
+    from rlpto.policies.spec import parse_spec
+
+    notes = []
+    for done in finished:
+        spec = parse_spec(done.cell.policy)
+        if spec.later and len(decided := done.record().switches.policy or (spec.first.label,)) <= len(spec.later):
+            notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
+    return notes
 
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:

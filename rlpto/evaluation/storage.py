@@ -13,11 +13,13 @@ import numpy as np
 from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
-from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
+from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
-_STRINGS = {"jobs.names", "jobs.models"}
+_SWITCHES = {f"switches.{field.name}" for field in fields(PolicySwitches)}
+"""Written only where policies were switched."""
+_STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ T = TypeVar("T")
 def save_record(record: RunRecord, path: Path) -> None:
     """Write a record to `path` (.npz), atomically. Raises CheckpointError if that fails."""
     arrays = {name: np.array(getattr(record, name)) for name in _SCALARS}
-    for group in _GROUPS:
+    for group in (*_GROUPS, *(["switches"] if record.switches.policy else [])):
         part = getattr(record, group)
         for field in fields(part):
             value = getattr(part, field.name)
@@ -47,6 +49,7 @@ def load_record(path: Path) -> RunRecord:
             jobs=_part("jobs", JobRecords, arrays),
             decisions=_part("decisions", DecisionRecords, arrays),
             changes=_part("changes", AllocationChanges, arrays),
+            switches=_part("switches", PolicySwitches, arrays) if _SWITCHES & arrays.keys() else PolicySwitches(),
             **scalars,
         )
     except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
@@ -58,7 +61,8 @@ def is_record(path: Path) -> bool:
     names = {*_SCALARS, *(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))}
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return names == set(archive.files)
+            found = set(archive.files)
+            return found in (names, names | _SWITCHES)
     except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile):
         return False
 

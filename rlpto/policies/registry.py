@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +25,9 @@ from rlpto.policies.optimus import Optimus
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.sjf import Sjf
-from rlpto.policies.spec import UNNAMED, spec_of
+from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
 from rlpto.policies.srtf import Srtf
+from rlpto.policies.switching import SwitchingPolicy
 from rlpto.policies.tiresias import Tiresias
 from rlpto.settings import Settings
 
@@ -86,14 +87,24 @@ def available() -> list[PolicyInfo]:
     ]
 
 
-def make_policy(spec: str | Mapping[str, object]) -> Policy:
+def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:philly`.
     The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
+    `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
+    adapt: what else is done to each policy that is made, such as giving it the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
     """
+    if isinstance(spec, str) and (whole := parse_spec(spec)).later:
+        later = [(time, _single(str(part), adapt)) for time, part in whole.later]
+        return SwitchingPolicy(whole.label, _single(str(whole.first), adapt), later)
+    return _single(spec, adapt)
+
+
+def _single(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy]) -> Policy:
+    """A policy that is not one after another."""
     name, options = spec_of(spec)
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
@@ -105,7 +116,7 @@ def make_policy(spec: str | Mapping[str, object]) -> Policy:
         if unnamed is None or unnamed in options:
             raise ConfigError(f"policy {spec}: expected name:option=value,option=value, got {options[UNNAMED]!r}")
         options = {unnamed: options.pop(UNNAMED), **options}
-    policy = policy_class(_checked(name, policy_class.Options, options))
+    policy = adapt(policy_class(_checked(name, policy_class.Options, options)))
     policy.name = label or _label(name, options, unnamed)
     return policy
 

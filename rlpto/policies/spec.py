@@ -1,7 +1,12 @@
-"""Specs of policies as text, `name` or `name:option=value,...`: the one place that takes them apart."""
+"""Specs of policies as text, `name` or `name:option=value,...`: the one place that takes them apart.
+
+`fifo>3600:las>7200:srtf` are policies one after the other: fifo decides, las from the first decision at or after 3600 s
+on, srtf from 7200 s on (`rlpto.policies.switching`).
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,15 +22,21 @@ RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")
 """Endings by which the value of an option is known to be a file, as in `index:weights=mine.yaml`."""
+SWITCH = ">"
+"""Stands before the time of each policy that takes over from the one before."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy as it was asked for: its name, and its options as they were written."""
+    """A policy as it was asked for: its name, and its options as they were written.
+
+    later: time [s] and spec of the policies that take over from it, in order of time.
+    """
 
     name: str
     texts: tuple[tuple[str, str], ...] = ()
+    later: tuple[tuple[float, PolicySpec], ...] = ()
 
     @property
     def options(self) -> dict[str, object]:
@@ -42,28 +53,63 @@ class PolicySpec:
     def label(self) -> str:
         """What the policy is called in tables: its option `label`, else the spec itself."""
         label = self.options.get("label")
-        return str(self) if label is None else str(label)
+        first = str(self.first) if label is None else str(label)
+        return _schedule(first, [(time, spec.label) for time, spec in self.later])
+
+    @property
+    def first(self) -> PolicySpec:
+        """The policy that decides first, alone."""
+        return replace(self, later=())
 
     @property
     def paths(self) -> list[Path]:
         """Files and run folders among the options."""
-        return [Path(text) for key, text in self.texts if _is_path(key, text)]
+        own = [Path(text) for key, text in self.texts if _is_path(key, text)]
+        return own + [path for _, spec in self.later for path in spec.paths]
 
     def with_paths(self, change: Callable[[str], str]) -> PolicySpec:
         """The spec with `change` applied to every path among its options."""
         texts = ((key, change(text) if _is_path(key, text) else text) for key, text in self.texts)
-        return replace(self, texts=tuple(texts))
+        later = tuple((time, spec.with_paths(change)) for time, spec in self.later)
+        return replace(self, texts=tuple(texts), later=later)
 
     def __str__(self) -> str:
         options = ",".join(text if key == UNNAMED else f"{key}={text}" for key, text in self.texts)
-        return f"{self.name}:{options}" if options else self.name
+        first = f"{self.name}:{options}" if options else self.name
+        return _schedule(first, [(time, str(spec)) for time, spec in self.later])
 
 
 def parse_spec(text: str) -> PolicySpec:
     """A spec from its text; only the first option may have no name.
 
-    Raises ConfigError for a spec without a name, and for options that are not `key=value`.
+    Raises ConfigError for a spec without a name, for options that are not `key=value`, and for policies that are to
+    take over at no time, or not in order.
     """
+    first, *parts = text.split(SWITCH)
+    later: list[tuple[float, PolicySpec]] = []
+    for part in parts:
+        later.append(parse_switch(part.strip()))
+        if len(later) > 1 and later[-1][0] <= later[-2][0]:
+            raise ConfigError(
+                f"policy switch {part.strip()}: expected a time later than that before it, {later[-2][0]:g} s"
+            )
+    return replace(_parse_single(first), later=tuple(later))
+
+
+def parse_switch(part: str) -> tuple[float, PolicySpec]:
+    """Time [s] and policy of `SECONDS:POLICY`. Raises ConfigError if it is no such thing."""
+    text, colon, policy = part.partition(":")
+    try:
+        time = float(text) if colon else math.nan
+    except ValueError:
+        time = math.nan
+    if not (math.isfinite(time) and time > 0 and policy.strip()):
+        raise ConfigError(f"policy switch {part!r}: expected SECONDS:POLICY, such as 3600:las")
+    return time, _parse_single(policy.strip())
+
+
+def _parse_single(text: str) -> PolicySpec:
+    """The spec of one policy."""
     name, _, rest = text.partition(":")
     texts: dict[str, str] = {}
     for item in _split(rest) if rest.strip() else ():
@@ -111,6 +157,11 @@ def spec_of(given: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
     if not isinstance(name, str):
         raise ConfigError(f"policy {dict(given)}: expected a key `name` with the policy's name")
     return name, options
+
+
+def _schedule(first: str, later: list[tuple[float, str]]) -> str:
+    """Policies that take over from each other, as text."""
+    return "".join([first, *(f"{SWITCH}{time:.15g}:{name}" for time, name in later)])
 
 
 def _split(text: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""A cluster in real time: elastic training jobs on Ray, each driven by a runner of its own."""
+"""A cluster in real time: elastic training jobs on Ray, each driven by a job controller of its own."""

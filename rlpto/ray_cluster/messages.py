@@ -1,7 +1,7 @@
-"""What the scheduler and the runners of jobs say to each other: plain values, the border between the two.
+"""What the scheduler and job controllers say to each other: plain values, the border between the two.
 
-A job's runner is an actor (`rlpto.ray_cluster.job.controller.JobRunner`) in namespace `NAMESPACE`, named by
-`runner_name`.
+A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
+`controller_name`.
 It answers at once, also while its job trains, to
 
     command(generation, nodes) -> JobReport     one worker on each node named; () releases all. Older generations are
@@ -9,7 +9,7 @@ It answers at once, also while its job trains, to
     report() -> JobReport
     stop() -> JobReport                         writes a checkpoint, releases everything, and ends
 
-`rlpto.ray_cluster.job.controller` has `start_runner(spec, node_id, resume)` and `find_runners(session)`.
+`rlpto.ray_cluster.job.controller` has `start_controller(spec, node_id, resume)` and `find_controllers(session)`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ Device = Literal["auto", "cpu", "cuda"]
 JobState = Literal["waiting", "starting", "running", "finished", "failed"]
 
 
-def runner_name(session: str, job: str) -> str:
+def controller_name(session: str, job: str) -> str:
     """Name of the actor that runs `job` in `session`."""
-    return f"rlpto-runner:{session}:{job}"
+    return f"rlpto-controller:{session}:{job}"
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything a runner needs to know about its job. Raises JobError for values that make no sense.
+    """Everything a controller needs to know about its job. Raises JobError for values that make no sense.
 
     name, session: the job, and the run of the scheduler it belongs to; both without ":".
     training: class of the training program, "package.module:Class". options: its keyword arguments.
-    folder: of this job alone, on the runner's node: checkpoints and the log of failures.
+    folder: of this job alone, on the controller's node: checkpoints and the log of failures.
     architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
         gradient as it comes if `asynchronous`.
     batch_size: samples of a step, all workers together, with one worker. batch_rule: that number whatever the number
@@ -137,7 +137,7 @@ _CHOICES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the runner's disk. step: training step it holds. sha256: of the file, in hexadecimal."""
+    """A checkpoint on the controller's disk. step: training step it holds. sha256: of the file, in hexadecimal."""
 
     step: int
     path: str
@@ -156,7 +156,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a runner says about its job at one moment. Numbers that are not known are NaN.
+    """What a controller says about its job at one moment. Numbers that are not known are NaN.
 
     generation: of the newest command taken. applied: newest generation that is wholly in force.
     holding: node id of every worker that is alive or being started: the truth about GPUs in use.
@@ -171,7 +171,7 @@ class JobReport:
         noticing to training again.
     failure: text of the newest failure, kept after recovery; empty if there was none.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
-    pid: of the runner's process. time: when this was said, s since the epoch of `time.time`.
+    pid: of the controller's process. time: when this was said, s since the epoch of `time.time`.
     """
 
     name: str

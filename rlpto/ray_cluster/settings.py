@@ -1,4 +1,4 @@
-"""Settings of real clusters: what the models of a workload train, and how patient the scheduler is."""
+"""Settings of real clusters: what the models of a workload train, and which timeouts hold."""
 
 from __future__ import annotations
 

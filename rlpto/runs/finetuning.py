@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rlpto.cli.common import interrupted, make_console, make_progress
 from rlpto.errors import ConfigError
-from rlpto.runs.real import BOOKS, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
+from rlpto.runs.real import DATABASE, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -79,8 +79,8 @@ def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | 
 class Episodes:
     """Real clusters one after the other: the windows in turn, and once all are through, with the next seed.
 
-    folder: holds a folder for each episode: books, checkpoints of its jobs, tables and live curves. The numbers go on
-    where those in the folder end. To be used with `with`, which ends the last one.
+    folder: holds a folder for each episode: session database, checkpoints of its jobs, tables and live curves. The
+    numbers go on where those in the folder end. To be used with `with`, which ends the last one.
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
@@ -94,7 +94,7 @@ class Episodes:
         from rlpto.ray_cluster.scheduler.backend import RayBackend
         from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
         from rlpto.ray_cluster.scheduler.run_tables import write_tables
-        from rlpto.ray_cluster.scheduler.session_database import Store
+        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         self._present.close()
         number, self._next = self._next, self._next + 1
@@ -103,13 +103,13 @@ class Episodes:
         own = self._folder / f"episode-{number:04d}"
         session = hashlib.sha256(f"{self._folder.absolute()} {number}".encode()).hexdigest()[:12]
         with ExitStack() as made:
-            books = made.enter_context(Store(own / BOOKS))
-            made.callback(write_tables, books, own)
+            database = made.enter_context(SessionDatabase(own / DATABASE))
+            made.callback(write_tables, database, own)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if config.ray.tensorboard:
                 observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
             backend = RayBackend(session)
-            cluster = self._experiment.real_cluster(window, seed, backend, books, session, observers)
+            cluster = self._experiment.real_cluster(window, seed, backend, database, session, observers)
             made.callback(cluster.close)
             cluster.deciding("agent", 0.0)
             self._present = made.pop_all()

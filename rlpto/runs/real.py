@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
 import sys
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +24,16 @@ if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
+    from rlpto.planning.live import LivePredictor
+    from rlpto.planning.prediction import Prediction
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
 
 SESSIONS = "ray"
-"""Folder of a run that holds a folder for each cell: books, checkpoints, tables and live curves."""
-BOOKS = "state.sqlite"
-"""The scheduler's books in the folder of a cell."""
+"""Folder of a run that holds a folder for each cell: session database, checkpoints, tables and live curves."""
+DATABASE = "state.sqlite"
+"""The session database in the folder of a cell."""
 
 
 def run_real_cells(
@@ -135,48 +140,76 @@ class RealCells:
         from rlpto.ray_cluster.scheduler.backend import RayBackend
         from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
         from rlpto.ray_cluster.scheduler.run_tables import write_tables
-        from rlpto.ray_cluster.scheduler.session_database import Store
+        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
         session = session_name(self.folder, cell)
         with ExitStack() as stack:
-            books = stack.enter_context(Store(own / BOOKS))
+            database = stack.enter_context(SessionDatabase(own / DATABASE))
             backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
                 curves = LiveCurves(own, self.config.reward)
                 stack.callback(curves.close)
                 observers.append(curves)
-            cluster = experiment.real_cluster(cell.window, cell.seed, backend, books, session, observers)
+            predictor = session_predictor(experiment, cell, database)
+            stack.callback(predictor.close)
+            observers.append(lambda _: predictor.tell())
+            cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
             keep = False
             try:
-                record = run_session(experiment, cell, cluster)
+                record = run_session(experiment, cell, cluster, predictor)
             except KeyboardInterrupt:
                 keep = self.keep
                 raise
             finally:
                 cluster.close(keep)
-            write_tables(books, own)
+            write_tables(database, own)
         return record
 
 
-def run_session(experiment: Experiment, cell: Cell, cluster: RayCluster) -> RunRecord:
+def session_predictor(experiment: Experiment, cell: Cell, database: SessionDatabase) -> LivePredictor:
+    """Looks ahead beside the scheduler of a cell, and writes what it sees to the session's database."""
+    from rlpto.planning.live import LivePredictor
+    from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
+
+    names = [job.name for job in experiment.jobs(cell.window, cell.seed)]
+
+    def publish(found: Prediction | None, failed: str) -> None:
+        jobs, made_at = {}, math.nan
+        if found is not None:
+            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {names[job]: (start, finish) for job, start, finish in times}, found.time
+        write_predictions(database, Predictions(made_at, jobs, failed))
+
+    # Real jobs train on while new workers start, and stay where they are.
+    like_real = {"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0}
+    return LivePredictor(experiment.config.queue, experiment.config.simulator.model_copy(update=like_real), publish)
+
+
+def run_session(
+    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: LivePredictor | None = None
+) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
-    from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
-    from rlpto.ray_cluster.scheduler.run_tables import decision_records
+    from rlpto.policies.switching import switching
+    from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
+    from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
     from rlpto.scheduler import run
 
-    config, resumed = experiment.config, bool(cluster.books.decisions())
-    policy = SwitchablePolicy(experiment.policy(cell.policy), experiment.policy, cluster.books, cluster.deciding)
+    config, resumed = experiment.config, bool(cluster.database.decisions())
+    deciding = switching(experiment.policy(cell.policy))
+    ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
+    policy = SessionPolicy(deciding, experiment.policy, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
     record = run(
         cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
     )
+    record = replace(record, switches=policy_switches(cluster.database))
     if not resumed:
         return record
-    return replace(record, decisions=decision_records(cluster.books, config.reward), wall_seconds=cluster.time)
+    return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
 def session_name(folder: Path, cell: Cell) -> str:
@@ -185,7 +218,7 @@ def session_name(folder: Path, cell: Cell) -> str:
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
-    """Where a cell's books, checkpoints, tables and curves are."""
+    """Where a cell's session database, checkpoints, tables and curves are."""
     words = re.sub(r"[^\w.-]+", "-", f"{cell.policy}-{cell.window}-{cell.seed}")[:60]
     return folder / SESSIONS / f"{words}-{cell.key[:8]}"
 
@@ -197,8 +230,8 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
 
     console = make_console(quiet)
     for cell in cells:
-        books = session_folder(folder, cell) / BOOKS
-        columns, rows = read_table(books, "jobs")
+        database = session_folder(folder, cell) / DATABASE
+        columns, rows = read_table(database, "jobs")
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
             console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
@@ -206,10 +239,10 @@ def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
 
 def remove_sessions(folder: Path) -> None:
     """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.scheduler.session_database import Store
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
-    for books in sorted((folder / SESSIONS).glob(f"*/{BOOKS}")):
-        Store(books).close()
+    for database in sorted((folder / SESSIONS).glob(f"*/{DATABASE}")):
+        SessionDatabase(database).close()
     try:
         shutil.rmtree(folder / SESSIONS)
     except FileNotFoundError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
@@ -15,7 +16,8 @@ from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, outlook
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.resuming import take_up
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""
@@ -38,22 +40,65 @@ class SimulatedCluster:
         seed: int = 0,
         noise: EstimateNoise | None = None,
     ) -> None:
-        self._shape = ClusterShape(nodes)
-        check_jobs_fit(jobs, self._shape.capacity)
-        self.jobs = tuple(jobs)
-        self.tables = tables = tables.with_rescale_delay(settings.rescale_delay)
-        self._settings = settings
-        self._noise = noise
-        self.store = JobStore.from_jobs(jobs, tables)
-        self._world = build_world(
-            self.store.records[None], self._shape.node_gpus, tables, settings, seed, keep_log=True
-        )
-        self._logs: list[AnyArray] = []
-        self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
-        self._order = np.arange(len(jobs))
+        tables = tables.with_rescale_delay(settings.rescale_delay)
+        shape = ClusterShape(nodes)
+        check_jobs_fit(jobs, shape.capacity)
+        self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
         schedule_failures(self._world, 0)
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
+
+    @classmethod
+    def resume(
+        cls,
+        time: float,
+        shape: ClusterShape,
+        jobs: Sequence[Job],
+        store: JobStore,
+        placement: Placement,
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+        noise: EstimateNoise | None = None,
+    ) -> Self:
+        """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
+
+        shape: no node of it fails or comes back. jobs: M, all submitted and not finished, in the order of the store,
+        which is taken over. tables: hold a type for every `store.type_index`. Raises ConfigError if no GPU is up.
+        """
+        check_jobs_fit((), shape.up_gpus)
+        self = cls.__new__(cls)
+        settings = settings.model_copy(update={"failures": FailureSettings()})
+        self._build(shape, jobs, store, tables, settings, 0, noise)
+        world, up = self._world, np.array([node.up for node in shape])
+        world.machines["up"][0], world.free[0] = up, np.where(up, shape.node_gpus, 0)
+        world.clusters["capacity"] = shape.up_gpus
+        for job, nodes in enumerate(placement.nodes):
+            world.nodes[0, job, : len(nodes)] = nodes
+        take_up(world, 0, time, placement.training, placement.spanned, placement.starting)
+        self._see(outlook(world, 0))
+        return self
+
+    def _build(
+        self,
+        shape: ClusterShape,
+        jobs: Sequence[Job],
+        store: JobStore,
+        tables: SpeedTables,
+        settings: SimulatorSettings,
+        seed: int,
+        noise: EstimateNoise | None,
+    ) -> None:
+        """The state before any time has passed."""
+        self._shape = shape
+        self.jobs = tuple(jobs)
+        self.tables = tables
+        self._settings = settings
+        self._noise = noise
+        self.store = store
+        self._world = build_world(store.records[None], shape.node_gpus, tables, settings, seed, keep_log=True)
+        self._logs: list[AnyArray] = []
+        self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
+        self._order = np.arange(len(jobs))
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -84,6 +129,22 @@ class SimulatedCluster:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
         return ClusterState(self.time, self.table_of(active), self.shape, self._settings.interval)
+
+    def placement(self, index: IntArray) -> Placement:
+        """Where active jobs hold their GPUs."""
+        records = self.store.records[index]
+        nodes = tuple(self.nodes_of(int(job)) for job in index)
+        joining = records["grow_left"] > 0
+        spans = np.array([len(np.unique(held)) for held in nodes], dtype=np.int64)
+        rows = self._world.row[records["type_index"], :, records["training_gpus"]]
+        found = np.argmax(rows == records["row"][:, None], axis=1) + 1
+        return Placement(
+            nodes=nodes,
+            training=np.where(joining, records["training_gpus"], records["gpus"]),
+            spanned=np.where(joining, found, spans),
+            pausing=records["rescale_left"].copy(),
+            starting=records["grow_left"].copy(),
+        )
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""

@@ -31,7 +31,7 @@ class TestEvaluate:
         error = refused("evaluate", str(SMOKE), *option, "--run-dir", str(tmp_path))
         assert str(error).startswith(f"{option[0]}: expected --cluster ray")
 
-    def test_runners_are_kept_only_on_a_cluster_that_stays(self, tmp_path: Path) -> None:
+    def test_controllers_are_kept_only_on_a_cluster_that_stays(self, tmp_path: Path) -> None:
         error = refused("evaluate", str(SMOKE), "--cluster", "ray", "--keep", "--run-dir", str(tmp_path))
         assert "a local cluster ends with the command" in str(error)
 
@@ -93,7 +93,7 @@ class TestCluster:
             assert "a cluster is up already at" in rlpto("up").stderr
             status = rlpto("status").stdout
             assert started["address"].rpartition(":")[2] in status
-            assert "0 jobs have runners" in status
+            assert "0 jobs have controllers" in status
         finally:
             down = rlpto("down")
         assert "has ended" in down.stdout

@@ -86,6 +86,24 @@ def test_policies_chosen_by_hand_are_compared_with_the_first(rlpto) -> None:
     assert "Paired differences from las:levels" in answer.out
 
 
+def test_switch_adds_a_run_in_which_others_take_over(rlpto) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--switch", "600:equal_share,1e6:las")
+    assert answer.code == 0, answer.err
+    frame = pd.read_csv("runs/small/cells.csv")
+    name = "fifo>600:equal_share>1000000:las"
+    assert set(frame["policy"]) == {"fifo", "las", name, "lower bound"}
+    mean = frame.groupby("policy")["jct_mean"].mean()
+    assert mean[name] < mean["fifo"]
+    assert answer.out.count("only fifo, equal_share took decisions before the run ended") == 2
+
+
+def test_a_policy_to_switch_to_may_be_named_by_its_label(rlpto) -> None:
+    policies = ["--policies", "fifo,las:label=short,levels=[60]", "--switch", "600:short"]
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", *policies)
+    frame = pd.read_csv("runs/small/cells.csv")
+    assert set(frame["policy"]) == {"fifo", "short", "fifo>600:short", "lower bound"}
+
+
 def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
     answer = rlpto("evaluate", "exp.yaml", "--set", "evaluation.reference=srtf")
     answer.assert_refused("evaluation.reference: srtf is not evaluated, expected one of: fifo, las")
@@ -97,6 +115,10 @@ def test_a_reference_that_is_not_evaluated_is_refused(rlpto) -> None:
         (["--set", "simulator.intervall=3"], ["--set: simulator.intervall", "did you mean simulator.interval?"]),
         (["--policies", "fifo,lass"], ["lass", "did you mean las?"]),
         (["--policies", "fifo,,las"], ["--policies fifo,,las", "separated by commas"]),
+        (["--switch", "600:las,lass"], ["--switch 600:las,lass: ", "switch 'lass': expected SECONDS:POLICY"]),
+        (["--switch", "600:las,500:srtf"], ["switch 500:srtf: expected a time later", "600 s"]),
+        (["--switch", "600:lass"], ["--switch 600:lass: 600:lass: no policy 'lass'; did you mean las?"]),
+        (["--switch", "600:agent"], ["--switch 600:agent: 600:agent: ", "expected one of file=FILE and run=FOLDER"]),
         (["--policies", "fifo:backfil=1"], ["backfil", "did you mean backfill?"]),
         (["--policies", "index:weights=exp.yaml"], ["exp.yaml", "not a file of index weights"]),
         (["--set", "workload.path=no.parquet"], ["no.parquet: no such trace", "rlpto trace import"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from rlpto.errors import CheckpointError
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.files import whole_file
-from rlpto.records import RunRecord
+from rlpto.records import PolicySwitches, RunRecord
 
 from .helpers import empty_record, tiny_record, toy_record
 
@@ -24,7 +24,7 @@ def same(a: RunRecord, b: RunRecord) -> bool:
     for name in ("policy", "window", "seed", "capacity", "wall_seconds"):
         assert getattr(a, name) == getattr(b, name)
         assert type(getattr(a, name)) is type(getattr(b, name))
-    for group in ("jobs", "decisions", "changes"):
+    for group in ("jobs", "decisions", "changes", "switches"):
         for field in fields(getattr(a, group)):
             x, y = getattr(getattr(a, group), field.name), getattr(getattr(b, group), field.name)
             if isinstance(x, tuple):
@@ -50,6 +50,13 @@ def test_round_trip_of_missing_times_and_of_no_jobs(tmp_path: Path) -> None:
         save_record(record, tmp_path / "run.npz")
         assert same(load_record(tmp_path / "run.npz"), record)
         assert is_record(tmp_path / "run.npz")
+
+
+def test_round_trip_of_policies_that_were_switched(tmp_path: Path) -> None:
+    record = replace(tiny_record(), switches=PolicySwitches(np.array([0.0, 60.0]), ("fifo", "las")))
+    save_record(record, tmp_path / "run.npz")
+    assert same(load_record(tmp_path / "run.npz"), record)
+    assert is_record(tmp_path / "run.npz")
 
 
 def test_a_foreign_or_cut_file_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runners in memory and a clock that is set by hand, for tests of the scheduler's own logic."""
+"""Controllers in memory and a clock that is set by hand, for tests of the scheduler's own logic."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FakeTime:
 
 
 @dataclass
-class FakeRunner:
-    """A runner that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker."""
+class FakeController:
+    """A controller that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker."""
 
     spec: JobSpec
     delay: float
@@ -76,72 +76,72 @@ class FakeBackend:
     gpus: dict[str, int]
     delay: float = 0.5
     rate: float = 0.1
-    runners: dict[str, FakeRunner] = field(default_factory=dict)
+    controllers: dict[str, FakeController] = field(default_factory=dict)
     started: list[tuple[str, bool]] = field(default_factory=list)
     saved: dict[str, float] = field(default_factory=dict)
     most: Counter[str] = field(default_factory=Counter)
     deaf: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
-    _ending: dict[str, FakeRunner] = field(default_factory=dict)
+    _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         return [NodeInfo(node, gpus) for node, gpus in self.gpus.items()]
 
     def find(self) -> set[str]:
-        return set(self.runners)
+        return set(self.controllers)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
         self.started.append((spec.name, resume))
         progress = self.saved.get(spec.name, 0.0) if resume else 0.0
-        self.runners[spec.name] = FakeRunner(spec, self.delay, self.rate, progress=progress)
+        self.controllers[spec.name] = FakeController(spec, self.delay, self.rate, progress=progress)
 
     def command(self, command: Command) -> None:
-        if command.job in self.runners and command.job not in self.deaf:
-            self.runners[command.job].take(command, self.world.wall)
+        if command.job in self.controllers and command.job not in self.deaf:
+            self.controllers[command.job].take(command, self.world.wall)
             self._count()
 
     def reports(self, timeout: float) -> list[JobReport]:
         self.pass_time(max(timeout, 0.001))
-        return [self.report(runner) for runner in self.runners.values()]
+        return [self.report(controller) for controller in self.controllers.values()]
 
     def pass_time(self, seconds: float) -> None:
         self.world.wall += seconds
-        for runner in self.runners.values():
-            runner.live(seconds, self.world.wall)
-            self.saved[runner.spec.name] = runner.progress
+        for controller in self.controllers.values():
+            controller.live(seconds, self.world.wall)
+            self.saved[controller.spec.name] = controller.progress
         for job in list(self._ending):
             del self._ending[job]
             self._gone.add(job)
         self._count()
 
-    def report(self, runner: FakeRunner) -> JobReport:
+    def report(self, controller: FakeController) -> JobReport:
         return JobReport(
-            runner.spec.name,
-            generation=runner.generation,
-            applied=runner.applied,
-            state=runner.state,  # type: ignore[arg-type]
-            holding=runner.holding,
-            training_on=runner.training_on,
-            step=int(100 * runner.progress),
-            progress=runner.progress,
-            accuracy=min(0.1 + 0.2 * runner.progress, 0.9),
-            rescales=runner.rescales,
-            pauses=(0.05,) * runner.rescales,
-            rescale_seconds=0.05 * runner.rescales,
-            checkpoint=Checkpoint(int(100 * runner.progress), "checkpoint", "0" * 64),
-            failure=runner.failure,
+            controller.spec.name,
+            generation=controller.generation,
+            applied=controller.applied,
+            state=controller.state,  # type: ignore[arg-type]
+            holding=controller.holding,
+            training_on=controller.training_on,
+            step=int(100 * controller.progress),
+            progress=controller.progress,
+            accuracy=min(0.1 + 0.2 * controller.progress, 0.9),
+            rescales=controller.rescales,
+            pauses=(0.05,) * controller.rescales,
+            rescale_seconds=0.05 * controller.rescales,
+            checkpoint=Checkpoint(int(100 * controller.progress), "checkpoint", "0" * 64),
+            failure=controller.failure,
             time=self.world.wall,
         )
 
     def end(self, job: str) -> None:
-        runner = self.runners.pop(job, None)
-        if runner is None:
+        controller = self.controllers.pop(job, None)
+        if controller is None:
             self._gone.add(job)
         else:
-            self._ending[job] = runner
+            self._ending[job] = controller
 
     def end_all(self) -> None:
-        for job in list(self.runners):
+        for job in list(self.controllers):
             self.end(job)
 
     def gone(self) -> set[str]:
@@ -149,19 +149,21 @@ class FakeBackend:
         return gone
 
     def lose(self, job: str) -> None:
-        """A runner dies, and its workers with it."""
-        del self.runners[job]
+        """A controller dies, and its workers with it."""
+        del self.controllers[job]
         self._gone.add(job)
 
     def kill_node(self, node: str) -> None:
         del self.gpus[node]
-        for runner in self.runners.values():
-            runner.holding = tuple(other for other in runner.holding if other != node)
-            runner.training_on = tuple(other for other in runner.training_on if other != node)
+        for controller in self.controllers.values():
+            controller.holding = tuple(other for other in controller.holding if other != node)
+            controller.training_on = tuple(other for other in controller.training_on if other != node)
 
     def _count(self) -> None:
         """Remember the most GPUs that were ever in use on a node, and refuse more than it has."""
-        used = Counter(node for runner in self.runners.values() for node in runner.holding if node in self.gpus)
+        used = Counter(
+            node for controller in self.controllers.values() for node in controller.holding if node in self.gpus
+        )
         self.most |= used
         for node, gpus in used.items():
             assert gpus <= self.gpus[node], f"{gpus} workers on {node}, which has {self.gpus[node]} GPUs"

@@ -13,21 +13,21 @@ from typing import Any
 
 import ray
 
-from rlpto.ray_cluster.job.controller import find_runners, start_runner, stop_runner
+from rlpto.ray_cluster.controllers import control_node, find_controllers, stop_controller
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 PATIENCE = 120.0
 SESSION = f"tests-{os.getpid()}"
 
 
 class Running:
-    """One job with its runner on the head. Every report is checked: on no node more workers than commanded by then."""
+    """A job with its controller on the head. Every report is checked: on no node more workers than were commanded."""
 
     def __init__(self, cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> None:
         self.spec, self.cluster = spec, cluster
-        self.runner: Any = start_runner(spec, control_node(), resume)
+        self.controller: Any = start_controller(spec, control_node(), resume)
         self._generation = 0
         self._allowed: Counter[str] = Counter()
 
@@ -37,7 +37,7 @@ class Running:
         # What is held may be what the old command allowed until what it no longer allows has been let go.
         before = self.report()
         self._allowed = Counter(nodes) | Counter(before.holding)
-        report: JobReport = ray.get(self.runner.command.remote(self._generation, tuple(nodes)))
+        report: JobReport = ray.get(self.controller.command.remote(self._generation, tuple(nodes)))
         if wait:
             report = self.until(lambda now: now.applied == self._generation)
             self._allowed = Counter(nodes)
@@ -45,7 +45,7 @@ class Running:
         return report
 
     def report(self) -> JobReport:
-        report: JobReport = ray.get(self.runner.report.remote())
+        report: JobReport = ray.get(self.controller.report.remote())
         if self._generation:
             assert Counter(report.holding) <= self._allowed, "more GPUs held than commanded"
         return report
@@ -72,7 +72,7 @@ class Running:
         os.kill(self.cluster.worker_pids(node)[0], number)
 
     def stop(self) -> JobReport:
-        report = stop_runner(self.runner)
+        report = stop_controller(self.controller)
         assert report is not None
         assert report.holding == ()
         return report
@@ -80,14 +80,14 @@ class Running:
 
 @contextmanager
 def running(cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> Iterator[Running]:
-    """A job whose runner is gone at the end, whatever the test did with it."""
+    """A job whose controller is gone at the end, whatever the test did with it."""
     job = Running(cluster, spec, resume)
     try:
         yield job
     finally:
-        for name, runner in find_runners(spec.session).items():
+        for name, controller in find_controllers(spec.session).items():
             if name == spec.name:
-                stop_runner(runner)
+                stop_controller(controller)
 
 
 def make_spec(folder: Path, **more: Any) -> JobSpec:

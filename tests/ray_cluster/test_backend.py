@@ -1,4 +1,4 @@
-"""Where runners live."""
+"""Where controllers live."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.controllers import control_node
 from rlpto.ray_cluster.nodes.environment import CONTROL
-from rlpto.ray_cluster.scheduler.backend import control_node
 
 HEAD: Mapping[str, float] = {"node:__internal_head__": 1.0}
 
@@ -24,15 +24,15 @@ HEAD: Mapping[str, float] = {"node:__internal_head__": 1.0}
     ],
     ids=["kept for them", "head", "head with GPUs", "without GPUs", "any"],
 )
-def test_runners_live_where_workers_need_the_room_least(
+def test_controllers_live_where_workers_need_the_room_least(
     resources: Sequence[Mapping[str, float]], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive = [{"NodeID": str(number), "Resources": own} for number, own in enumerate(resources)]
-    monkeypatch.setattr("rlpto.ray_cluster.scheduler.backend.alive_nodes", lambda: alive)
+    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", lambda: alive)
     assert control_node() == str(expected)
 
 
 def test_a_cluster_without_nodes_has_no_place_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlpto.ray_cluster.scheduler.backend.alive_nodes", list)
+    monkeypatch.setattr("rlpto.ray_cluster.controllers.alive_nodes", list)
     with pytest.raises(ClusterError, match="no node that is alive"):
         control_node()

@@ -1,4 +1,4 @@
-"""The scheduler's loop over a real-time cluster, with runners in memory."""
+"""The scheduler's loop over a real-time cluster, with controllers in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.rules import Rules
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -29,8 +29,8 @@ RULES = Rules(interval=10.0)
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Store]:
-    with Store(tmp_path / "state.sqlite") as opened:
+def database(tmp_path: Path) -> Iterator[SessionDatabase]:
+    with SessionDatabase(tmp_path / "state.sqlite") as opened:
         yield opened
 
 
@@ -41,8 +41,8 @@ def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
     ]
 
 
-def make_cluster(backend: FakeBackend, jobs: list[Job], books: Store, rules: Rules = RULES) -> RayCluster:
-    return RayCluster(backend, jobs, specs(jobs), linear_tables(0.1, 8), books, rules, clock=backend.world.clock)
+def make_cluster(backend: FakeBackend, jobs: list[Job], database: SessionDatabase, rules: Rules = RULES) -> RayCluster:
+    return RayCluster(backend, jobs, specs(jobs), linear_tables(0.1, 8), database, rules, clock=backend.world.clock)
 
 
 def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
@@ -54,10 +54,10 @@ def elastic(i: int, submit: float = 0.0, epochs: float = 4.0, most: int = 4) -> 
 
 
 class TestRun:
-    def test_jobs_run_to_their_end_and_the_record_adds_up(self, books: Store) -> None:
+    def test_jobs_run_to_their_end_and_the_record_adds_up(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         jobs = [elastic(0), elastic(1, 5.0), elastic(2, 5.5), elastic(3, 30.0)]
-        record = play(make_cluster(backend, jobs, books))
+        record = play(make_cluster(backend, jobs, database))
         done = record.jobs
         assert np.isfinite(done.finish_time).all()
         assert (done.start_time >= done.submit_time).all()
@@ -72,45 +72,45 @@ class TestRun:
             assert changes.gpus[mine][-1] == 0
             held = changes.gpus[mine][:-1] @ np.diff(changes.time[mine])
             assert held == pytest.approx(done.gpu_seconds[i], abs=0.5)
-        assert not backend.runners
+        assert not backend.controllers
 
-    def test_reward_counts_every_accuracy_once_and_all_the_time(self, books: Store) -> None:
+    def test_reward_counts_every_accuracy_once_and_all_the_time(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
-        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], books))
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database))
         weights, parts = RewardWeights(), record.decisions.reward.sum(axis=0)
         assert parts[0] == pytest.approx(2 * weights.classes[1] * weights.accuracy)
         jct = (record.jobs.finish_time - record.jobs.submit_time).sum()
         assert -parts[1] == pytest.approx(weights.time * jct / 3600, rel=0.05)
 
-    def test_decisions_on_intervals_come_at_their_ends_only(self, books: Store) -> None:
+    def test_decisions_on_intervals_come_at_their_ends_only(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
-        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], books, Rules(10.0, "interval")))
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, Rules(10.0, "interval")))
         assert record.decisions.time % 10.0 == pytest.approx(0.0, abs=0.11)
         assert record.jobs.start_time[0] >= 10.0
 
-    def test_a_limit_ends_the_run_with_jobs_left(self, books: Store) -> None:
+    def test_a_limit_ends_the_run_with_jobs_left(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
-        record = play(make_cluster(backend, [elastic(0, epochs=100.0, most=1)], books, Rules(10.0, limit=25.0)))
+        record = play(make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, Rules(10.0, limit=25.0)))
         assert np.isnan(record.jobs.finish_time).all()
         assert record.decisions.time.max() <= 25.0
 
-    def test_a_runner_starts_while_others_make_room_for_its_workers(self, books: Store) -> None:
+    def test_a_controller_starts_while_others_make_room_for_its_workers(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0), elastic(1, 5.0)], books)
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0), elastic(1, 5.0)], database)
         seen = []
 
         def look() -> None:
-            seen.append((backend.runners["job0"].holding, backend.runners["job1"].generation))
+            seen.append((backend.controllers["job0"].holding, backend.controllers["job1"].generation))
             backend.deaf.clear()
 
         deaf = Interrupted(cluster, 4.0, lambda: backend.deaf.add("job0"))
         play(Interrupted(deaf, 6.0, look))
-        assert seen == [(("n", "n"), 0)], "the second job has a runner, and no command to take what is not free"
-        assert cluster.accounts.finished.all()
+        assert seen == [(("n", "n"), 0)], "the second job has a controller, and no command to take what is not free"
+        assert cluster.columns.finished.all()
 
-    def test_policies_see_measured_accuracies(self, books: Store) -> None:
+    def test_policies_see_measured_accuracies(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
-        cluster = make_cluster(backend, [elastic(0, most=1)], books)
+        cluster = make_cluster(backend, [elastic(0, most=1)], database)
         seen: list[ClusterState] = []
 
         class Look:
@@ -133,30 +133,32 @@ class TestRun:
 
 
 class TestFaults:
-    def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(self, books: Store) -> None:
+    def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(
+        self, database: SessionDatabase
+    ) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books)
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
         play(Interrupted(cluster, 12.0, lambda: backend.kill_node("n")))
-        kinds = [event[1] for event in books.events()]
+        kinds = [event[1] for event in database.events()]
         assert "node_down" in kinds
         assert "finished" in kinds
         assert cluster.up_gpus == 2
         assert cluster.shape.capacity == 4
 
-    def test_two_nodes_that_die_at_once(self, books: Store) -> None:
+    def test_two_nodes_that_die_at_once(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], books)
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0, most=5)], database)
 
         def both() -> None:
             backend.kill_node("n")
             backend.kill_node("m")
 
         play(Interrupted(cluster, 12.0, both), "equal_share")
-        assert cluster.accounts.finished.all()
+        assert cluster.columns.finished.all()
 
-    def test_a_node_that_is_added_is_used(self, books: Store) -> None:
+    def test_a_node_that_is_added_is_used(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books)
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database)
 
         def add() -> None:
             backend.gpus["n"] = 2
@@ -165,80 +167,82 @@ class TestFaults:
         assert cluster.store.peak_gpus[0] == 3
         assert cluster.shape.capacity == 3
 
-    def test_without_any_node_for_long_there_is_one_clear_error(self, books: Store) -> None:
+    def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], books, Rules(10.0, without_gpus=30.0))
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, Rules(10.0, without_gpus=30.0))
         stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
         with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
             play(stopped, "fifo")
 
-    def test_a_runner_that_dies_is_started_again_from_its_checkpoint(self, books: Store) -> None:
+    def test_a_controller_that_dies_is_started_again_from_its_checkpoint(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0), elastic(1)], books)
+        cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
         play(Interrupted(cluster, 12.0, lambda: backend.lose("job0")))
         assert ("job0", True) in backend.started
-        assert cluster.accounts.finished.all()
+        assert cluster.columns.finished.all()
 
-    def test_a_job_that_fails_is_counted_and_the_others_finish(self, books: Store) -> None:
+    def test_a_job_that_fails_is_counted_and_the_others_finish(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0), elastic(1)], books)
+        cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
 
         def fail() -> None:
-            runner = backend.runners["job0"]
-            runner.state, runner.holding, runner.failure = "failed", (), "Traceback\nValueError: no good"
+            controller = backend.controllers["job0"]
+            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
 
         record = play(Interrupted(cluster, 12.0, fail), "fifo")
         assert np.isnan(record.jobs.finish_time).tolist() == [True, False]
-        assert {row.name: (row.state, row.failure) for row in books.jobs()}["job0"] == (
+        assert {row.name: (row.state, row.failure) for row in database.jobs()}["job0"] == (
             "failed",
             "Traceback\nValueError: no good",
         )
 
-    def test_when_all_jobs_fail_there_is_one_clear_error(self, books: Store) -> None:
+    def test_when_all_jobs_fail_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
-        cluster = make_cluster(backend, [elastic(0)], books)
+        cluster = make_cluster(backend, [elastic(0)], database)
 
         def fail() -> None:
-            runner = backend.runners["job0"]
-            runner.state, runner.holding, runner.failure = "failed", (), "Traceback\nValueError: no good"
+            controller = backend.controllers["job0"]
+            controller.state, controller.holding, controller.failure = "failed", (), "Traceback\nValueError: no good"
 
         with pytest.raises(JobError, match="all 1 jobs have failed, the last one of: ValueError: no good"):
             play(Interrupted(cluster, 3.0, fail), "fifo")
-        assert books.jobs()[0].state == "failed"
+        assert database.jobs()[0].state == "failed"
 
-    def test_a_command_that_was_not_heard_is_sent_again(self, books: Store) -> None:
+    def test_a_command_that_was_not_heard_is_sent_again(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2}, deaf={"job0"})
-        cluster = make_cluster(backend, [elastic(0)], books)
+        cluster = make_cluster(backend, [elastic(0)], database)
         play(Interrupted(cluster, 5.0, backend.deaf.clear), "fifo")
-        assert cluster.accounts.finished.all()
+        assert cluster.columns.finished.all()
 
-    def test_a_job_that_wants_more_than_there_is_is_refused_before_anything_starts(self, books: Store) -> None:
+    def test_a_job_that_wants_more_than_there_is_is_refused_before_anything_starts(
+        self, database: SessionDatabase
+    ) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         with pytest.raises(JobError, match="job job0 wants 3 GPUs, but the Ray cluster has 2 in all"):
-            make_cluster(backend, [make_job(0, gpus=3)], books)
+            make_cluster(backend, [make_job(0, gpus=3)], database)
         assert not backend.started
 
-    def test_a_cluster_without_gpus_is_refused(self, books: Store) -> None:
+    def test_a_cluster_without_gpus_is_refused(self, database: SessionDatabase) -> None:
         with pytest.raises(ClusterError, match="no node of the Ray cluster has GPUs"):
-            make_cluster(FakeBackend(FakeTime(), {}), [elastic(0)], books)
+            make_cluster(FakeBackend(FakeTime(), {}), [elastic(0)], database)
 
 
 class TestRestart:
-    def test_a_scheduler_that_comes_back_takes_its_runners_over(self, tmp_path: Path) -> None:
+    def test_a_scheduler_that_comes_back_takes_its_controllers_over(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         jobs = [elastic(0, epochs=8.0), elastic(1, 2.0, epochs=8.0), elastic(2, 25.0)]
-        with Store(tmp_path / "state.sqlite") as books:
-            cluster = make_cluster(backend, jobs, books)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            cluster = make_cluster(backend, jobs, database)
             run_until(cluster, 15.0)
-        generation = max(runner.generation for runner in backend.runners.values())
-        progress = {job: runner.progress for job, runner in backend.runners.items()}
+        generation = max(controller.generation for controller in backend.controllers.values())
+        progress = {job: controller.progress for job, controller in backend.controllers.items()}
         backend.pass_time(3.0)  # nobody schedules, all train
-        with Store(tmp_path / "state.sqlite") as books:
-            again = make_cluster(backend, jobs, books)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            again = make_cluster(backend, jobs, database)
             assert again.time == pytest.approx(cluster.time + 3.0, abs=0.2)
             assert again.held_gpus == 4
             assert all(again.reports[job].progress > known for job, known in progress.items())
-            assert books.next_generation() > generation
+            assert database.next_generation() > generation
             record = play(again)
             assert len(backend.started) == len(jobs)
             assert np.isfinite(record.jobs.finish_time).all()
@@ -248,36 +252,36 @@ class TestRestart:
             )
             assert held == pytest.approx(record.jobs.gpu_seconds[0], abs=1.0)
 
-    def test_without_runners_it_goes_on_from_checkpoints_and_no_time_has_passed(self, tmp_path: Path) -> None:
+    def test_without_controllers_it_goes_on_from_checkpoints_and_no_time_has_passed(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         jobs = [elastic(0, epochs=8.0), elastic(1, 100.0)]
-        with Store(tmp_path / "state.sqlite") as books:
-            cluster = make_cluster(backend, jobs, books)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            cluster = make_cluster(backend, jobs, database)
             run_until(cluster, 15.0)
             cluster.close()
-        assert not backend.runners
+        assert not backend.controllers
         backend.world.wall += 10_000.0
-        with Store(tmp_path / "state.sqlite") as books:
-            again = make_cluster(backend, jobs, books)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            again = make_cluster(backend, jobs, database)
             assert again.time == pytest.approx(cluster.time, abs=0.2)
             record = play(again)
         assert ("job0", True) in backend.started
         assert record.jobs.finish_time[0] < 100.0
 
-    def test_runners_nobody_needs_are_ended(self, books: Store) -> None:
+    def test_controllers_nobody_needs_are_ended(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         backend.start(specs([elastic(7)])[0], resume=False)
-        make_cluster(backend, [elastic(0, 50.0)], books)
-        assert not backend.runners
+        make_cluster(backend, [elastic(0, 50.0)], database)
+        assert not backend.controllers
 
     def test_a_node_that_died_meanwhile_is_no_longer_counted_on(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
         jobs = [elastic(0, epochs=20.0)]
-        with Store(tmp_path / "state.sqlite") as books:
-            run_until(make_cluster(backend, jobs, books), 15.0)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            run_until(make_cluster(backend, jobs, database), 15.0)
         backend.kill_node("m")
-        with Store(tmp_path / "state.sqlite") as books:
-            again = make_cluster(backend, jobs, books)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            again = make_cluster(backend, jobs, database)
             assert (again.up_gpus, again.held_gpus) == (2, 2)
             assert play(again).jobs.finish_time[0] > 0
 

@@ -22,9 +22,9 @@ from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, of_folder
-from rlpto.ray_cluster.scheduler.connection import jobs_with_runners
+from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
 from rlpto.ray_cluster.scheduler.session_database import read_table
-from rlpto.runs.real import BOOKS, SESSIONS
+from rlpto.runs.real import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
@@ -89,16 +89,16 @@ def said(started: subprocess.Popen[str], code: int) -> str:
     return out + err
 
 
-def books_of(run: Path) -> Path | None:
-    return next(iter(sorted((run / SESSIONS).glob(f"*/{BOOKS}"))), None)
+def database_of(run: Path) -> Path | None:
+    return next(iter(sorted((run / SESSIONS).glob(f"*/{DATABASE}"))), None)
 
 
 def column(run: Path, name: str) -> list[object]:
     """A column of the table of jobs of the only session of a run; empty before there is one."""
-    books = books_of(run)
-    if books is None:
+    database = database_of(run)
+    if database is None:
         return []
-    columns, rows = read_table(books, "jobs")
+    columns, rows = read_table(database, "jobs")
     return [row[columns.index(name)] for row in rows]
 
 
@@ -143,22 +143,22 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
             said(switch, 0)
         first.send_signal(signal.SIGINT)
         said(first, 130)
-    assert {job for _, job in jobs_with_runners()} == {"a", "b"}, "they were to be kept"
+    assert {job for _, job in jobs_with_controllers()} == {"a", "b"}, "they were to be kept"
     before = steps_of(run)
 
-    with command(*whole) as second:  # takes the runners over, and is left in turn: now they write checkpoints and end
+    with command(*whole) as second:  # takes the controllers over, and is left: now they write checkpoints and end
         once(second, lambda: steps_of(run) > before)
         second.send_signal(signal.SIGTERM)  # as Ctrl-C
         said(second, 130)
-    assert jobs_with_runners() == []
+    assert jobs_with_controllers() == []
 
     with command(*whole) as third:
         said(third, 0)
     assert column(run, "state") == ["finished"] * 2
     assert steps_of(run) == [EPOCHS * STEPS] * 2
-    books = books_of(run)
-    assert books is not None
-    _, events = read_table(books, "events")
+    database = database_of(run)
+    assert database is not None
+    _, events = read_table(database, "events")
     kinds = [event[2] for event in events]
     assert kinds.count("scheduler_returned") == 2
     assert [event[-1] for event in events if event[2] == "policy"] == ["elastic_fifo -> las"]
@@ -170,7 +170,7 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
     raylets = [
         pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
     ]
-    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where runners are"
+    assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where controllers are"
     before = {pid for raylet in raylets for pid in children_titled(raylet, IDLE)}  # of other tests
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
@@ -201,13 +201,13 @@ def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: Loc
         first.send_signal(signal.SIGINT)
         assert f"agent:run={folder}" in said(first, 130)
     assert 2 <= steps() < 6
-    assert jobs_with_runners() == []
+    assert jobs_with_controllers() == []
     with command(*train) as second:
         said(second, 0)
     assert steps() == 6
     assert list((folder / "tensorboard").glob("events.*"))
     assert len(list((folder / SESSIONS).glob("episode-*/events.out.tfevents.*"))) >= 2
-    assert jobs_with_runners() == []
+    assert jobs_with_controllers() == []
 
 
 @pytest.mark.parametrize(

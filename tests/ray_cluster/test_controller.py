@@ -11,11 +11,11 @@ import ray
 import torch
 
 from rlpto.errors import JobError
+from rlpto.ray_cluster.controllers import control_node, find_controllers
 from rlpto.ray_cluster.job.checkpoints import read_newest
-from rlpto.ray_cluster.job.controller import find_runners, start_runner
+from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import control_node
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.ray_cluster.running import KILL, SESSION, make_spec, running
 
@@ -93,10 +93,10 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, name="once")
     with running(ray_cluster, spec) as job:
-        assert ray.get(job.runner.command.remote(7, ())).generation == 7
-        assert ray.get(job.runner.command.remote(6, (a,))).generation == 7
+        assert ray.get(job.controller.command.remote(7, ())).generation == 7
+        assert ray.get(job.controller.command.remote(6, (a,))).generation == 7
         assert job.until(lambda now: now.applied == 7).holding == ()
-        assert find_runners(SESSION).keys() == {"once"}
-        with pytest.raises(JobError, match=r"'once': session 'tests-.*' has a runner"):
-            start_runner(spec, control_node(), resume=False)
-    assert find_runners(SESSION) == {}
+        assert find_controllers(SESSION).keys() == {"once"}
+        with pytest.raises(JobError, match=r"'once': session 'tests-.*' has a controller"):
+            start_controller(spec, control_node(), resume=False)
+    assert find_controllers(SESSION) == {}

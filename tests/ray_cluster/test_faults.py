@@ -64,7 +64,9 @@ def test_code_that_hangs_is_started_again(ray_cluster: LocalCluster, tmp_path: P
         assert "hangs: no step within" in report.failure
 
 
-def test_a_killed_runner_goes_on_and_a_damaged_checkpoint_falls_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_killed_controller_goes_on_and_a_damaged_checkpoint_falls_back(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, checkpoint_interval=0.5)
     with running(ray_cluster, spec) as job:
@@ -73,7 +75,7 @@ def test_a_killed_runner_goes_on_and_a_damaged_checkpoint_falls_back(ray_cluster
         assert before.checkpoint is not None
         os.kill(before.pid, KILL)
         after = job.until(lambda now: now.recoveries == 1)
-        assert after.generation == before.generation, "the command outlives the runner"
+        assert after.generation == before.generation, "the command outlives the controller"
         assert after.step >= before.checkpoint.step
         job.steps(40)
         last = job.stop()
@@ -101,7 +103,7 @@ def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: Local
         report = job.command([])
         assert "cannot write" in report.failure
         assert report.checkpoint is None
-        # The state is in the runner's memory all the same.
+        # The state is in the controller's memory all the same.
         resumed = job.command([b])
         assert job.steps(1).step > report.step
         assert resumed.state == "running"

@@ -10,9 +10,9 @@ import torch
 from torch.optim import SGD
 
 from rlpto.arrays import FloatArray
-from rlpto.ray_cluster.worker.gradient_noise import EVERY, NoiseMeter, SquaredNorms, estimate
+from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, NoiseMeter, SquaredNorms, estimate
 from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor, scaled
-from rlpto.ray_cluster.worker.worker_group import Alone, mean_inverse
+from rlpto.ray_cluster.worker.worker_group import SingleWorker, mean_inverse
 
 DIMENSIONS, NOISE, SIGNAL = 50, 3.0, 2.0
 TRUE_SQUARE, TRUE_TRACE = SIGNAL**2, NOISE**2 * DIMENSIONS
@@ -42,7 +42,7 @@ def test_several_workers_find_signal_and_noise(batch: tuple[int, ...]) -> None:
 def test_one_worker_finds_them_from_successive_gradients() -> None:
     generator = np.random.default_rng(2)
     model = torch.nn.Linear(DIMENSIONS, 1, bias=False)
-    group, meter = Alone(model, SGD(model.parameters(), lr=0.0)), NoiseMeter()
+    group, meter = SingleWorker(model, SGD(model.parameters(), lr=0.0)), NoiseMeter()
     model.weight.grad = torch.zeros_like(model.weight)
     measured = 0
     for step in range(16_000):
@@ -54,16 +54,17 @@ def test_one_worker_finds_them_from_successive_gradients() -> None:
         if norms is not None:
             meter.add(norms)
             measured += 1
-    assert measured == 16_000 // EVERY
+    assert measured == 16_000 // MEASURE_EVERY_STEPS
     assert meter.noise_scale == pytest.approx(TRUE_TRACE / TRUE_SQUARE, rel=0.1)
 
 
 def test_only_successive_gradients_are_compared() -> None:
     model = torch.nn.Linear(2, 1)
-    group = Alone(model, SGD(model.parameters(), lr=0.0))
+    group = SingleWorker(model, SGD(model.parameters(), lr=0.0))
     model(torch.ones(1, 2)).sum().backward()
     compared = []
-    for step in (0, 1, EVERY, 2 * EVERY + 1, 1, 3 * EVERY, 3 * EVERY + 1):
+    turn = MEASURE_EVERY_STEPS
+    for step in (0, 1, turn, 2 * turn + 1, 1, 3 * turn, 3 * turn + 1):
         group.begin(step, 4, 4)
         compared.append(group.update(1.0) is not None)
     assert compared == [False, True, False, False, False, False, True]

@@ -13,7 +13,7 @@ from rlpto.ray_cluster.measuring.job_mover import MovedJobs
 
 @dataclass
 class Failing:
-    """A job that has failed. starting: its runner may not be there yet."""
+    """A job that has failed. starting: its controller may not be there yet."""
 
     starting: bool
 

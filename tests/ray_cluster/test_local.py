@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.scheduler.backend import alive_nodes
 from tests.ray_cluster.conftest import GPUS, NODES
 
 

@@ -24,14 +24,14 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, Beliefs
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from tests.builders import job as make_job
 from tests.builders import linear_tables
-from tests.ray_cluster.fakes import FakeBackend, FakeRunner, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import RULES, specs
 from tests.ray_cluster.test_real import config
 
@@ -39,18 +39,18 @@ SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
 
 
-def beliefs(program: ProgramSettings = PROGRAM, count: int = 1) -> Beliefs:
+def estimates(program: ProgramSettings = PROGRAM, count: int = 1) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m") for i in range(count)]
     made = [JobSpec(job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    return Beliefs(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, PER_NODE)
+    return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, PER_NODE)
 
 
-def packed(found: Beliefs, job: int = 0) -> np.ndarray:
+def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
     """Epochs per second with 1, 2, ... GPUs on few nodes, in the first epoch."""
     return found.tables.rates[found.tables.packed_rows(PER_NODE)[job, 1:], 0]
 
 
-def told(found: Beliefs, job: int = 0, **report: object) -> Beliefs:
+def told(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstimates:
     found.heard(job, replace(JobReport("job"), **report))  # type: ignore[arg-type]
     while found.learn():
         pass
@@ -64,49 +64,49 @@ def sizes(*speeds: tuple[int, int, float]) -> tuple[Measured, ...]:
 class TestSpeed:
     def test_before_a_job_has_trained_its_guess_counts_and_it_scales_perfectly(self) -> None:
         alone = BATCH / 0.1 / SAMPLES
-        assert packed(beliefs()) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
+        assert packed(estimates()) == pytest.approx(alone * np.arange(1, MOST + 1), rel=0.01)
 
     @given(workers=st.integers(1, MOST), speed=st.floats(1.0, 1e5))
     def test_a_job_that_was_seen_at_one_size_scales_perfectly_from_there(self, workers: int, speed: float) -> None:
-        found = told(beliefs(), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
+        found = told(estimates(), throughput=sizes((workers, -(-workers // PER_NODE), speed)))
         assert packed(found) == pytest.approx(speed / workers / SAMPLES * np.arange(1, MOST + 1), rel=0.01)
 
     def test_sizes_that_were_seen_have_the_speed_that_was_measured(self) -> None:
         seen = sizes((1, 1, 500.0), (2, 1, 900.0), (4, 2, 1200.0))
-        speed = packed(told(beliefs(), throughput=seen)) * SAMPLES
+        speed = packed(told(estimates(), throughput=seen)) * SAMPLES
         assert speed[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
 
     def test_what_was_seen_tells_about_sizes_that_were_not(self) -> None:
         # A step of 0.02 s whatever the workers, 0.08 s of samples: at 8 workers 50 / 0.03 samples/s.
         step = {workers: 0.02 + 0.08 / workers for workers in (1, 2, 4)}
         seen = sizes(*((workers, -(-workers // PER_NODE), BATCH / seconds) for workers, seconds in step.items()))
-        speed = packed(told(beliefs(), throughput=seen)) * SAMPLES
+        speed = packed(told(estimates(), throughput=seen)) * SAMPLES
         assert speed[7] == pytest.approx(BATCH / 0.03, rel=0.15)
         assert speed[7] < 0.5 * 8 * speed[0]
 
     def test_a_fit_without_a_single_worker_takes_fewer_to_scale_perfectly(self) -> None:
-        speed = packed(told(beliefs(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
+        speed = packed(told(estimates(), throughput=sizes((2, 1, 1000.0), (4, 2, 1500.0)))) * SAMPLES
         assert speed[0] == pytest.approx(500.0, rel=0.1)
 
     def test_workers_that_are_spread_do_not_tell_how_fast_packed_ones_are(self) -> None:
-        speed = packed(told(beliefs(), throughput=sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0)))) * SAMPLES
+        speed = packed(told(estimates(), throughput=sizes((1, 1, 500.0), (2, 2, 600.0), (2, 1, 950.0)))) * SAMPLES
         assert speed[1] == pytest.approx(950.0)
 
     def test_a_handful_of_steps_is_no_measurement(self) -> None:
         few = (Measured(1, 1, 7.0, ENOUGH_STEPS - 1),)
-        assert packed(told(beliefs(), throughput=few)) == pytest.approx(packed(beliefs()))
+        assert packed(told(estimates(), throughput=few)) == pytest.approx(packed(estimates()))
 
     def test_noise_says_what_a_larger_batch_is_worth(self) -> None:
         program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
         seen = sizes((1, 1, 500.0), (4, 2, 2000.0))
         little, much = (
-            packed(told(beliefs(program), throughput=seen, noise_scale=noise)) * SAMPLES for noise in (10.0, 1e6)
+            packed(told(estimates(program), throughput=seen, noise_scale=noise)) * SAMPLES for noise in (10.0, 1e6)
         )
         assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
         assert much[3] == pytest.approx(2000.0, rel=0.01)
 
     def test_only_notable_news_is_worth_a_fit_and_one_at_a_time(self) -> None:
-        found = beliefs(count=2)
+        found = estimates(count=2)
         for job in (0, 1):
             found.heard(job, JobReport("job", throughput=sizes((1, 1, 300.0))))
         assert [found.learn() for _ in range(3)] == [True, True, False]
@@ -120,12 +120,12 @@ class TestSpeed:
 class TestAccuracy:
     TRUTH = AccuracyCurve("accuracy", 0.1, 0.9, 4.0, 1.0)
 
-    def reported(self, epochs: int) -> Beliefs:
+    def reported(self, epochs: int) -> OnlineEstimates:
         points = tuple((float(epoch), float(self.TRUTH(epoch))) for epoch in range(1, epochs + 1))
-        return told(beliefs(), accuracy_curve=points)
+        return told(estimates(), accuracy_curve=points)
 
     def test_a_few_epochs_tell_no_curve(self) -> None:
-        assert self.reported(3).profile(0).accuracy == beliefs().profile(0).accuracy
+        assert self.reported(3).profile(0).accuracy == estimates().profile(0).accuracy
 
     def test_the_end_is_told_early_and_better_later(self) -> None:
         assert self.reported(6).profile(0).accuracy(20) == pytest.approx(self.TRUTH(20), abs=0.05)
@@ -133,14 +133,14 @@ class TestAccuracy:
 
 
 class Reporting(FakeBackend):
-    """Runners that also say how fast they are: 0.1 epochs/s a worker, of 100 samples each."""
+    """Controllers that also say how fast they are: 0.1 epochs/s a worker, of 100 samples each."""
 
-    def report(self, runner: FakeRunner) -> JobReport:
-        said = super().report(runner)
-        count = len(runner.training_on)
+    def report(self, controller: FakeController) -> JobReport:
+        said = super().report(controller)
+        count = len(controller.training_on)
         if count:
-            self.seen.setdefault(runner.spec.name, {})[count] = Measured(count, 1, 10.0 * count, 50)
-        speeds = self.seen.get(runner.spec.name, {})
+            self.seen.setdefault(controller.spec.name, {})[count] = Measured(count, 1, 10.0 * count, 50)
+        speeds = self.seen.get(controller.spec.name, {})
         return replace(said, throughput=tuple(speeds[count] for count in sorted(speeds)))
 
     @property
@@ -150,18 +150,18 @@ class Reporting(FakeBackend):
 
 class TestCluster:
     @pytest.fixture
-    def books(self, tmp_path: Path) -> Iterator[Store]:
-        with Store(tmp_path / "state.sqlite") as opened:
+    def database(self, tmp_path: Path) -> Iterator[SessionDatabase]:
+        with SessionDatabase(tmp_path / "state.sqlite") as opened:
             yield opened
 
-    def test_policies_are_told_what_jobs_report_and_nothing_of_the_profile(self, books: Store) -> None:
+    def test_policies_are_told_what_jobs_report_and_nothing_of_the_profile(self, database: SessionDatabase) -> None:
         jobs: list[Job] = [make_job(0, 0.0, 20.0, max_gpus=4), make_job(1, 30.0, 20.0, max_gpus=4)]
         backend = Reporting(FakeTime(), {"n": 4})
         program = PROGRAM.model_copy(update={"pace": 2.0})
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
-        learned = Beliefs(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, 4)
-        cluster = RayCluster(backend, jobs, made, tables, books, RULES, clock=backend.world.clock, beliefs=learned)
+        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, 4)
+        cluster = RayCluster(backend, jobs, made, tables, database, RULES, clock=backend.world.clock, estimates=learned)
         seen: list[tuple[float, np.ndarray, np.ndarray]] = []
 
         class Look:
@@ -185,19 +185,19 @@ class TestCluster:
         assert first[1][0, 1] == pytest.approx(guess), "before anything is known: the guess of the settings"
         assert last[1][0, 4] == pytest.approx(0.4 * scale, rel=0.05)
         assert math.isfinite(last[2][0])
-        assert cluster.accounts.finished.all()
+        assert cluster.columns.finished.all()
 
 
 def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     own = config([{"name": "a", "max_gpus": 2, "epochs": 20}, {"name": "b", "max_gpus": 2, "epochs": 20}], 0.1)
     online = own.model_copy(update={"knowledge": KnowledgeSettings(mode="online")})
-    experiment, session = prepare(online), f"beliefs-{os.getpid()}"
+    experiment, session = prepare(online), f"estimates-{os.getpid()}"
     assert ray_cluster.node_ids
-    with Store(tmp_path / "state.sqlite") as books:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session)
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
         run(cluster, experiment.policy("elastic_fifo"), QueueSettings(), RewardWeights())
         cluster.close()
-    learned = cluster.beliefs
+    learned = cluster.estimates
     assert learned is not None
     for number, job in enumerate(cluster.jobs):
         (seen,) = [size for size in cluster.reports[job.name].throughput if size.workers == 2]

@@ -14,10 +14,10 @@ from torch.optim import SGD, Adam
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.worker.parameter_server import MAX_AHEAD, ParameterServer, Pull, Push, ServerGroup
+from rlpto.ray_cluster.worker.parameter_server import MAX_STEPS_AHEAD, ParameterServer, ParameterServerGroup, Pull, Push
 from tests.ray_cluster.programs import Plain
 from tests.ray_cluster.running import KILL, make_spec, running
-from tests.ray_cluster.test_runner import distance_to_one_process
+from tests.ray_cluster.test_controller import distance_to_one_process
 
 
 def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_asynchronous_servers_learn_with_stale_gradients(ray_cluster: LocalClust
         report = job.until(lambda now: now.state == "finished" and not now.holding)
     assert report.progress == 20.0
     assert report.accuracy > 0.7
-    assert 0 < report.staleness <= 2 * MAX_AHEAD
+    assert 0 < report.staleness <= 2 * MAX_STEPS_AHEAD
 
 
 def push(rank: int, step: int, gradient: list[float]) -> Push:
@@ -80,14 +80,14 @@ def test_a_worker_of_an_asynchronous_server_gets_only_so_far_ahead() -> None:
     async def run() -> None:
         server = await server_with([0.0], asynchronous=True, world=2)
         await server.exchange(1, push(1, 0, [2.0]))
-        for step in range(MAX_AHEAD + 1):
+        for step in range(MAX_STEPS_AHEAD + 1):
             ahead = await server.exchange(1, push(0, step, [2.0]))
-        assert ahead.weights.tolist() == [-(MAX_AHEAD + 2.0)]
-        held_up = asyncio.ensure_future(server.exchange(1, push(0, MAX_AHEAD + 1, [2.0])))
+        assert ahead.weights.tolist() == [-(MAX_STEPS_AHEAD + 2.0)]
+        held_up = asyncio.ensure_future(server.exchange(1, push(0, MAX_STEPS_AHEAD + 1, [2.0])))
         await asyncio.sleep(0.01)
         assert not held_up.done()
         behind = await server.exchange(1, push(1, 1, [2.0]))
-        assert behind.stale == MAX_AHEAD + 1
+        assert behind.stale == MAX_STEPS_AHEAD + 1
         assert (await held_up).stale in (0, 1)
 
     asyncio.run(run())
@@ -97,7 +97,7 @@ def test_workers_that_wait_learn_that_their_group_is_over() -> None:
     async def run(asynchronous: bool) -> None:
         server = await server_with([0.0], asynchronous, world=2)
         await server.exchange(1, push(1, 0, [0.0])) if asynchronous else None
-        waits = asyncio.ensure_future(server.exchange(1, push(0, MAX_AHEAD + 1, [1.0])))
+        waits = asyncio.ensure_future(server.exchange(1, push(0, MAX_STEPS_AHEAD + 1, [1.0])))
         await asyncio.sleep(0.01)
         await server.end()
         with pytest.raises(RuntimeError, match="group 1 of workers is over"):
@@ -115,4 +115,4 @@ def test_an_optimizer_with_several_groups_is_refused() -> None:
     groups: list[dict[str, Any]] = [{"params": [first], "lr": 0.1}, {"params": others}]
     optimizer = Adam(groups)
     with pytest.raises(JobError, match="one group of parameters, found 2"):
-        ServerGroup(program, model, optimizer, [], 0, 1)
+        ParameterServerGroup(program, model, optimizer, [], 0, 1)

@@ -1,8 +1,9 @@
-"""Another policy while jobs run, and what a session leaves behind; with runners in memory."""
+"""Another policy while jobs run, and what a session leaves behind; with controllers in memory."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from rlpto.errors import ConfigError
 from rlpto.policies.registry import make_policy
+from rlpto.policies.switching import switching
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.events import last_line
-from rlpto.ray_cluster.scheduler.policy_switching import SwitchablePolicy
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, write_tables
-from rlpto.ray_cluster.scheduler.session_database import Store, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
+from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -28,62 +29,77 @@ def ignore(policy: str, latency: float) -> None:
     """Nobody wants to know."""
 
 
-def switchable(cluster: RayCluster, books: Store) -> SwitchablePolicy:
-    return SwitchablePolicy(make_policy("fifo"), make_policy, books, cluster.deciding)
+def in_session(database: SessionDatabase, spec: str = "fifo", deciding: Callable[[str, float], None] = ignore) -> Any:
+    return SessionPolicy(switching(make_policy(spec)), make_policy, database, deciding)
 
 
-def play(tmp_path: Path, at: float = 0.0, request: str = "") -> tuple[RunRecord, Store, SwitchablePolicy]:
+def play(
+    tmp_path: Path, at: float = 0.0, request: str = "", spec: str = "fifo"
+) -> tuple[RunRecord, SessionDatabase, Any]:
     backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
-    books = Store(tmp_path / "state.sqlite")
-    cluster = make_cluster(backend, [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)], books)
-    policy = switchable(cluster, books)
+    database = SessionDatabase(tmp_path / "state.sqlite")
+    cluster = make_cluster(backend, [elastic(0, epochs=8.0), elastic(1, 2.0), elastic(2, 3.0)], database)
+    policy = in_session(database, spec, cluster.deciding)
 
     def ask() -> None:
         if request:
-            request_policy(books.path, request)
+            request_policy(database.path, request)
 
     asked: Any = Interrupted(cluster, at, ask)
-    return run(asked, policy, QueueSettings(), RewardWeights()), books, policy
+    return run(asked, policy, QueueSettings(), RewardWeights()), database, policy
 
 
 class TestSwitching:
     def test_decisions_before_are_of_the_one_policy_and_those_after_of_the_other(self, tmp_path: Path) -> None:
-        _, books, policy = play(tmp_path, 10.0, "equal_share")
-        with books:
-            switches = [event for event in books.events() if event[1] == "policy"]
+        _, database, policy = play(tmp_path, 10.0, "equal_share")
+        with database:
+            switches = [event for event in database.events() if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
-            rows = books._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
+            rows = database._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
             assert all(name == ("fifo" if time < switches[0][0] else "equal_share") for time, name in rows)
-            assert policy_answer(books.path, 1) == ""
-        assert (policy.present, policy.name) == ("equal_share", "fifo")
+            assert policy_answer(database.path, 1) == ""
+        assert policy.name == "fifo"
 
     def test_a_policy_that_does_not_exist_changes_nothing_and_is_answered(self, tmp_path: Path) -> None:
-        record, books, policy = play(tmp_path, 10.0, "no_such")
-        with books:
-            assert str(policy_answer(books.path, 1)).startswith("no policy 'no_such'")
-        assert policy.present == "fifo"
+        record, database, _ = play(tmp_path, 10.0, "no_such")
+        with database:
+            assert str(policy_answer(database.path, 1)).startswith("no policy 'no_such'")
+            assert not [event for event in database.events() if event[1] == "policy"]
         assert np.isfinite(record.jobs.finish_time).all()
 
     def test_a_restarted_scheduler_takes_up_the_policy_it_was_switched_to(self, tmp_path: Path) -> None:
-        _, books, _ = play(tmp_path, 10.0, "equal_share")
-        with books:
-            again = SwitchablePolicy(make_policy("fifo"), make_policy, books, ignore)
-            again.reset(0)
-            assert again.present == "equal_share"
+        _, database, _ = play(tmp_path, 10.0, "equal_share")
+        with database:
+            again = switching(make_policy("fifo"))
+            SessionPolicy(again, make_policy, database, ignore).reset(0)
+            (switched,) = [event[0] for event in database.events() if event[1] == "policy"]
+            assert again.present(switched).name == "equal_share"
+            assert again.present(switched - 1e-6).name == "fifo"
 
     def test_a_direct_switch_to_what_does_not_exist_raises(self, tmp_path: Path) -> None:
-        with Store(tmp_path / "state.sqlite") as books:
-            policy = SwitchablePolicy(make_policy("fifo"), make_policy, books, ignore)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
             with pytest.raises(ConfigError, match="no policy 'no_such'"):
-                policy.switch("no_such", 1.0)
-            assert policy.present == "fifo"
+                in_session(database).switch("no_such", 1.0)
+            assert database.fact("policy") is None
+
+    def test_set_times_are_noted_like_requests_and_a_request_holds_until_the_next_one(self, tmp_path: Path) -> None:
+        record, database, policy = play(tmp_path, 4.0, "srtf", "fifo>20:equal_share")
+        with database:
+            switches = [(event[0], event[5]) for event in database.events() if event[1] == "policy"]
+            assert [detail for _, detail in switches] == ["fifo -> srtf", "srtf -> equal_share"]
+            assert switches[1][0] >= 20.0
+            kept = policy_switches(database)
+        assert kept.policy == ("fifo", "srtf", "equal_share")
+        assert kept.time[1:].tolist() == [time for time, _ in switches]
+        assert policy.name == record.policy == "fifo>20:equal_share"
+        assert np.isfinite(record.jobs.finish_time).all()
 
 
 class TestTables:
     def test_allocation_by_node_never_exceeds_a_node_and_ends_empty(self, tmp_path: Path) -> None:
-        _, books, _ = play(tmp_path)
-        with books:
-            write_tables(books, tmp_path)
+        _, database, _ = play(tmp_path)
+        with database:
+            write_tables(database, tmp_path)
         held: dict[str, dict[str, int]] = {}
         with (tmp_path / "allocation_by_node.csv").open() as file:
             for row in csv.DictReader(file):
@@ -92,19 +108,19 @@ class TestTables:
         assert held.keys() == {"m", "n"}
         assert sum(sum(jobs.values()) for jobs in held.values()) == 0
 
-    def test_decisions_in_the_books_are_those_of_the_loop(self, tmp_path: Path) -> None:
-        record, books, _ = play(tmp_path)
-        with books:
-            kept = decision_records(books, RewardWeights())
+    def test_decisions_in_the_database_are_those_of_the_loop(self, tmp_path: Path) -> None:
+        record, database, _ = play(tmp_path)
+        with database:
+            kept = decision_records(database, RewardWeights())
         assert kept.time.tolist() == record.decisions.time.tolist()
         assert kept.held.tolist() == record.decisions.held.tolist()
         assert kept.waiting.tolist() == record.decisions.waiting.tolist()
         assert kept.reward.sum() == pytest.approx(record.decisions.reward.sum())
 
     def test_pauses_are_listed_with_their_seconds(self, tmp_path: Path) -> None:
-        _, books, _ = play(tmp_path, 1.0, "equal_share")
-        with books:
-            write_tables(books, tmp_path)
+        _, database, _ = play(tmp_path, 1.0, "equal_share")
+        with database:
+            write_tables(database, tmp_path)
         with (tmp_path / "rescale_pauses.csv").open() as file:
             pauses = [float(row["pause_s"]) for row in csv.DictReader(file)]
         assert pauses

@@ -16,7 +16,7 @@ from rlpto.errors import JobError, ProfileError
 from rlpto.performance.fitted import rates_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.throughput import throughput
-from rlpto.ray_cluster.job.controller import find_runners
+from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.job_mover import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.measuring.profiling import (
@@ -165,7 +165,7 @@ def test_what_was_not_measured_is_an_error() -> None:
         fit_program("mine", PROGRAM, lacking, "here")
 
 
-def test_a_real_program_is_measured_and_leaves_no_runner(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
     told: list[str] = []
@@ -186,7 +186,7 @@ def test_a_real_program_is_measured_and_leaves_no_runner(ray_cluster: LocalClust
     assert 0 <= measured.untrained <= 1
     profile = fit_program("tiny", PROGRAM.model_copy(update={"batch_size": 16}), measured, "here")
     assert np.all(rates_by_size(profile, None, 2) > 0)
-    assert find_runners("measured") == {}
+    assert find_controllers("measured") == {}
 
 
 def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -196,4 +196,4 @@ def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_
     )
     with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
         measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, Effort(1.0, 30.0), lambda _: None)
-    assert find_runners("broken") == {}
+    assert find_controllers("broken") == {}

@@ -1,4 +1,4 @@
-"""The scheduler over real runners that really train, on the local cluster that all tests share."""
+"""The scheduler over real controllers that really train, on the local cluster that all tests share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.evaluation.runner import Cell
 from rlpto.experiment import prepare
+from rlpto.planning.prediction import predict
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.queues import QueueSettings
+from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
-from rlpto.ray_cluster.scheduler.session_database import Store, read_table
+from rlpto.ray_cluster.scheduler.predictions import read_predictions
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.rewards import RewardWeights
-from rlpto.runs.real import BOOKS, RealCells, check_programs, session_folder, session_name
+from rlpto.runs.real import DATABASE, RealCells, check_programs, session_folder, session_name
 from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 
@@ -55,7 +59,7 @@ def config(jobs: list[dict[str, object]], pace: float = 0.05) -> Config:
 
 
 @pytest.fixture
-def no_runner_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
+def no_controller_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
     """Ends what a failed test has left, so that it does not disturb those after it."""
     yield ray_cluster
     left = RayBackend(session_name(tmp_path, CELL))
@@ -70,9 +74,17 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.usefixtures("no_runner_is_left")
+def compile_predictions(settings: Config) -> None:
+    """Compile what looks ahead, which would otherwise take longer than the jobs of a test."""
+    cluster = prepare(settings).cluster("jobs", 0)
+    state = Queue(settings.queue).order(cluster.state())
+    predict(take_snapshot(cluster, state), make_policy("equal_share"), settings.queue, settings.simulator)
+
+
+@pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
+    compile_predictions(settings)
     record = RealCells(settings, tmp_path)(CELL)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.jobs.final_accuracy > 0.7).all()  # points that a line separates, after ten epochs
@@ -84,15 +96,20 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     assert {curve.step for curve in curves.Scalars("reward/sum")} >= {1, 2, 3}, "seconds of the session"
     for table in ("allocation_by_node", "rescale_pauses", "recovery_times", "jobs", "events"):
         assert (own / f"{table}.csv").read_text().count("\n") >= 1
-    columns, rows = read_table(own / BOOKS, "jobs")
+    columns, rows = read_table(own / DATABASE, "jobs")
     steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
     assert steps == [10 * STEPS] * 2
-    assert read_table(own / BOOKS, "checkpoints")[1]
+    assert read_table(own / DATABASE, "checkpoints")[1]
+    predicted = read_predictions(own / DATABASE)
+    assert predicted.failed == ""
+    assert all(finish > max(start, predicted.made_at) for start, finish in predicted.jobs.values())
+    assert predicted.jobs.keys() <= {"a", "b"}
+    assert predicted.jobs
     assert not RayBackend(session_name(tmp_path, CELL)).find()
 
 
 def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
-    no_runner_is_left: LocalCluster, tmp_path: Path
+    no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "max_gpus": 2, "epochs": 12}, {"name": "b", "epochs": 12}], 0.2)
     (tmp_path / "config.json").write_text(settings.model_dump_json())
@@ -103,14 +120,14 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
         "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
         "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path), no_runner_is_left.address]
+    command = [sys.executable, "-c", program, str(tmp_path), no_controller_is_left.address]
     scheduler = subprocess.Popen(command, cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-    books = session_folder(tmp_path, CELL) / BOOKS
+    database = session_folder(tmp_path, CELL) / DATABASE
 
     def steps() -> list[int]:
-        if not books.exists():
+        if not database.exists():
             return [0]
-        columns, rows = read_table(books, "jobs")
+        columns, rows = read_table(database, "jobs")
         return [dict(zip(columns, row, strict=True))["step"] for row in rows] or [0]
 
     wait_until(lambda: min(steps()) > 3)
@@ -119,7 +136,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     before = steps()
     session = session_name(tmp_path, CELL)
     experiment = prepare(settings)
-    with Store(books) as again:
+    with SessionDatabase(database) as again:
         cluster = experiment.real_cluster("jobs", 0, RayBackend(session), again, session)
         assert set(cluster.reports) == {"a", "b"}
         now = [cluster.reports[job].step for job in ("a", "b")]
@@ -132,7 +149,9 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
         cluster.close()
 
 
-def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(no_runner_is_left: LocalCluster, tmp_path: Path) -> None:
+def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
+    no_controller_is_left: LocalCluster, tmp_path: Path
+) -> None:
     settings = config([{"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 36}], pace=0.3)
     session, experiment = session_name(tmp_path, CELL), prepare(settings)
     killed: list[str] = []
@@ -144,35 +163,35 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(no_runner_is_left:
             return
         if not killed:
             killed.append(cluster.nodes_of("a")[-1])
-            no_runner_is_left.kill_node(killed[0])
-        elif len(no_runner_is_left.node_ids) == 3:
-            no_runner_is_left.add_node(GPUS)
+            no_controller_is_left.kill_node(killed[0])
+        elif len(no_controller_is_left.node_ids) == 3:
+            no_controller_is_left.add_node(GPUS)
 
     try:
-        with Store(tmp_path / "state.sqlite") as books:
-            cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session, [interfere])
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session, [interfere])
             run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
-            kinds = [event[1] for event in books.events()]
+            kinds = [event[1] for event in database.events()]
             assert kinds.count("node_down") == 1
             assert kinds.count("node_up") == 5
-            assert cluster.accounts.finished.all()
+            assert cluster.columns.finished.all()
             assert cluster.up_gpus == 4 * GPUS
-            (row,) = books.jobs()
+            (row,) = database.jobs()
             assert row.step == 36 * STEPS
             cluster.close()
     finally:
-        while len(no_runner_is_left.node_ids) < 4:
-            no_runner_is_left.add_node(GPUS)
+        while len(no_controller_is_left.node_ids) < 4:
+            no_controller_is_left.add_node(GPUS)
 
 
 def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
-    no_runner_is_left: LocalCluster, tmp_path: Path
+    no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
     session, experiment = session_name(tmp_path, CELL), prepare(settings)
-    assert no_runner_is_left.node_ids
-    with Store(tmp_path / "state.sqlite") as books:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), books, session)
+    assert no_controller_is_left.node_ids
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
         start = np.zeros(len(STEERING_FEATURES))
         setup = LiveSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
         env = ClusterEnv(setup)
@@ -183,7 +202,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
             action = np.zeros(len(STEERING_FEATURES), dtype=np.float32)
             observation, _, ended, _, info = env.step(action)
             terms += info["terms"]["accuracy"]
-        assert cluster.accounts.finished.all()
+        assert cluster.columns.finished.all()
         assert terms == pytest.approx(2 * settings.reward.classes[1] * settings.reward.accuracy)
         cluster.close()
 

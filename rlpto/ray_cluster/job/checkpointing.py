@@ -1,4 +1,4 @@
-"""Getting a job's state onto disk while the job goes on training, and what a restarted runner has to know besides."""
+"""Getting a job's state onto disk while the job goes on training, and what a restarted controller has to know."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from rlpto.errors import CheckpointError
-from rlpto.ray_cluster.job.job_folder import Memory
-from rlpto.ray_cluster.job.worker_actors import LostError, answer
+from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.worker.actor import Failure
 
 
-class Saver:
-    """Writes checkpoints and the runner's record.
+class Checkpointer:
+    """Writes checkpoints and the controller's record.
 
-    interval: s between two checkpoints. record: what a restarted runner has to know, asked whenever it is written.
+    interval: s between two checkpoints. record: what a restarted controller has to know, asked whenever it is written.
     Where the disk refuses that is noted, and training goes on.
     """
 
-    def __init__(self, memory: Memory, interval: float, record: Callable[[], dict[str, Any]]) -> None:
-        self._memory = memory
+    def __init__(self, job_folder: JobFolder, interval: float, record: Callable[[], dict[str, Any]]) -> None:
+        self._job_folder = job_folder
         self._interval = interval
         self._record = record
         self._saving: asyncio.Task[None] | None = None
@@ -38,8 +38,8 @@ class Saver:
 
         async def save() -> None:
             try:
-                said = await answer(call)
-            except LostError:
+                said = await result_of(call)
+            except WorkerLostError:
                 return  # noticed where its training is waited for
             if not isinstance(said, Failure):
                 await self.write(*said)
@@ -49,12 +49,12 @@ class Saver:
     async def write(self, step: int, state: bytes) -> None:
         """Write a checkpoint."""
         try:
-            await asyncio.to_thread(self._memory.write, step, state)
+            await asyncio.to_thread(self._job_folder.write, step, state)
         except CheckpointError as refused:
-            self._memory.note(str(refused))
+            self._job_folder.log_failure(str(refused))
         self._saved_at = time.monotonic()
-        self.remember()
+        self.write_record()
 
-    def remember(self) -> None:
+    def write_record(self) -> None:
         """Write the record."""
-        self._memory.remember(self._record())
+        self._job_folder.write_record(self._record())

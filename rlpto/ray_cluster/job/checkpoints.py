@@ -10,14 +10,14 @@ from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
 from rlpto.ray_cluster.messages import Checkpoint
 
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 """Checkpoints that stay: if the newest turns out to be damaged, there is the one before."""
 
 _NAME = re.compile(r"step-(\d{12})-([0-9a-f]{64})\.ckpt")
 
 
 def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
-    """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT`.
+    """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT_CHECKPOINTS`.
 
     The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written;
     older checkpoints are then all there.
@@ -26,7 +26,7 @@ def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
     path = folder / f"step-{step:012d}-{digest}.ckpt"
     with whole_file(path, "a checkpoint") as unfinished:
         unfinished.write_bytes(state)
-    for old in list_checkpoints(folder)[KEPT:]:
+    for old in list_checkpoints(folder)[KEPT_CHECKPOINTS:]:
         Path(old.path).unlink(missing_ok=True)
     return Checkpoint(step, str(path), digest)
 

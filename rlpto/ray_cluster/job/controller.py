@@ -1,4 +1,4 @@
-"""The runner of a job: an actor that owns the job's workers and keeps them training as commanded, whatever fails.
+"""The job controller: an actor that owns the job's workers and keeps them training as commanded, whatever fails.
 
 It is detached (a driver that ends does not take it along), uses no GPU, and is pinned to the node it was started on, so
 that it finds its files again when Ray restarts it. Workers are actors with one GPU each and hard node affinity rather
@@ -8,27 +8,24 @@ than placement groups: those cannot be resized, and would have to be one per wor
 from __future__ import annotations
 
 import asyncio
-import time
 import warnings
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
+from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, controller_name
 
-GOODBYE = 0.3
-"""s between the answer to `stop` and the runner's end."""
+END_DELAY_S = 0.3
+"""Time between the answer to `stop` and the controller's end."""
 
 
-class JobRunner:
-    """Actor around a `Driver`: takes commands and reports at once, while the driver's own task does the work.
+class JobController:
+    """Actor around a `ControlLoop`: takes commands and reports at once, while the loop's own task does the work.
 
     spec: JSON of the JobSpec. resume: go on from checkpoints in the job's folder; otherwise those of an earlier job
-    of the same name are dropped. A runner that Ray has restarted always goes on, under the newest command it took.
+    of the same name are dropped. A controller that Ray has restarted always goes on, under the newest command it took.
     """
 
     def __init__(self, spec: str, resume: bool) -> None:
@@ -36,38 +33,37 @@ class JobRunner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own, of what it calls inside
             restarted = bool(context.was_current_actor_reconstructed)
-        from rlpto.ray_cluster.job.control_loop import (
-            Driver,  # torch, that is: whoever only starts and asks runners needs none
-        )
+        # Here, for it needs torch: whoever only starts and asks controllers does without.
+        from rlpto.ray_cluster.job.control_loop import ControlLoop
 
-        self._driver = Driver(JobSpec.from_json(spec), context.get_node_id(), resume, restarted)
-        self._work = asyncio.get_running_loop().create_task(self._driver.drive())
+        self._loop = ControlLoop(JobSpec.from_json(spec), context.get_node_id(), resume, restarted)
+        self._work = asyncio.get_running_loop().create_task(self._loop.run())
 
     async def command(self, generation: int, nodes: tuple[str, ...]) -> JobReport:
         """Train with one worker on each node of `nodes`; none: checkpoint and release all."""
-        self._driver.command(generation, tuple(nodes))
-        return self._driver.report()
+        self._loop.command(generation, tuple(nodes))
+        return self._loop.report()
 
     async def report(self) -> JobReport:
         """How the job is."""
-        return self._driver.report()
+        return self._loop.report()
 
     async def stop(self) -> JobReport:
         """Write a checkpoint, release everything, and end: the last report."""
-        self._driver.stop()
+        self._loop.stop()
         await self._work
         own = ray.get_runtime_context().current_actor
-        asyncio.get_running_loop().call_later(GOODBYE, lambda: ray.kill(own, no_restart=True))
-        return self._driver.report()
+        asyncio.get_running_loop().call_later(END_DELAY_S, lambda: ray.kill(own, no_restart=True))
+        return self._loop.report()
 
 
-def start_runner(spec: JobSpec, node_id: str, resume: bool) -> Any:
-    """Start the runner of a job on a node: its handle. It waits for its first command.
+def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
+    """Start the controller of a job on a node: its handle. It waits for its first command.
 
-    Raises JobError if the job has a runner already.
+    Raises JobError if the job has a controller already.
     """
-    name = runner_name(spec.session, spec.name)
-    actor: Any = ray.remote(JobRunner)
+    name = controller_name(spec.session, spec.name)
+    actor: Any = ray.remote(JobController)
     try:
         return actor.options(
             name=name,
@@ -79,43 +75,4 @@ def start_runner(spec: JobSpec, node_id: str, resume: bool) -> Any:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(spec.to_json(), resume)
     except ValueError:
-        raise JobError(f"job {spec.name!r}: session {spec.session!r} has a runner of this name already") from None
-
-
-def find_runners(session: str) -> dict[str, Any]:
-    """Handles of all runners of a session that there are, by job."""
-    prefix = runner_name(session, "")
-    found = {}
-    for actor in list_named_actors(all_namespaces=True):
-        if actor["namespace"] != NAMESPACE or not actor["name"].startswith(prefix):
-            continue
-        try:
-            found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-        except ValueError:
-            continue  # ended since it was listed
-    return found
-
-
-def stop_runner(handle: Any, seconds: float = 30.0) -> JobReport | None:
-    """Have a runner stop and wait until it has: its last report, None if it was gone or gave none in time.
-
-    One that does not answer in time is killed; its workers end with it.
-    """
-    report: JobReport | None = None
-    try:
-        report = ray.get(handle.stop.remote(), timeout=seconds)
-    except (ActorDiedError, ActorUnavailableError):
-        return None
-    except TimeoutError:
-        ray.kill(handle, no_restart=True)
-        return None
-    gone = time.monotonic() + 10.0
-    while time.monotonic() < gone:
-        try:
-            ray.get(handle.report.remote(), timeout=1.0)
-        except (ActorDiedError, ActorUnavailableError):
-            break
-        except TimeoutError:
-            continue
-        time.sleep(0.05)
-    return report
+        raise JobError(f"job {spec.name!r}: session {spec.session!r} has a controller of this name already") from None

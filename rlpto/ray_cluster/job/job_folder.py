@@ -1,4 +1,4 @@
-"""What outlives a runner: checkpoints, what it was told and has counted, and a log of failures, in the job's folder."""
+"""What outlives a controller, in the job's folder: checkpoints, what it was told and counted, a log of failures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlpto.files import write_text
 from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 
-RECORD = "runner.json"
+RECORD = "controller.json"
 FAILURES = "failures.log"
 
 
-class Memory:
+class JobFolder:
     """The job's folder. checkpoint: newest one. failure: text of the newest failure.
 
     Training goes on where the disk refuses: that is a failure that is noted, no more.
@@ -28,7 +28,7 @@ class Memory:
         self.failure = ""
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
-        """What an earlier runner of the job remembered, if there was one and it is to go on; else its traces go.
+        """What an earlier controller of the job remembered, if there was one and it is to go on; else its traces go.
 
         Raises CheckpointError if they stay: the job would go on from what is not its own.
         """
@@ -44,37 +44,37 @@ class Memory:
         try:
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as wrong:
-            self.note(f"{path}: cannot be read, counting starts anew: {wrong}")
+            self.log_failure(f"{path}: cannot be read, counting starts anew: {wrong}")
             return None
         return kept
 
-    def newest(self) -> tuple[int, bytes] | None:
+    def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, in which case the job starts over."""
         try:
             found = read_newest(self._folder)
         except CheckpointError as damaged:
-            self.note(f"{damaged}; the job starts over")
+            self.log_failure(f"{damaged}; the job starts over")
             self.checkpoint = None
             return None
         if found is None:
             return None
         self.checkpoint, state, wrong = found
         for text in wrong:
-            self.note(text)
+            self.log_failure(text)
         return self.checkpoint.step, state
 
     def write(self, step: int, state: bytes) -> None:
         """Write a checkpoint. Raises CheckpointError if the disk refuses."""
         self.checkpoint = write_checkpoint(self._folder, step, state)
 
-    def remember(self, kept: dict[str, Any]) -> None:
-        """Keep what a restarted runner has to know."""
+    def write_record(self, kept: dict[str, Any]) -> None:
+        """Keep what a restarted controller has to know."""
         try:
-            write_text(self._folder / RECORD, json.dumps(kept, allow_nan=False), "the runner's record")
+            write_text(self._folder / RECORD, json.dumps(kept, allow_nan=False), "the controller's record")
         except CheckpointError as refused:
-            self.note(str(refused))
+            self.log_failure(str(refused))
 
-    def note(self, text: str) -> None:
+    def log_failure(self, text: str) -> None:
         """Keep the text of a failure, in the log too."""
         self.failure = text
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")

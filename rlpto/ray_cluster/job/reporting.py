@@ -1,4 +1,4 @@
-"""What a runner has seen of its job's training: the figures of its reports."""
+"""Running statistics of a job's training: the figures of its reports."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.worker.training import Chunk
 
-CURVE = 200
+MAX_CURVE_POINTS = 200
 """Points of the accuracy curve; when it is full, every other one is dropped."""
 
-RECENT = 20
+RECENT_CHUNKS = 20
 """Chunks over which the present loss and speed are taken; also pauses and recoveries that are kept."""
 
-CHUNK_SECONDS = 0.12
+CHUNK_TARGET_S = 0.12
 """s that a chunk should take: long enough that its overhead does not count, short enough to react."""
 
-AHEAD = 2
-"""Chunks handed to the workers at once: they need not wait for the runner."""
-LONG_STEP = 0.3
-"""Seconds of a step from which on waiting for the runner counts for little."""
+MAX_CHUNKS_IN_FLIGHT = 2
+"""Chunks handed to the workers at once: they need not wait for the controller."""
+LONG_STEP_S = 0.3
+"""Seconds of a step from which on waiting for the controller counts for little."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Size:
     nodes: int
 
 
-class Tally:
+class TrainingStatistics:
     """Running figures of one job.
 
     rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
@@ -49,16 +49,16 @@ class Tally:
         self.speeds: dict[Size, tuple[float, float, int]] = {}
         self.rescales = self.recoveries = 0
         self.rescale_seconds = 0.0
-        self.pauses: deque[float] = deque(maxlen=RECENT)
-        self.recovery_seconds: deque[float] = deque(maxlen=RECENT)
+        self.pauses: deque[float] = deque(maxlen=RECENT_CHUNKS)
+        self.recovery_seconds: deque[float] = deque(maxlen=RECENT_CHUNKS)
         self.step_seconds = 0.0
         self.ended: float | None = None
         self._size = Size(0, 0)
         self._paused_since: float | None = None
         self._recovering_since: float | None = None
         self._first = True
-        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT)
-        self._losses: deque[tuple[float, int]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_CHUNKS)
+        self._losses: deque[tuple[float, int]] = deque(maxlen=RECENT_CHUNKS)
 
     @property
     def samples_per_second(self) -> float:
@@ -101,13 +101,13 @@ class Tally:
         self.noise_scale, self.staleness = first.noise_scale, first.staleness
 
     def chunk_steps(self) -> int:
-        """Steps of a chunk that takes about `CHUNK_SECONDS`."""
-        return max(1, min(10_000, round(CHUNK_SECONDS / self.step_seconds))) if self.step_seconds > 0 else 1
+        """Steps of a chunk that takes about `CHUNK_TARGET_S`."""
+        return max(1, min(10_000, round(CHUNK_TARGET_S / self.step_seconds))) if self.step_seconds > 0 else 1
 
     def chunks_ahead(self, asynchronous: bool) -> int:
         """Chunks to hand out at once. One where steps are long, so that a change comes a step sooner; but asynchronous
         workers would then wait for each other at every step."""
-        return 1 if self.step_seconds >= LONG_STEP and not asynchronous else AHEAD
+        return 1 if self.step_seconds >= LONG_STEP_S and not asynchronous else MAX_CHUNKS_IN_FLIGHT
 
     def throughput(self) -> tuple[Measured, ...]:
         """Samples per second of every size measured so far."""
@@ -135,7 +135,7 @@ class Tally:
         }
 
     def lasting(self) -> dict[str, Any]:
-        """What outlives the runner, as JSON can hold it."""
+        """What outlives the controller, as JSON can hold it."""
         return {
             "curve": self.curve,
             "speeds": [[*asdict(size).values(), *measured] for size, measured in self.speeds.items()],
@@ -180,6 +180,6 @@ class Tally:
         self.accuracy = accuracy
         # After a fault the job may pass epochs again: what it reaches then is what counts.
         self.curve = [point for point in self.curve if point[0] < epochs]
-        if len(self.curve) >= CURVE:
+        if len(self.curve) >= MAX_CURVE_POINTS:
             self.curve = self.curve[::2]
         self.curve.append((epochs, accuracy))

@@ -1,4 +1,4 @@
-"""The parameter server actors of one job, from its runner's side."""
+"""The parameter server actors of one job, from its controller's side."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.job.worker_actors import ANSWER, LostError, answer, everyone
+from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, WorkerLostError, result_of, settle
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.parameter_server import ParameterServer
 
 
-class Servers:
+class ParameterServers:
     """Starts the servers of a job that has some, on `node`, and replaces them. handles: of those there are now."""
 
     def __init__(self, spec: JobSpec, node: str) -> None:
@@ -31,8 +31,8 @@ class Servers:
 
     async def end_group(self) -> None:
         """End the present group, which wakes workers that wait there; if a server is gone, all of them are let go."""
-        said = await everyone(answer(server.end.remote(), ANSWER) for server in self.handles)
-        if any(isinstance(one, LostError) for one in said):
+        said = await settle(result_of(server.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self.handles)
+        if any(isinstance(one, WorkerLostError) for one in said):
             self.kill()
 
     def kill(self) -> None:

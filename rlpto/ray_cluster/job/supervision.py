@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlpto.ray_cluster.job.worker_actors import LostError, Worker, answer, everyone
-from rlpto.ray_cluster.worker.actor import Failure, Pulse, Ready
+from rlpto.ray_cluster.job.worker_actors import Worker, WorkerLostError, result_of, settle
+from rlpto.ray_cluster.worker.actor import Failure, Heartbeat, Ready
 
-LATE = 0.5
-"""s for the other workers to notice a fault too, before they are told."""
+FAULT_GATHER_S = 0.5
+"""Time for the other workers to notice a fault too, before they are told."""
 
-BEAT = 0.5
-"""s between looks at workers that are silent."""
+HEARTBEAT_INTERVAL_S = 0.5
+"""Time between heartbeats asked of workers that are silent."""
 
 
 class FaultError(Exception):
@@ -37,16 +37,16 @@ class FaultError(Exception):
 async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure:
     """Have a worker get warm, however long that takes, as long as it gives signs of life.
 
-    heartbeat: s without one after which it is given up. Raises LostError if it is gone, or was never there.
+    heartbeat: s without one after which it is given up. Raises WorkerLostError if it is gone, or was never there.
     """
     # Its process id comes first, so that it can be ended even if it stops in the middle.
-    worker.pid = await answer(worker.handle.pid.remote())
+    worker.pid = await result_of(worker.handle.pid.remote())
     try:
         (ready,) = await collect([worker], [worker.handle.prepare.remote()], heartbeat, math.inf)
     except FaultError as fault:
         if fault.failures:
             return fault.failures[0]
-        raise LostError(fault.text) from None
+        raise WorkerLostError(fault.text) from None
     said: Ready = ready
     return said
 
@@ -57,23 +57,25 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
     heartbeat: s after which a worker that does not answer is given up. limit: s after which one that answers, but
     gets nowhere, is. Raises FaultError if a worker is lost, hangs or raised.
     """
-    tasks = [asyncio.ensure_future(answer(call)) for call in calls]
-    pulses: asyncio.Task[list[Any]] | None = None
+    tasks = [asyncio.ensure_future(result_of(call)) for call in calls]
+    heartbeats: asyncio.Task[list[Any]] | None = None
     pending, fault_at = set(tasks), float("inf")
     hung: dict[Worker, str] = {}
     try:
-        while pending and not hung and time.monotonic() - fault_at < LATE:
-            done, pending = await asyncio.wait(pending, timeout=BEAT, return_when=asyncio.FIRST_COMPLETED)
+        while pending and not hung and time.monotonic() - fault_at < FAULT_GATHER_S:
+            done, pending = await asyncio.wait(
+                pending, timeout=HEARTBEAT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if any(map(_faulty, done)):
                 fault_at = min(fault_at, time.monotonic())
-            if pulses is not None and pulses.done():
-                hung = hanging(workers, pulses.result(), limit)
-                pulses = None
-            if not done and pulses is None:
-                asked = (answer(worker.handle.pulse.remote(), heartbeat) for worker in workers)
-                pulses = asyncio.ensure_future(everyone(asked))
+            if heartbeats is not None and heartbeats.done():
+                hung = hanging(workers, heartbeats.result(), limit)
+                heartbeats = None
+            if not done and heartbeats is None:
+                asked = (result_of(worker.handle.heartbeat.remote(), heartbeat) for worker in workers)
+                heartbeats = asyncio.ensure_future(settle(asked))
     finally:
-        for task in [*pending, *([pulses] if pulses else [])]:
+        for task in [*pending, *([heartbeats] if heartbeats else [])]:
             task.cancel()
     ended = [(worker, task) for worker, task in zip(workers, tasks, strict=True) if task not in pending]
     lost = {worker: str(task.exception()) for worker, task in ended if task.exception() is not None}
@@ -84,31 +86,33 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
     return results
 
 
-def hanging(workers: Sequence[Worker], pulses: Sequence[Pulse | BaseException], limit: float) -> dict[Worker, str]:
+def hanging(
+    workers: Sequence[Worker], heartbeats: Sequence[Heartbeat | BaseException], limit: float
+) -> dict[Worker, str]:
     """Workers to give up, and why: those that do not answer; else, if all that are busy got nowhere for `limit`
     seconds, those that the others wait for; all of them where that cannot be told.
     """
     silent = {
-        worker: f"the worker on node {worker.node[:8]} does not answer: {pulse}"
-        for worker, pulse in zip(workers, pulses, strict=True)
-        if isinstance(pulse, BaseException)
+        worker: f"the worker on node {worker.node[:8]} does not answer: {heartbeat}"
+        for worker, heartbeat in zip(workers, heartbeats, strict=True)
+        if isinstance(heartbeat, BaseException)
     }
     if silent:
         return silent
-    busy = [(worker, pulse) for worker, pulse in zip(workers, pulses, strict=True) if _busy(pulse)]
-    if not busy or any(_still(pulse) <= limit for _, pulse in busy):
+    busy = [(worker, heartbeat) for worker, heartbeat in zip(workers, heartbeats, strict=True) if _busy(heartbeat)]
+    if not busy or any(_stalled(heartbeat) <= limit for _, heartbeat in busy):
         return {}
-    own = [worker for worker, pulse in busy if isinstance(pulse, Pulse) and pulse.phase == "own"]
+    own = [worker for worker, heartbeat in busy if isinstance(heartbeat, Heartbeat) and heartbeat.phase == "own"]
     guilty = own or [worker for worker, _ in busy]
     return {worker: f"the worker on node {worker.node[:8]} hangs: no step within {limit:.1f} s" for worker in guilty}
 
 
-def _busy(pulse: Pulse | BaseException) -> bool:
-    return isinstance(pulse, Pulse) and pulse.busy != ""
+def _busy(heartbeat: Heartbeat | BaseException) -> bool:
+    return isinstance(heartbeat, Heartbeat) and heartbeat.busy != ""
 
 
-def _still(pulse: Pulse | BaseException) -> float:
-    return pulse.still if isinstance(pulse, Pulse) else 0.0
+def _stalled(heartbeat: Heartbeat | BaseException) -> float:
+    return heartbeat.stalled if isinstance(heartbeat, Heartbeat) else 0.0
 
 
 def _faulty(task: asyncio.Task[Any]) -> bool:

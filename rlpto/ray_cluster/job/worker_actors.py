@@ -1,4 +1,4 @@
-"""The worker actors of one job: starting them on their nodes, watching them, and letting go of them for certain."""
+"""The worker actors of one job: starting them on their nodes, watching them, and releasing them for certain."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
 
 T = TypeVar("T")
 
-ANSWER = 2.0
-"""s within which a healthy worker answers on its control thread."""
+WORKER_CALL_TIMEOUT_S = 2.0
+"""Longest time that a healthy worker takes to answer on its control thread."""
 
 
-class LostError(Exception):
+class WorkerLostError(Exception):
     """A worker is gone, or does not answer. unplaced: its node is gone, so that it never was."""
 
     def __init__(self, message: str, unplaced: bool = False) -> None:
@@ -43,18 +43,18 @@ class Worker:
     warm_since: float = 0.0
 
 
-async def answer(reference: Any, seconds: float | None = None) -> Any:
-    """Result of an actor's call. Raises LostError if the actor is gone or says nothing for so long."""
+async def result_of(reference: Any, seconds: float | None = None) -> Any:
+    """Result of an actor's call. Raises WorkerLostError if the actor is gone or says nothing for so long."""
     try:
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(reference.future())), seconds)
     except TimeoutError:
-        raise LostError(f"no answer within {seconds:g} s") from None
+        raise WorkerLostError(f"no answer within {seconds:g} s") from None
     except RayError as gone:
         first = str(gone).strip().splitlines()[0]
-        raise LostError(first, isinstance(gone, ActorUnschedulableError)) from None
+        raise WorkerLostError(first, isinstance(gone, ActorUnschedulableError)) from None
 
 
-async def everyone(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
+async def settle(calls: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """Results or errors of calls that run side by side."""
     return list(await asyncio.gather(*calls, return_exceptions=True))
 
@@ -74,7 +74,7 @@ async def release(worker: Worker) -> None:
     killed = False
     while True:
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(worker.handle.pulse.remote().future())), 0.5)
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(worker.handle.heartbeat.remote().future())), 0.5)
         except TimeoutError:
             if worker.pid and not killed:
                 # A stopped process does not hear Ray's request to end.
@@ -89,8 +89,10 @@ async def kill_process(worker: Worker) -> bool:
     here = NodeAffinitySchedulingStrategy(worker.node, soft=False)
     task: Any = ray.remote(kill_titled)
     try:
-        await answer(task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE), 10.0)
-    except LostError:
+        await result_of(
+            task.options(num_cpus=0, max_retries=0, scheduling_strategy=here).remote(worker.pid, TITLE), 10.0
+        )
+    except WorkerLostError:
         return False
     return True
 

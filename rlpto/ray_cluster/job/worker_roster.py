@@ -1,4 +1,4 @@
-"""Who works for one job: workers that train, workers that are being started, and workers that are let go."""
+"""The workers of one job: workers that train, workers that are being started, and workers that are being released."""
 
 from __future__ import annotations
 
@@ -8,58 +8,60 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from rlpto.ray_cluster.job import worker_actors
 from rlpto.ray_cluster.job.supervision import prepared
-from rlpto.ray_cluster.job.worker_actors import LostError, Worker
+from rlpto.ray_cluster.job.worker_actors import Worker, WorkerLostError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 
-GATHERING = 5.0
-"""s that a warm worker waits for others that are still starting."""
+JOIN_WAIT_S = 5.0
+"""Longest time that a warm worker waits for others that are still starting."""
 
-STARTING_BEATS = 4.0
+STARTUP_HEARTBEAT_TIMEOUTS = 4.0
 """Heartbeat timeouts that a worker which is being started may be silent: imports leave it little room to answer."""
 
 
-class Staff:
-    """Workers of one job. changed: is called when one that was let go is gone.
+class WorkerRoster:
+    """Workers of one job. changed: is called when one that was released is gone.
 
-    training: those of the present group, by rank. coming: asked for, and not yet in a group.
+    training: those of the present group, by rank. starting: asked for, and not yet in a group.
     """
 
     def __init__(self, spec: JobSpec, changed: Callable[[], None]) -> None:
         self._spec, self._changed = spec, changed
         self.training: list[Worker] = []
-        self.coming: list[Worker] = []
-        self._leaving: list[Worker] = []
+        self.starting: list[Worker] = []
+        self._releasing: list[Worker] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def holding(self) -> tuple[str, ...]:
-        """Node of every worker that may have a GPU, those that are let go until they are gone."""
-        return tuple(worker.node for worker in [*self.training, *self.coming, *self._leaving])
+        """Node of every worker that may have a GPU, those being released until they are gone."""
+        return tuple(worker.node for worker in [*self.training, *self.starting, *self._releasing])
 
     @property
-    def leaves(self) -> bool:
+    def releasing(self) -> bool:
         """True while a worker is on its way out."""
-        return bool(self._leaving)
+        return bool(self._releasing)
 
     def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
         """Workers that have no place on `nodes` (one entry a worker); those that train have it first."""
-        return worker_actors.misplaced([*self.training, *self.coming], nodes)
+        return worker_actors.misplaced([*self.training, *self.starting], nodes)
 
-    def hire(self, nodes: Iterable[str]) -> None:
+    def start_missing(self, nodes: Iterable[str]) -> None:
         """Start what is missing, on no node more than in `nodes`, counting those that are about to leave."""
         for node in worker_actors.missing(nodes, self.holding):
             worker = worker_actors.start_worker(self._spec, node)
-            worker.preparing = asyncio.ensure_future(prepared(worker, STARTING_BEATS * self._spec.heartbeat_timeout))
-            self.coming.append(worker)
+            worker.preparing = asyncio.ensure_future(
+                prepared(worker, STARTUP_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout)
+            )
+            self.starting.append(worker)
 
-    def missed(self) -> list[tuple[Worker, Failure | LostError]]:
-        """Take note of who is warm now; returns those that never will be, which are let go, and why."""
-        failed: list[tuple[Worker, Failure | LostError]] = []
-        for worker in [worker for worker in self.coming if worker.ready is None and worker.preparing.done()]:
+    def failed_starts(self) -> list[tuple[Worker, Failure | WorkerLostError]]:
+        """Take note of who is warm now; returns those that never will be, which are released, and why."""
+        failed: list[tuple[Worker, Failure | WorkerLostError]] = []
+        for worker in [worker for worker in self.starting if worker.ready is None and worker.preparing.done()]:
             try:
                 said = worker.preparing.result()
-            except LostError as lost:
+            except WorkerLostError as lost:
                 failed.append((worker, lost))
                 continue
             if isinstance(said, Failure):
@@ -67,43 +69,43 @@ class Staff:
             else:
                 worker.ready, worker.warm_since = said, time.monotonic()
         for worker, _ in failed:
-            self.let_go(worker)
+            self.release(worker)
         return failed
 
-    def arrivals(self) -> list[Worker]:
+    def ready_to_join(self) -> list[Worker]:
         """Workers to take in now: all that are warm, once none is starting any more or they have waited long enough."""
-        warm = [worker for worker in self.coming if worker.ready is not None]
+        warm = [worker for worker in self.starting if worker.ready is not None]
         if not warm:
             return []
         waited = time.monotonic() - min(worker.warm_since for worker in warm)
-        return warm if len(warm) == len(self.coming) or waited > GATHERING else []
+        return warm if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
 
-    def admit(self, arrived: list[Worker]) -> None:
-        """Let newcomers train, after those who do already."""
-        self.coming = [worker for worker in self.coming if worker not in arrived]
+    def add_to_group(self, arrived: list[Worker]) -> None:
+        """Let newcomers train, ranked after those that do already."""
+        self.starting = [worker for worker in self.starting if worker not in arrived]
         self.training = [*self.training, *arrived]
 
-    def let_go(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
         """End a worker in the background; it counts as holding its GPU until it is gone."""
-        for group in (self.training, self.coming):
+        for group in (self.training, self.starting):
             if worker in group:
                 group.remove(worker)
-        self._leaving.append(worker)
+        self._releasing.append(worker)
 
         async def leave() -> None:
             await worker_actors.release(worker)
-            self._leaving.remove(worker)
+            self._releasing.remove(worker)
             self._changed()
 
         self._background(leave())
 
-    def let_all_go(self) -> None:
-        """End everybody."""
-        for worker in [*self.training, *self.coming]:
-            self.let_go(worker)
+    def release_all(self) -> None:
+        """Release all."""
+        for worker in [*self.training, *self.starting]:
+            self.release(worker)
 
-    async def gone(self) -> None:
-        """Wait until all who were let go are gone."""
+    async def released(self) -> None:
+        """Wait until all that were released are gone."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -26,7 +26,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a job's workers. start: from no runner at all; restart: from none. workers: afterwards; new: of them
+    """A change of a job's workers. start: the job's first; restart: from no worker. workers: afterwards; new: of them
     started for it. seconds: from the decision until all of them train. pause: of them without a training step, NaN
     where the job did not train before."""
 
@@ -50,13 +50,13 @@ class MovedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from rlpto.ray_cluster.job.controller import stop_runner
+        from rlpto.ray_cluster.controllers import stop_controller
 
         for job in self.jobs:
-            stop_runner(job.runner)
+            stop_controller(job.controller)
 
     def start(self, spec: JobSpec) -> MovedJob:
-        """A new job; its runner starts now."""
+        """A new job; its controller starts now."""
         self.jobs.append(MovedJob(spec, self))
         return self.jobs[-1]
 
@@ -73,7 +73,7 @@ class MovedJobs:
         if now >= self._looked + OTHERS_SECONDS:
             self._looked = now
             for job in self.jobs:
-                if not job.starting:  # its runner may not be able to answer yet
+                if not job.starting:  # its controller may not be able to answer yet
                     job.report()
 
 
@@ -81,25 +81,25 @@ class MovedJob:
     """A job that this process commands."""
 
     def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
-        from rlpto.ray_cluster.job.controller import start_runner
-        from rlpto.ray_cluster.scheduler.backend import control_node
+        from rlpto.ray_cluster.controllers import control_node
+        from rlpto.ray_cluster.job.controller import start_controller
 
         self.spec, self._others = spec, others
         self._began = time.monotonic()
-        self.runner: Any = start_runner(spec, control_node(), resume=False)
+        self.controller: Any = start_controller(spec, control_node(), resume=False)
         self._generation = 0
         self.present: Placement = ()
 
     @property
     def starting(self) -> bool:
-        """True until its first command: its runner may not be there yet."""
+        """True until its first command: its controller may not be there yet."""
         return self._generation == 0
 
     def report(self) -> JobReport:
-        """What the runner says. Raises JobError once the job has failed."""
+        """What the controller says. Raises JobError once the job has failed."""
         import ray
 
-        report: JobReport = ray.get(self.runner.report.remote())
+        report: JobReport = ray.get(self.controller.report.remote())
         if report.state == "failed":
             lines = report.failure.strip().splitlines()
             raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
@@ -154,7 +154,7 @@ class MovedJob:
         import ray
 
         self._generation += 1
-        ray.get(self.runner.command.remote(self._generation, place))
+        ray.get(self.controller.command.remote(self._generation, place))
         self.present = place
 
 

@@ -183,7 +183,7 @@ def _crowd(
             tell(f"hand-over to {len(trade.place)} workers")
             crowd.rest(min(PEACE_SECONDS, effort.seconds))
             if trade.taker not in jobs:
-                jobs[trade.taker] = crowd.start(specs[trade.taker])  # its runner starts while the other job gives up
+                jobs[trade.taker] = crowd.start(specs[trade.taker])  # starts while the other gives up
             handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
     return tuple(handed)
 

@@ -217,7 +217,7 @@ def uses_gpus() -> bool:
 
 
 def _import_most() -> bool:
-    """Import what runners and workers need; False where it must not be shared, or cannot be imported."""
+    """Import what controllers and workers need; False where it must not be shared, or cannot be imported."""
     gc.disable()  # it would look again and again among all that is imported, and find nothing
     try:
         if uses_gpus():

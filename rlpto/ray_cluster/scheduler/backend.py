@@ -1,4 +1,4 @@
-"""What the scheduler asks of Ray: nodes, runners, reports. Nothing here waits for a runner longer than asked."""
+"""What the scheduler asks of Ray: nodes, job controllers, reports. Nothing here waits longer than asked."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, runner_name
-from rlpto.ray_cluster.nodes.environment import CONTROL
+from rlpto.ray_cluster.controllers import alive_nodes, control_node, controller_exists, find_controllers
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 ENDING_SECONDS = 20.0
-"""A runner that has not ended by itself after so long is ended."""
+"""A controller that has not ended by itself after so long is ended."""
 
 
 @dataclass(frozen=True)
@@ -25,36 +24,36 @@ class NodeInfo:
 
 
 class Backend(Protocol):
-    """Where runners live: Ray, or a test's idea of it."""
+    """Where controllers live: Ray, or a test's idea of it."""
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive."""
 
     def find(self) -> set[str]:
-        """Look for runners of this session; returns their jobs. They answer from now on."""
+        """Look for controllers of this session; returns their jobs. They answer from now on."""
 
     def start(self, spec: JobSpec, resume: bool) -> None:
-        """Start a job's runner. resume: go on from its newest checkpoint."""
+        """Start a job's controller. resume: go on from its newest checkpoint."""
 
     def command(self, command: Command) -> None:
-        """Tell a runner."""
+        """Tell a controller."""
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """What runners have said since, after at most `timeout` s of waiting for the first."""
+        """What controllers have said since, after at most `timeout` s of waiting for the first."""
 
     def end(self, job: str) -> None:
-        """Let a runner write a checkpoint, release everything, and end; it will be among `gone`."""
+        """Let a controller write a checkpoint, release everything, and end; it will be among `gone`."""
 
     def end_all(self) -> None:
-        """End all runners, and wait until they have."""
+        """End all controllers, and wait until they have."""
 
     def gone(self) -> set[str]:
-        """Jobs whose runner has gone since this was last asked, as it was told to or not."""
+        """Jobs whose controller has gone since this was last asked, as it was told to or not."""
 
 
 @dataclass
 class _Ending:
-    """A runner that has been told to end. answer: to `stop`. by: when patience ends, on the monotonic clock."""
+    """A controller that has been told to end. answer: to `stop`. by: when patience ends, on the monotonic clock."""
 
     handle: Any
     answer: Any
@@ -63,9 +62,9 @@ class _Ending:
 
 @dataclass
 class RayBackend:
-    """Runners of one session on the Ray cluster that this process is connected to.
+    """Controllers of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same runner.
+    period: s between two questions to the same controller.
     """
 
     session: str
@@ -85,26 +84,24 @@ class RayBackend:
         return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
 
     def find(self) -> set[str]:
-        """Look for runners of this session by their names."""
-        from rlpto.ray_cluster.job.controller import find_runners
-
-        self._handles = dict(find_runners(self.session))
+        """Look for controllers of this session by their names."""
+        self._handles = dict(find_controllers(self.session))
         return set(self._handles)
 
     def start(self, spec: JobSpec, resume: bool) -> None:
-        """Start a job's runner on the head, or on a node without GPUs."""
-        from rlpto.ray_cluster.job.controller import start_runner
+        """Start a job's controller on the head, or on a node without GPUs."""
+        from rlpto.ray_cluster.job.controller import start_controller
 
-        self._handles[spec.name] = start_runner(spec, control_node(), resume)
+        self._handles[spec.name] = start_controller(spec, control_node(), resume)
 
     def command(self, command: Command) -> None:
-        """Tell a runner; its answer will be among the reports."""
+        """Tell a controller; its answer will be among the reports."""
         handle = self._handles.get(command.job)
         if handle is not None:
             self._asked[handle.command.remote(command.generation, command.nodes)] = command.job
 
     def reports(self, timeout: float) -> list[JobReport]:
-        """Ask every runner that has not been asked lately, and take what answers there are."""
+        """Ask every controller that has not been asked lately, and take what answers there are."""
         import ray
 
         now = time.monotonic()
@@ -125,7 +122,7 @@ class RayBackend:
         return [report for report in heard if report is not None]
 
     def _answer(self, answer: Any) -> JobReport | None:
-        """A runner's answer; None if it cannot answer now, or never will."""
+        """A controller's answer; None if it cannot answer now, or never will."""
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
@@ -141,14 +138,14 @@ class RayBackend:
                 self._gone.add(job)
             return None
         except RayActorError:
-            if job in self._handles and not exists(self.session, job):
+            if job in self._handles and not controller_exists(self.session, job):
                 del self._handles[job]
                 self._gone.add(job)
             return None
         return report if isinstance(report, JobReport) else None
 
     def end(self, job: str) -> None:
-        """Tell a runner to end."""
+        """Tell a controller to end."""
         handle = self._handles.pop(job, None)
         if handle is None:
             self._gone.add(job)
@@ -156,7 +153,7 @@ class RayBackend:
             self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + ENDING_SECONDS)
 
     def _see_to_endings(self) -> None:
-        """Remove runners that have ended, or should have."""
+        """Remove controllers that have ended, or should have."""
         import ray
 
         for job, ending in list(self._ending.items()):
@@ -167,46 +164,14 @@ class RayBackend:
                 self._gone.add(job)
 
     def gone(self) -> set[str]:
-        """Jobs whose runner has gone since this was last asked."""
+        """Jobs whose controller has gone since this was last asked."""
         gone, self._gone = self._gone, set()
         return gone
 
     def end_all(self) -> None:
-        """End all runners, and wait until they have."""
+        """End all controllers, and wait until they have."""
         for job in list(self._handles):
             self.end(job)
         while self._ending:
             self._see_to_endings()
             time.sleep(0.02)
-
-
-def alive_nodes() -> list[dict[str, Any]]:
-    """Ray's own account of every node that is alive."""
-    import ray
-
-    return [entry for entry in ray.nodes() if entry["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def exists(session: str, job: str) -> bool:
-    """True if Ray still knows a job's runner: it answers, or is being restarted."""
-    import ray
-
-    try:
-        ray.get_actor(runner_name(session, job), namespace=NAMESPACE)
-    except ValueError:
-        return False
-    return True
-
-
-def control_node() -> str:
-    """Ray's id of the node that runners live on: one that is kept for them, the head, else one without GPUs.
-
-    Raises ClusterError if no node is alive.
-    """
-    alive = alive_nodes()
-    if not alive:
-        raise ClusterError("the Ray cluster has no node that is alive")
-    kept = [entry for entry in alive if CONTROL in entry["Resources"]]
-    heads = [entry for entry in alive if "node:__internal_head__" in entry["Resources"]]
-    without = [entry for entry in alive if not entry["Resources"].get("GPU")]
-    return str(next(iter((*kept, *heads, *without, *alive)))["NodeID"])

@@ -1,4 +1,4 @@
-"""Plans into commands: from the ledger through the books to the runners, and back again after a restart."""
+"""Plans into commands: from GPU claims through the session database to the controllers, and back after a restart."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ import numpy as np
 
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, Ledger, Nodes
+from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims, Nodes
 from rlpto.ray_cluster.scheduler.reconcile import Reopened, reopen
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 REPEAT_SECONDS = 2.0
-"""A command that has not been confirmed for so long is sent again: the runner may have been restarted."""
+"""A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
 
 
-class Conductor:
-    """Sees to it that runners are told what was planned, in time and in order.
+class CommandLog:
+    """Sees to it that controllers are told what was planned, in time and in order.
 
-    ledger: who may use which GPU. specs: what each job's runner needs, by job. capacity: GPUs by node that is alive.
+    claims: who may use which GPU. specs: what each job's controller needs, by job. capacity: GPUs by node that is
+    alive.
     """
 
     def __init__(
-        self, backend: Backend, books: Store, specs: Mapping[str, JobSpec], capacity: Mapping[str, int]
+        self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], capacity: Mapping[str, int]
     ) -> None:
-        self.ledger = Ledger(capacity)
+        self.claims = GpuClaims(capacity)
         self._backend = backend
-        self._books = books
+        self._database = database
         self._specs = specs
         self._there: set[str] = set()
         self._ever: set[str] = set()
         self._sent_at: dict[str, float] = {}
 
     def plan(self, targets: Mapping[str, Nodes], time: float) -> None:
-        """Take over where jobs are to be, in the ledger and, before anybody is told, in the books."""
-        self._books.plan(self.ledger.plan(targets, self._books.next_generation), time)
+        """Take over where jobs are to be, in the GPU claims and, before anybody is told, in the database."""
+        self._database.plan(self.claims.plan(targets, self._database.next_generation), time)
 
     def send_due(self, time: float) -> None:
-        """Tell runners what they may be told now; tell those again who seem not to have heard."""
-        for command in list(self.ledger.due()):
-            # In the books first: what may have been sent counts as sent.
-            self._books.commanded(command.generation, time)
+        """Tell controllers what they may be told now; tell those again who seem not to have heard."""
+        for command in list(self.claims.due()):
+            # In the database first: what may have been sent counts as sent.
+            self._database.commanded(command.generation, time)
             self._send(command, time)
-        for job, entry in list(self.ledger.entries.items()):
+        for job, entry in list(self.claims.entries.items()):
             if entry.planned:
                 self._start(job)  # while others make room for its workers
-            again = self.ledger.unconfirmed(job)
+            again = self.claims.unconfirmed(job)
             if again is not None and time >= self._sent_at.get(job, -np.inf) + REPEAT_SECONDS:
                 self._send(again, time)
 
@@ -56,42 +57,42 @@ class Conductor:
         self._backend.command(command)
 
     def _start(self, job: str) -> None:
-        """See to it that a job has a runner."""
+        """See to it that a job has a controller."""
         if job not in self._there:
             self._there.add(job)
-            self._books.set_job(job, started=1)
+            self._database.set_job(job, started=1)
             self._backend.start(self._specs[job], resume=job in self._ever)
             self._ever.add(job)
 
     def end(self, job: str) -> None:
-        """The job needs no runner any more."""
-        self.ledger.ended(job)
+        """The job needs no controller any more."""
+        self.claims.ended(job)
         self._backend.end(job)
 
     def gone(self, job: str) -> Nodes:
-        """A job's runner is gone, and with it its workers. Returns where the job was to be."""
-        planned = self.ledger.entry(job).planned
-        self.ledger.released(job)
-        self._books.forget_commands(job)
+        """A job's controller is gone, and with it its workers. Returns where the job was to be."""
+        planned = self.claims.entry(job).planned
+        self.claims.released(job)
+        self._database.forget_commands(job)
         self._there.discard(job)
         return planned
 
-    def reopen(self, runners: Sequence[str]) -> Reopened:
-        """Take over what the books say, and the runners that were found; those that nobody needs are ended."""
-        rows = self._books.jobs()
+    def reopen(self, controllers: Sequence[str]) -> Reopened:
+        """Take over what the database says, and the controllers that were found; those that nobody needs are ended."""
+        rows = self._database.jobs()
         self._ever = {row.name for row in rows if row.started}
         found = reopen(
-            self.ledger.capacity,
+            self.claims.capacity,
             [row.name for row in rows if row.state == "active"],
             self._ever,
-            self._books.newest_commands(),
-            self._books.unsent(),
-            runners,
+            self._database.newest_commands(),
+            self._database.unsent(),
+            controllers,
         )
-        self.ledger = found.ledger
+        self.claims = found.claims
         self._there = set(found.adopted)
-        for job in found.strangers:
+        for job in found.orphans:
             self._backend.end(job)
         for job in found.lost:
-            self._books.forget_commands(job)
+            self._database.forget_commands(job)
         return found

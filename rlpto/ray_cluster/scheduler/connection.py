@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError, ConfigError, JobError
-from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, runner_name
+from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, controller_name
 from rlpto.ray_cluster.nodes.background import running_cluster
 from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
 from rlpto.ray_cluster.scheduler.driver import Attachment, refuse_second
@@ -85,11 +85,11 @@ def _explain(address: str, error: Exception) -> str:
     return f"no Ray cluster at {address}: {text}"
 
 
-def jobs_with_runners() -> list[tuple[str, str]]:
+def jobs_with_controllers() -> list[tuple[str, str]]:
     """Session and job of every runner on the cluster that this process is connected to."""
     from ray.util import list_named_actors
 
-    pattern = re.escape(runner_name("S", "J")).replace("S", "([^:]+)").replace("J", "(.+)")
+    pattern = re.escape(controller_name("S", "J")).replace("S", "([^:]+)").replace("J", "(.+)")
     names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
     found = (re.fullmatch(pattern, name) for name in names)
     return sorted((match[1], match[2]) for match in found if match)

@@ -1,6 +1,6 @@
 """Who may use which GPU: plans, the commands that carry them out one after the other, and claims that never overlap.
 
-A job's *claim* on a node is the most GPUs its runner may have there at this moment: of what it reported to hold, of
+A job's *claim* on a node is the most GPUs its controller may have there at this moment: of what it reported to hold, of
 the newest command it has confirmed, and of every command that has been sent since. A command goes out only if all
 claims together fit the node with it. Giving GPUs up never raises a claim, so such commands go out at once; growing
 waits until others have confirmed release. A change that does both is sent as two commands, first what stays, then the
@@ -21,7 +21,7 @@ Nodes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a runner is told: from `generation` on, job has one worker on each of `nodes`."""
+    """What a controller is told: from `generation` on, job has one worker on each of `nodes`."""
 
     job: str
     generation: int
@@ -30,7 +30,7 @@ class Command:
 
 @dataclass
 class Entry:
-    """One job in the ledger.
+    """One job in the claims.
 
     planned: where it is to be in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
     newest confirmed one on. holding, confirmed, applied, reported_at: of the newest report.
@@ -58,7 +58,7 @@ class Entry:
         return claim
 
 
-class Ledger:
+class GpuClaims:
     """All jobs' entries. capacity: GPUs by node id, of nodes that are alive."""
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
@@ -116,18 +116,18 @@ class Ledger:
         return all(claims[node] <= self.capacity.get(node, 0) for node in command.nodes)
 
     def reported(self, job: str, generation: int, applied: int, holding: Sequence[str], time: float) -> bool:
-        """Take in what a runner says; False if something newer has been heard of it already."""
+        """Take in what a controller says; False if something newer has been heard of it already."""
         entry = self.entry(job)
         if time < entry.reported_at:
             return False
         entry.reported_at, entry.confirmed, entry.applied = time, generation, applied
         entry.holding = tuple(holding)
-        # The newest command stays in any case: a runner that was restarted may not know it, and is told again.
+        # The newest command stays in any case: a controller that was restarted may not know it, and is told again.
         entry.sent = [command for command in entry.sent[:-1] if command.generation >= generation] + entry.sent[-1:]
         return True
 
     def unconfirmed(self, job: str) -> Command | None:
-        """The newest command if the runner has not confirmed it."""
+        """The newest command if the controller has not confirmed it."""
         entry = self.entry(job)
         return entry.sent[-1] if entry.sent and entry.confirmed < entry.sent[-1].generation else None
 
@@ -137,7 +137,7 @@ class Ledger:
         return not entry.steps and (not entry.sent or entry.applied >= entry.sent[-1].generation)
 
     def released(self, job: str) -> None:
-        """The job's runner is gone, and with it its workers: nothing of it is left."""
+        """The job's controller is gone, and with it its workers: nothing of it is left."""
         self.entries.pop(job, None)
 
     def add_node(self, node: str, gpus: int) -> None:
@@ -155,7 +155,7 @@ class Ledger:
         }
 
     def ended(self, job: str) -> None:
-        """The job needs nothing any more; what its runner holds it still claims, until it is `released`."""
+        """The job needs nothing any more; what its controller holds it still claims, until it is `released`."""
         entry = self.entry(job)
         entry.planned, entry.steps, entry.sent = (), [], []
 

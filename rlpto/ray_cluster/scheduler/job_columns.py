@@ -1,4 +1,4 @@
-"""What has become of the jobs: the columns that policies see, and sums between decisions, from runners' reports."""
+"""What has become of the jobs: the columns that policies see, and sums between decisions, from controllers' reports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow
 
 
-class Accounts:
+class JobColumns:
     """Columns and sums of M jobs. All arrays are [M].
 
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
-    delay: s that a change of a job's GPUs is believed to take.
+    given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
     totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
     """
 
@@ -33,6 +33,7 @@ class Accounts:
         self.held: IntArray = np.zeros(count, dtype=np.int64)
         self.accuracy: FloatArray = self.store.measured_accuracy
         self.rescale_seconds: FloatArray = np.zeros(count)
+        self.given_at: FloatArray = np.full(count, -np.inf)
         self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
         self._first = tables.accuracy[self.store.type_index, 0]
         everything = np.arange(count)
@@ -54,7 +55,7 @@ class Accounts:
         return ~np.isnan(self.store.finish_time)
 
     def restore(self, job: int, row: JobRow, held: int) -> None:
-        """A job as the books have it, with the GPUs it held last; what it has gained so far was counted before."""
+        """A job as the database has it, with the GPUs it held last; what it has gained so far was counted before."""
         store = self.store
         self.active[job], self.failed[job] = row.state == "active", row.state == "failed"
         store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
@@ -70,7 +71,7 @@ class Accounts:
         """Jobs have held what they hold for so long."""
         self._unfinished += float(np.count_nonzero(self.active)) * seconds
         self._gpu_seconds += float(self.held.sum()) * seconds
-        self.store.attained_service += self.held * seconds
+        self.store.records["attained_service"] += self.held * seconds
 
     def arrive(self, job: int) -> None:
         """A job has been submitted."""
@@ -80,7 +81,7 @@ class Accounts:
     def give(self, job: int, gpus: int, time: float) -> bool:
         """A decision gives a job other GPUs; True if that makes a job that has run before start anew."""
         store = self.store
-        store.gpus[job] = gpus
+        store.gpus[job], self.given_at[job] = gpus, time
         if gpus == 0:
             store.wait_start[job], store.rescale_left[job] = time, 0.0
             return False
@@ -97,6 +98,10 @@ class Accounts:
         self.store.gpus[job] = gpus
         if gpus:
             self.store.wait_start[job] = np.nan
+
+    def left_of_rescale(self, index: IntArray, time: float) -> FloatArray:
+        """[n] seconds that the rescales of some jobs are expected to take still."""
+        return np.clip(self.given_at[index] + self.store.rescale_left[index] - time, 0.0, None)
 
     def heard(self, job: int, report: JobReport, settled: bool) -> None:
         """Take in a report. settled: what was decided last is wholly in force."""

@@ -45,13 +45,13 @@ class LiveCurves:
                 "loss": report.loss,
                 "accuracy": report.accuracy,
                 "progress": report.progress,
-                "gpus": float(cluster.accounts.held[number]),
+                "gpus": float(cluster.columns.held[number]),
                 "samples_per_second": report.samples_per_second,
                 "noise_scale": report.noise_scale,
             }
             self._write(f"jobs/{job.name}", curves, step)
         self._write("cluster", counts(cluster), step)
-        *gains, unfinished, gpu_seconds, delay = cluster.accounts.totals.tolist()
+        *gains, unfinished, gpu_seconds, delay = cluster.columns.totals.tolist()
         parts = reward_terms(intervals(np.array([gains]), unfinished, gpu_seconds, delay), self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
         self._write("reward", reward, step)
@@ -99,7 +99,7 @@ class LiveGauges:
 
 def counts(cluster: RayCluster) -> dict[str, float]:
     """GPUs and jobs of a cluster as they are now."""
-    held, active = cluster.accounts.held, cluster.accounts.active
+    held, active = cluster.columns.held, cluster.columns.active
     return {
         "jobs_running": float(np.count_nonzero(active & (held > 0))),
         "jobs_waiting": float(np.count_nonzero(active & (held == 0))),

@@ -56,31 +56,31 @@ def evidence_of(report: JobReport) -> Evidence:
 
 
 @dataclass(frozen=True)
-class Belief:
+class Estimate:
     """What is believed of one job, and the evidence that it rests on. program: with the job's own batch size."""
 
     program: ProgramSettings
     profile: Profile
     evidence: Evidence = Evidence()
 
-    def after(self, newer: Evidence) -> Belief:
+    def after(self, newer: Evidence) -> Estimate:
         """What is believed after newer evidence; the very same object unless that says something notably new."""
         kept, profile = self.evidence, self.profile
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
             kept = replace(kept, speeds=newer.speeds)
-            profile = replace(profile, throughput=believed_throughput(self.program, newer.speeds))
+            profile = replace(profile, throughput=estimated_throughput(self.program, newer.speeds))
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
             kept = replace(kept, noise_scale=newer.noise_scale)
             profile = replace(profile, noise=NoiseCurve((0.0,), (newer.noise_scale,)))
         trained = _trained(newer)
         if trained >= SHAPE_EPOCHS and not _near(_trained(kept), trained, CURVE_CHANGE):
             kept = replace(kept, accuracy=newer.accuracy)
-            profile = replace(profile, accuracy=believed_curve(self.program, newer.accuracy))
+            profile = replace(profile, accuracy=estimated_curve(self.program, newer.accuracy))
         return self if kept is self.evidence else replace(self, profile=profile, evidence=kept)
 
     @property
     def type(self) -> JobType:
-        """The one type of job that the belief is about."""
+        """The one type of job that the estimate is about."""
         # With a batch for each worker, what a job does is what one that adapts its batch would.
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
         return JobType(self.profile.name, batch)
@@ -103,7 +103,7 @@ class Belief:
         return size.samples_per_second * useful / self.profile.samples
 
 
-class Beliefs:
+class OnlineEstimates:
     """What is believed of all jobs of a session; type i of `tables` is job i.
 
     jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
@@ -120,11 +120,11 @@ class Beliefs:
         gpus_per_node: int,
     ) -> None:
         self._size = (max_gpus, gpus_per_node)
-        self._beliefs = [
-            _first_belief(job, spec, programs[job.model], float(own))
+        self._estimates = [
+            _first_estimate(job, spec, programs[job.model], float(own))
             for job, spec, own in zip(jobs, specs, samples, strict=True)
         ]
-        self._parts = [belief.tables(*self._size) for belief in self._beliefs]
+        self._parts = [estimate.tables(*self._size) for estimate in self._estimates]
         self._news: dict[int, Evidence] = {}
         self.tables = self._compiled()
 
@@ -138,10 +138,10 @@ class Beliefs:
         True if that changed anything; what is left waits for the next call.
         """
         for job in list(self._news):
-            before = self._beliefs[job]
+            before = self._estimates[job]
             after = before.after(self._news.pop(job))
             if after is not before:
-                self._beliefs[job] = after
+                self._estimates[job] = after
                 self._parts[job] = after.tables(*self._size)
                 self.tables = self._compiled()
                 return True
@@ -149,11 +149,11 @@ class Beliefs:
 
     def profile(self, job: int) -> Profile:
         """What is believed of a job now."""
-        return self._beliefs[job].profile
+        return self._estimates[job].profile
 
     def _compiled(self) -> SpeedTables:
         """Tables in which every job is a type."""
-        types = [belief.type for belief in self._beliefs]
+        types = [estimate.type for estimate in self._estimates]
         return compile_tables(_Parts(dict(zip(types, self._parts, strict=True))), types, *self._size)
 
 
@@ -174,7 +174,7 @@ class _Parts:
         return self.parts[job_type]
 
 
-def _first_belief(job: Job, spec: JobSpec, program: ProgramSettings, samples: float) -> Belief:
+def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     guess = guessed_profiles({job.name: own})[job.name]
@@ -186,10 +186,10 @@ def _first_belief(job: Job, spec: JobSpec, program: ProgramSettings, samples: fl
         batch=batch_limits(own, job.max_gpus),
         throughput=_perfect(step / own.batch_size),
     )
-    return Belief(own, profile)
+    return Estimate(own, profile)
 
 
-def believed_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputParams:
+def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputParams:
     """The model fitted to the speeds of several numbers of workers; of a single number: perfect scaling from there."""
     smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
     alone = smallest.samples_per_second / smallest.workers
@@ -200,7 +200,7 @@ def believed_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) 
     return fit_throughput(steps_of(program, speeds))
 
 
-def believed_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:
+def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float], ...]) -> AccuracyCurve:
     """The saturating curve closest to what was evaluated; it may yet rise to 1."""
     metric = Metric("validation accuracy", "share", program.guess.untrained)
     return fit_accuracy(by_epoch(program.training, points)[None], metric, headroom=1.0)[0]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rlpto.arrays import IntArray
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import Placement
 from rlpto.placement import main_node, shrink_in_place, take_packed
 
 
@@ -47,6 +49,29 @@ def place(
 def _grouped(nodes: list[int], room: int) -> IntArray:
     """Node numbers in order of their first, equal ones side by side, as the placement functions expect them."""
     return np.array(sorted(nodes, key=nodes.index), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)
+
+
+def known_placement(
+    alive: Iterable[str], planned: Sequence[Sequence[str]], trains: Sequence[Sequence[str]], left: FloatArray
+) -> Placement:
+    """Where jobs are to be by the present plan, and how much of that trains by now.
+
+    alive: node ids in the order of their numbers. planned, trains: for each job the node ids of the workers it is to
+    have, and of those that train. left: [n] seconds until the others do.
+    """
+    number = {name: at for at, name in enumerate(alive)}
+    kept = [Counter(now) & Counter(wanted) for now, wanted in zip(trains, planned, strict=True)]
+    training = np.array([sum(nodes.values()) for nodes in kept], dtype=np.int64)
+    wanted = np.array([len(nodes) for nodes in planned], dtype=np.int64)
+    beside = (training > 0) & (training < wanted) & (left > 0)
+    spans = [len(now if some else set(nodes)) for now, some, nodes in zip(kept, beside, planned, strict=True)]
+    return Placement(
+        nodes=tuple(_grouped([number[name] for name in nodes], 0)[: len(nodes)] for nodes in planned),
+        training=np.where(beside, training, wanted),
+        spanned=np.array(spans, dtype=np.int64),
+        pausing=np.where(training > 0, 0.0, left),
+        starting=np.where(beside, left, 0.0),
+    )
 
 
 def by_node(nodes: Sequence[str]) -> dict[str, int]:

@@ -1,87 +1,96 @@
-"""Another policy while jobs run: between two decisions, all at once, and on record."""
+"""What switching policies needs on a real cluster: requests of other processes, and the record in the database."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.scheduler.session_database import Store
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
-class Decides(Protocol):
-    """What a policy is here (`rlpto.policies.base.Policy`): this room knows no policies."""
+class Named(Protocol):
+    """What this package knows of a policy, `rlpto.policies.base.Policy`."""
+
+    name: str
+
+
+P = TypeVar("P", bound=Named)
+
+
+class Switching(Protocol[P]):
+    """What this package knows of `rlpto.policies.switching.SwitchingPolicy`."""
 
     name: str
 
     def reset(self, seed: int) -> None:
-        """Forget everything."""
+        """Forget everything but which policy decides when."""
+
+    def present(self, time: float) -> P:
+        """The policy in force at a time [s]."""
+
+    def switch(self, policy: P, time: float) -> None:
+        """Let another policy decide from a time [s] on."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide."""
 
 
-class SwitchablePolicy:
-    """Asks `policy`, or whichever one has taken its place.
+class SessionPolicy(Generic[P]):
+    """Decides as `policy` does, which others may switch, and notes who decided.
 
-    make: a policy by its spec. books: where other processes ask for one (`rlpto cluster switch`), and where switches
-    are noted. deciding: is told the name of the policy that has just decided, and the seconds it took.
-    name stays that of the first policy: it is the one that was to be evaluated.
+    make: a policy by its spec. database: where other processes ask for one (`rlpto cluster switch`), and where switches
+    are noted. deciding: is told the name of the policy that has just decided, and the seconds it took. ahead: is told
+    what is about to be decided on.
     """
 
     def __init__(
         self,
-        policy: Decides,
-        make: Callable[[str], Decides],
-        books: Store,
+        policy: Switching[P],
+        make: Callable[[str], P],
+        database: SessionDatabase,
         deciding: Callable[[str, float], None],
+        ahead: Callable[[ClusterState], None] | None = None,
     ) -> None:
         self.name = policy.name
         self._policy = policy
+        self._ahead = ahead
         self._make = make
-        self._books = books
+        self._database = database
         self._deciding = deciding
-        self._seed = 0
-
-    @property
-    def present(self) -> str:
-        """Name of the policy that decides now."""
-        return self._policy.name
 
     def reset(self, seed: int) -> None:
-        """Forget everything; after a restart of the scheduler, take up the policy it was switched to."""
-        self._seed = seed
+        """Forget everything; after a restart of the scheduler, take up the policy it was last asked for."""
         self._policy.reset(seed)
-        switched = self._books.fact("policy")
-        if switched is not None:
-            self._policy = self._prepared(switched)
+        asked, since = self._database.fact("policy"), self._database.fact("policy_since")
+        if asked is not None:
+            self._policy.switch(self._make(asked), float(since or 0.0))
 
     def switch(self, spec: str, now: float) -> None:
         """From the next decision on, let another policy decide. now: s of the session.
 
         Raises ConfigError for a policy that does not exist; the present one then stays.
         """
-        policy = self._prepared(spec)
-        with self._books.together():
-            self._books.set_fact("policy", spec)
-            self._books.event(now, "policy", detail=f"{self._policy.name} -> {policy.name}")
-        self._policy = policy
-
-    def _prepared(self, spec: str) -> Decides:
         policy = self._make(spec)
-        policy.reset(self._seed)
-        return policy
+        with self._database.transaction():
+            self._database.set_fact("policy", spec)
+            self._database.set_fact("policy_since", repr(now))
+            self._policy.switch(policy, now)
+            self._note(now)
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Decide, after looking whether another policy has been asked for."""
-        request = self._books.policy_request()
+        request = self._database.policy_request()
         if request is not None:
             self._obey(*request, state.time)
+        self._note(state.time)
+        if self._ahead is not None:
+            self._ahead(state)
         began = time.perf_counter()
         allocation = self._policy(state)
-        self._deciding(self._policy.name, time.perf_counter() - began)
+        self._deciding(self._policy.present(state.time).name, time.perf_counter() - began)
         return allocation
 
     def _obey(self, request: int, spec: str, now: float) -> None:
@@ -89,6 +98,16 @@ class SwitchablePolicy:
         try:
             self.switch(spec, now)
         except RlptoError as error:
-            self._books.answer(request, now, str(error))
+            self._database.answer(request, now, str(error))
         else:
-            self._books.answer(request, now, "")
+            self._database.answer(request, now, "")
+
+    def _note(self, now: float) -> None:
+        """Note if another policy decides than the one noted last, be it by request or at a set time."""
+        present, before = self._policy.present(now).name, self._database.fact("deciding")
+        if present == before:
+            return
+        with self._database.transaction():
+            self._database.set_fact("deciding", present)
+            if before is not None:
+                self._database.event(now, "policy", detail=f"{before} -> {present}")

@@ -11,27 +11,27 @@ import numpy as np
 
 from rlpto.files import write_text
 from rlpto.ray_cluster.scheduler.placement import by_node
-from rlpto.ray_cluster.scheduler.session_database import Store
-from rlpto.records import DecisionRecords, intervals
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.records import DecisionRecords, PolicySwitches, intervals
 from rlpto.rewards import RewardWeights, reward_terms
 
 
-def write_tables(books: Store, folder: Path) -> None:
+def write_tables(database: SessionDatabase, folder: Path) -> None:
     """Write `allocation_by_node.csv`, `rescale_pauses.csv`, `recovery_times.csv`, `jobs.csv` and `events.csv`.
 
     allocation_by_node: from `time_s` on, so many GPUs of a node are held by a job. Raises CheckpointError if they
     cannot be written.
     """
-    numbers = {node: number for node, number, _, _ in books.nodes()}
-    events = books.events()
+    numbers = {node: number for node, number, _, _ in database.nodes()}
+    events = database.events()
     _write(
         folder / "allocation_by_node.csv",
         ("time_s", "node", "node_id", "job", "gpus"),
-        allocation_by_node(books, numbers),
+        allocation_by_node(database, numbers),
     )
     pauses = [(f"{time:.3f}", job, detail, value) for time, kind, job, _, value, detail in events if kind == "rescale"]
     _write(folder / "rescale_pauses.csv", ("time_s", "job", "to", "pause_s"), pauses)
-    faults = ("recovery", "runner_lost", "node_down", "scheduler_returned")
+    faults = ("recovery", "controller_lost", "node_down", "scheduler_returned")
     _write(
         folder / "recovery_times.csv",
         ("time_s", "kind", "job", "node", "value", "detail"),
@@ -42,16 +42,16 @@ def write_tables(books: Store, folder: Path) -> None:
         ("time_s", "kind", "job", "node", "value", "detail"),
         [(f"{time:.3f}", *rest) for time, *rest in events],
     )
-    rows = books.jobs()
+    rows = database.jobs()
     columns = tuple(name for name in rows[0].__dataclass_fields__ if name != "number") if rows else ()
     _write(folder / "jobs.csv", columns, [tuple(getattr(row, name) for name in columns) for row in rows])
 
 
-def allocation_by_node(books: Store, numbers: dict[str, int]) -> list[tuple[str, int, str, str, int]]:
+def allocation_by_node(database: SessionDatabase, numbers: dict[str, int]) -> list[tuple[str, int, str, str, int]]:
     """Every change of what a job holds of a node, in order of time: time [s], number and id of the node, job, GPUs."""
     before: dict[str, dict[str, int]] = {}
     rows: list[tuple[str, int, str, str, int]] = []
-    for time, job, _, _, nodes in books.changes():
+    for time, job, _, _, nodes in database.changes():
         now, then = by_node(nodes), before.get(job, {})
         rows += [
             (f"{time:.3f}", numbers.get(node, -1), node, job, now.get(node, 0))
@@ -62,17 +62,26 @@ def allocation_by_node(books: Store, numbers: dict[str, int]) -> list[tuple[str,
     return rows
 
 
-def failures(books: Store) -> list[tuple[str, str]]:
+def failures(database: SessionDatabase) -> list[tuple[str, str]]:
     """Name and reason of every job that has failed."""
-    return [(row.name, row.failure) for row in books.jobs() if row.state == "failed"]
+    return [(row.name, row.failure) for row in database.jobs() if row.state == "failed"]
 
 
-def decision_records(books: Store, weights: RewardWeights) -> DecisionRecords:
+def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
     """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
-    rows = np.array(books.decisions(), dtype=np.float64).reshape(-1, 12)
+    rows = np.array(database.decisions(), dtype=np.float64).reshape(-1, 12)
     return DecisionRecords.from_rows(
         rows[:, :6], reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11]), weights)
     )
+
+
+def policy_switches(database: SessionDatabase) -> PolicySwitches:
+    """Which policy took the decisions of a session when; empty if one took them all."""
+    taken = database.deciders()
+    firsts = [taken[i] for i in range(len(taken)) if i == 0 or taken[i][1] != taken[i - 1][1]]
+    if len(firsts) < 2:
+        return PolicySwitches()
+    return PolicySwitches(np.array([time for time, _ in firsts]), tuple(name for _, name in firsts))
 
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -1,4 +1,4 @@
-"""The tables of the scheduler's books, and what rows of theirs are to the rest of the room."""
+"""The tables of the session database, and what rows of theirs are to the rest of the room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, answered_at
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as the books have it: columns of table `jobs`. state: expected, active, finished or failed."""
+    """A job as the database have it: columns of table `jobs`. state: expected, active, finished or failed."""
 
     name: str
     number: int

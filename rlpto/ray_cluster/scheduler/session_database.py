@@ -1,4 +1,4 @@
-"""The scheduler's books on disk: SQLite in write-ahead mode. What stands here is what a restarted scheduler believes.
+"""The session database on disk: SQLite in write-ahead mode. What stands here is what a restarted scheduler believes.
 
 One file for each session (one policy on one workload). One scheduler at a time writes to it; others may look, and ask
 for another policy.
@@ -22,8 +22,8 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command, Nodes
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 
 
-class Store:
-    """The books of one session, opened for the scheduler: nobody else may write while they are open.
+class SessionDatabase:
+    """The session database of one session, opened for the scheduler: nobody else may write while they are open.
 
     path: of the file, made if need be. Raises ClusterError if another scheduler has it open, or it is no such file.
     """
@@ -38,20 +38,22 @@ class Store:
             self._prepare()
         except (sqlite3.Error, OSError) as error:
             self._lock.close()
-            raise ClusterError(f"{path}: cannot be used as the scheduler's books: {error}") from None
+            raise ClusterError(f"{path}: cannot be used as the session database: {error}") from None
         self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
 
     def _prepare(self) -> None:
         # WAL lets others read while we write; a crash of this process loses nothing, one of the machine at most the
-        # last moments, which the runners' own reports make good.
+        # last moments, which the controllers' own reports make good.
         self._base.execute("PRAGMA journal_mode = WAL")
         self._base.execute("PRAGMA synchronous = NORMAL")
         version = self._one("PRAGMA user_version")
         if version != SCHEMA:
-            raise ClusterError(f"{self.path}: books of version {version}, expected {SCHEMA}; use another run folder")
+            raise ClusterError(
+                f"{self.path}: session database of version {version}, expected {SCHEMA}; use another run folder"
+            )
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Everything written inside is kept, or nothing of it. Inside another one: part of that."""
         if self._base.in_transaction:
             yield
@@ -85,13 +87,13 @@ class Store:
     def expect(self, jobs: Sequence[tuple[str, str, float]]) -> None:
         """Enter the workload: name, specification as JSON and submit time of each job, unless it stands there already.
 
-        Raises ClusterError if the books are about other jobs.
+        Raises ClusterError if the database is about other jobs.
         """
         present = self._base.execute("SELECT name, spec, submit_time FROM jobs ORDER BY number").fetchall()
         if present and present != list(jobs):
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
         if not present:
-            with self.together():
+            with self.transaction():
                 self._base.executemany(
                     "INSERT INTO jobs (name, number, spec, submit_time) VALUES (?, ?, ?, ?)",
                     [(name, number, spec, submit) for number, (name, spec, submit) in enumerate(jobs)],
@@ -109,8 +111,8 @@ class Store:
         self._base.execute(f"UPDATE jobs SET {assignments} WHERE name = ?", (*columns.values(), name))
 
     def note_report(self, report: JobReport, gpu_seconds: float, peak_gpus: int) -> None:
-        """What a runner has said: state of the job, its checkpoint, and throughput as measured."""
-        with self.together():
+        """What a controller has said: state of the job, its checkpoint, and throughput as measured."""
+        with self.transaction():
             self.set_job(
                 report.name,
                 progress=report.progress,
@@ -141,7 +143,7 @@ class Store:
 
     def plan(self, commands: Sequence[Command], time: float) -> None:
         """Enter commands before any is sent; what was planned for these jobs and never sent is superseded."""
-        with self.together():
+        with self.transaction():
             for job in {command.job for command in commands}:
                 self._base.execute(
                     "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,)
@@ -158,8 +160,8 @@ class Store:
         )
 
     def applied(self, job: str, generation: int, time: float) -> None:
-        """A runner has put a generation wholly in force; what was sent before it is so too, or superseded."""
-        with self.together():
+        """A controller has put a generation wholly in force; what was sent before it is so too, or superseded."""
+        with self.transaction():
             self._base.execute(
                 "UPDATE allocations SET state = 'superseded' "
                 "WHERE job = ? AND generation < ? AND state IN ('planned', 'commanded')",
@@ -172,7 +174,7 @@ class Store:
             )
 
     def newest_commands(self) -> dict[str, list[Command]]:
-        """For each job the commands that its runner may follow or have yet to follow: the newest that is wholly in
+        """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
         force, and all after it."""
         rows = self._base.execute(
             "SELECT job, generation, nodes, state FROM allocations WHERE state != 'superseded' ORDER BY generation"
@@ -185,11 +187,11 @@ class Store:
         return found
 
     def forget_commands(self, job: str) -> None:
-        """The runner that was told them is gone."""
+        """The controller that was told them is gone."""
         self._base.execute("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
-        """Generations that are planned, and not sent as far as the books know."""
+        """Generations that are planned, and not sent as far as the database know."""
         return {row[0] for row in self._base.execute("SELECT generation FROM allocations WHERE state = 'planned'")}
 
     # what happened
@@ -235,6 +237,10 @@ class Store:
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
             "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
         ).fetchall()
+
+    def deciders(self) -> list[tuple[float, str]]:
+        """Time of all decisions in order, and the policy that took each."""
+        return self._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
@@ -287,7 +293,7 @@ class Store:
         self._base.close()
         self._lock.close()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> SessionDatabase:
         return self
 
     def __exit__(
@@ -297,7 +303,7 @@ class Store:
 
 
 def sessions_at_work(run: Path) -> list[Path]:
-    """Books below a run folder that a scheduler has open."""
+    """Session databases below a run folder that a scheduler has open."""
     found = []
     for lock in sorted(run.glob("**/*.sqlite.lock")):
         with lock.open(encoding="utf-8") as file:
@@ -309,9 +315,9 @@ def sessions_at_work(run: Path) -> list[Path]:
 
 
 def request_policy(path: Path, policy: str) -> int:
-    """Ask the scheduler of some books for another policy; returns the request's number.
+    """Ask the scheduler of a session database for another policy; returns the request's number.
 
-    Raises ClusterError if there are no such books.
+    Raises ClusterError if there are no such database.
     """
     with _looking(path) as base:
         cursor = base.execute("INSERT INTO requests (policy) VALUES (?)", (policy,))
@@ -326,7 +332,7 @@ def policy_answer(path: Path, request: int) -> str | None:
 
 
 def read_table(path: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of a table of some books. Raises ClusterError if there are none."""
+    """Column names and rows of a table of a session database. Raises ClusterError if there are none."""
     with _looking(path) as base:
         cursor = base.execute(f"SELECT * FROM {table}")
         return [column[0] for column in cursor.description], cursor.fetchall()
@@ -334,22 +340,22 @@ def read_table(path: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """The books beside their scheduler."""
+    """The session database beside their scheduler."""
     if not path.is_file():
-        raise ClusterError(f"{path}: no such file; expected the books of a run with --cluster ray")
+        raise ClusterError(f"{path}: no such file; expected the session database of a run with --cluster ray")
     base = None
     try:
         base = _open(path)
         yield base
     except sqlite3.Error as error:
-        raise ClusterError(f"{path}: cannot be read as a scheduler's books: {error}") from None
+        raise ClusterError(f"{path}: cannot be read as a session database: {error}") from None
     finally:
         if base is not None:
             base.close()
 
 
 def _make(path: Path) -> None:
-    """New books, which others see with all their tables or not at all."""
+    """New database, which others see with all their tables or not at all."""
     unfinished = path.with_name(path.name + ".new")
     unfinished.unlink(missing_ok=True)
     base = _open(unfinished)
@@ -370,7 +376,7 @@ def _lock(path: Path) -> Any:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(path.name + ".lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise ClusterError(f"{path}: cannot keep the scheduler's books there: {error.strerror or error}") from None
+        raise ClusterError(f"{path}: cannot keep the session database there: {error.strerror or error}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

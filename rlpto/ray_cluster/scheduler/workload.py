@@ -1,4 +1,4 @@
-"""From the jobs of a workload to what their runners need, and what policies are told of models nobody has measured."""
+"""From the jobs of a workload to what their controllers need; what policies are told of models nobody has measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
 
 
 def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
-    """What the runner of every job needs. folder: holds a folder for each job. seed: of the run; every job has its own.
+    """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
+    own.
 
     Raises ConfigError for a model without a program, JobError for a job whose name cannot be one of an actor.
     """

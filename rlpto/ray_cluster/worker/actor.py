@@ -1,4 +1,4 @@
-"""The worker actor: one GPU's training process, told by its job's runner what to do next."""
+"""The worker actor: one GPU's training process, told by its job's controller what to do next."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from rlpto.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec
-from rlpto.ray_cluster.worker.parameter_server import ServerGroup
+from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Trainer
-from rlpto.ray_cluster.worker.worker_group import AllReduce, Alone
+from rlpto.ray_cluster.worker.worker_group import AllReduceGroup, SingleWorker
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A place in a group. number: of the group, counted up by the runner. fresh: ranks that have no state yet and get
-    that of rank 0. host, port: where the runner's store is. servers: parameter server actors, if there are any;
-    reset: they take their weights from rank 0.
+class GroupPlace:
+    """A place in a worker group. number: of the group, counted up by the controller. fresh: ranks that have no state
+    yet and get that of rank 0. host, port: where the controller's store is. servers: parameter server actors, if there
+    are any; reset: they take their weights from rank 0.
     """
 
     number: int
@@ -63,14 +63,14 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Pulse:
-    """Sign of life. busy: the call that the training thread is in, "" if none. phase: of its trainer. still: s since a
-    call began or a pulse saw a step done.
+class Heartbeat:
+    """Sign of life. busy: the call that the training thread is in, "" if none. phase: of its trainer. stalled: s since
+    a call began or a heartbeat saw a step done.
     """
 
     busy: str
     phase: str
-    still: float
+    stalled: float
 
 
 class TrainWorker:
@@ -96,9 +96,9 @@ class TrainWorker:
         """Take over the state of a checkpoint."""
         return self._guarded("load", lambda: self.trainer.load(state))
 
-    def join(self, seat: Seat) -> Failure | None:
-        """Leave the present group and take a seat in another one."""
-        return self._guarded("join", lambda: self._join(seat))
+    def join(self, place: GroupPlace) -> Failure | None:
+        """Leave the present group and take a place in another one."""
+        return self._guarded("join", lambda: self._join(place))
 
     def run(self, until: int) -> Chunk | Failure:
         """Train until step `until` is done, or the job has finished."""
@@ -113,7 +113,7 @@ class TrainWorker:
         trainer = self.trainer
         trainer.group.close()
         trainer.undo()
-        trainer.join(Alone(trainer.network, trainer.optimizer))
+        trainer.join(SingleWorker(trainer.network, trainer.optimizer))
         self._failure = None
         return trainer.position
 
@@ -123,14 +123,14 @@ class TrainWorker:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def pulse(self) -> Pulse:
+    def heartbeat(self) -> Heartbeat:
         """What the training thread does now."""
         if self._trainer is None:
-            return Pulse(self._busy, "own", time.monotonic() - self._moved)
+            return Heartbeat(self._busy, "own", time.monotonic() - self._moved)
         step = self._trainer.position.step
         if step != self._seen:
             self._seen, self._moved = step, time.monotonic()
-        return Pulse(self._busy, self._trainer.phase, time.monotonic() - self._moved)
+        return Heartbeat(self._busy, self._trainer.phase, time.monotonic() - self._moved)
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
@@ -153,29 +153,29 @@ class TrainWorker:
             warm_group(self._trainer)
         return Ready(step, evaluation)
 
-    def _join(self, seat: Seat) -> None:
+    def _join(self, place: GroupPlace) -> None:
         trainer = self.trainer
         trainer.group.close()
-        if seat.servers:
+        if place.servers:
             model, optimizer = trainer.network, trainer.optimizer
-            group = ServerGroup(trainer.program, model, optimizer, seat.servers, seat.rank, seat.world)
-            if seat.reset and seat.rank == 0:
-                group.upload(seat.number)
-            group.enter(seat.number, seat.reset)
+            group = ParameterServerGroup(trainer.program, model, optimizer, place.servers, place.rank, place.world)
+            if place.reset and place.rank == 0:
+                group.upload(place.number)
+            group.enter(place.number, place.reset)
             trainer.join(group)
             return
-        if seat.world == 1:
-            trainer.join(Alone(trainer.network, trainer.optimizer))
+        if place.world == 1:
+            trainer.join(SingleWorker(trainer.network, trainer.optimizer))
             return
         if self._store is None:
-            self._store = TCPStore(seat.host, seat.port, is_master=False)
-        store = PrefixStore(f"group-{seat.number}", self._store)
-        together = AllReduce(trainer.network, trainer.optimizer, store, seat.rank, seat.world, seat.timeout)
+            self._store = TCPStore(place.host, place.port, is_master=False)
+        store = PrefixStore(f"group-{place.number}", self._store)
+        together = AllReduceGroup(trainer.network, trainer.optimizer, store, place.rank, place.world, place.timeout)
         # Known to `abort` from here on, for the others may be lost while this worker waits for them.
         trainer.join(together)
-        if seat.fresh:
-            state = together.share(trainer.state() if seat.rank == 0 else None)
-            if seat.rank in seat.fresh:
+        if place.fresh:
+            state = together.share(trainer.state() if place.rank == 0 else None)
+            if place.rank in place.fresh:
                 trainer.load(state)
         together.wrap()
 
@@ -210,12 +210,12 @@ def use_few_threads(device: Device) -> None:
 def warm_group(trainer: Trainer) -> None:
     """Make a group of one and train a step in it, which is undone: the first one of a process is slow."""
     start = trainer.state()
-    group = AllReduce(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
+    group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
     group.wrap()
     trainer.join(group)
     trainer.step()
     group.close()
-    trainer.join(Alone(trainer.network, trainer.optimizer))
+    trainer.join(SingleWorker(trainer.network, trainer.optimizer))
     trainer.load(start)
 
 

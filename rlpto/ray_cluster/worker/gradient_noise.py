@@ -14,7 +14,7 @@ from dataclasses import dataclass
 SMOOTHING = 0.999
 """Weight that an estimate keeps per step."""
 
-EVERY = 8
+MEASURE_EVERY_STEPS = 8
 """Steps from one measurement to the next: keeps its cost well below the noise of step times."""
 
 
@@ -46,7 +46,7 @@ class NoiseMeter:
     trace: float = 0.0
     weight: float = 0.0
 
-    def add(self, norms: SquaredNorms, steps: int = EVERY) -> None:
+    def add(self, norms: SquaredNorms, steps: int = MEASURE_EVERY_STEPS) -> None:
         """Take in one measurement that stands for `steps` steps. Gradients that are not finite say nothing."""
         square, trace = estimate(norms)
         if not (math.isfinite(square) and math.isfinite(trace)):

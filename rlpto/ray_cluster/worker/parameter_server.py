@@ -2,8 +2,8 @@
 
 All weights in a row are cut into as many parts as there are servers. Workers push gradients and pull weights. The
 workers of a synchronous group wait for each other in every step, which gives what averaging among themselves does. An
-asynchronous one updates with every gradient as it comes; a worker is held up only where it is more than `MAX_AHEAD`
-steps ahead of the slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
+asynchronous one updates with every gradient as it comes; a worker is held up only where it is more than
+`MAX_STEPS_AHEAD` steps ahead of the slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 
 from rlpto.errors import JobError
 from rlpto.ray_cluster.programs.base import TrainingProgram
-from rlpto.ray_cluster.worker.gradient_noise import EVERY, SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
 from rlpto.ray_cluster.worker.worker_group import mean_inverse
 
-MAX_AHEAD = 4
+MAX_STEPS_AHEAD = 4
 """Steps that a worker of an asynchronous group may be ahead of the slowest."""
 
 Numbers = NDArray[Any]
@@ -136,7 +136,7 @@ class ParameterServer:
             self._check(group)
             self._steps[push.rank] = push.step
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: group != self._group or push.step - self._slowest() <= MAX_AHEAD)
+            await self._changed.wait_for(lambda: group != self._group or push.step - self._slowest() <= MAX_STEPS_AHEAD)
             self._check(group)
             stale = self._version - self._pulled.get(push.rank, self._version)
             self._update(push.gradient / self._world, push.options)
@@ -172,7 +172,7 @@ class ParameterServer:
         return copied
 
 
-class ServerGroup:
+class ParameterServerGroup:
     """A worker's side: pushes its gradients, and takes over what the servers make of them.
 
     Raises JobError if the optimizer treats some parameters unlike others, which a part of the row cannot know.
@@ -224,7 +224,7 @@ class ServerGroup:
 
     def update(self, factor: float) -> SquaredNorms | None:
         """Push and pull. Norms are those of a synchronous group."""
-        measured = self._step % EVERY == 0 and self._samples >= self.world > 1
+        measured = self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
         gradient = torch.cat([_gradient(parameter) for parameter in self._parameters]).cpu()
         weight = self._own * self.world / self._samples
         square = float(torch.dot(gradient, gradient)) / weight**2 if measured else None
@@ -260,7 +260,7 @@ class ServerGroup:
                     self._optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
 
     def abort(self) -> None:
-        """The runner ends the servers' group, which wakes whoever waits there."""
+        """The controller ends the servers' group, which wakes whoever waits there."""
 
     def close(self) -> None:
         """Nothing to leave: the servers end a group when the next one begins."""

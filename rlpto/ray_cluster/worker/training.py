@@ -16,7 +16,7 @@ from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor
 from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard, step_seed
-from rlpto.ray_cluster.worker.worker_group import Alone, Group
+from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup
 
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""
@@ -74,7 +74,7 @@ class Trainer:
         self.position = Position()
         self.noise = NoiseMeter()
         self.phase = "own"
-        self.group: Group = Alone(self.network, self.optimizer)
+        self.group: WorkerGroup = SingleWorker(self.network, self.optimizer)
         self._interrupted: list[Tensor] | None = None
         self._evaluation_due = 0.0
         self._deadline = 0.0
@@ -95,7 +95,7 @@ class Trainer:
         """Samples of a step, all workers together."""
         return self.spec.batch_size * (self.group.world if self.spec.batch_rule == "per_worker" else 1)
 
-    def join(self, group: Group) -> None:
+    def join(self, group: WorkerGroup) -> None:
         """Train in `group` from the next step on."""
         self.group = group
         self._deadline = 0.0

@@ -20,11 +20,11 @@ from torch._C._distributed_c10d import GradBucket, Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from rlpto.ray_cluster.worker.gradient_noise import EVERY, SquaredNorms
+from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
 from rlpto.ray_cluster.worker.learning_rate import scaled
 
 
-class Group(Protocol):
+class WorkerGroup(Protocol):
     """What training needs of a group. rank: of this worker among `world`. model: what the loss is to call."""
 
     rank: int
@@ -47,8 +47,8 @@ class Group(Protocol):
         """Leave."""
 
 
-class Alone:
-    """A single worker: plain torch. Of two successive steps in every `EVERY`, gradients are compared."""
+class SingleWorker:
+    """A single worker: plain torch. Of two successive steps in every `MEASURE_EVERY_STEPS`, gradients are compared."""
 
     rank = 0
     world = 1
@@ -72,7 +72,7 @@ class Alone:
         return norms
 
     def _compare(self) -> SquaredNorms | None:
-        turn = self._step % EVERY
+        turn = self._step % MEASURE_EVERY_STEPS
         if turn == 0:
             self._keep(gradients_of(self.model))
             return None
@@ -107,7 +107,7 @@ class Alone:
         """Nothing to leave."""
 
 
-class AllReduce:
+class AllReduceGroup:
     """Workers that average gradients among themselves: torch's DistributedDataParallel over nccl or gloo.
 
     store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
@@ -135,7 +135,7 @@ class AllReduce:
     def wrap(self) -> None:
         """Start averaging. All workers hold the same weights by now, so that none need be sent."""
         wrapped = DistributedDataParallel(self._bare, init_sync=False)
-        wrapped.register_comm_hook(self, AllReduce._average)
+        wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
 
     def share(self, data: bytes | None, source: int = 0) -> bytes:
@@ -150,8 +150,8 @@ class AllReduce:
         return data if data is not None else content.cpu().numpy().tobytes()
 
     def begin(self, step: int, own: int, samples: int) -> None:
-        """Measure norms every `EVERY` steps, unless a worker has no sample at all."""
-        self._measuring = step % EVERY == 0 and samples >= self.world > 1
+        """Measure norms every `MEASURE_EVERY_STEPS` steps, unless a worker has no sample at all."""
+        self._measuring = step % MEASURE_EVERY_STEPS == 0 and samples >= self.world > 1
         self._weight = own * self.world / samples
         self._sizes = own, samples
         self._local = torch.zeros((), device=self._device)

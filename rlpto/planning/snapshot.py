@@ -1,0 +1,157 @@
+"""The state of a cluster as it is known at one moment, and a scratch cluster that goes on from it.
+
+Known is what policies are told: with exact knowledge the true speeds, with noisy knowledge those with their errors, on
+a real cluster with `online` what jobs have reported. Nothing else is in a snapshot: no jobs that have yet to come, no
+failures to come, and no speed that nobody was told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
+from rlpto.jobs import EstimateNoise, Job, JobStore, Told
+from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+IDLE_POINTS = 500
+"""Decision points in a row at which no job holds GPUs, after which none is expected to start any more."""
+AT_ONCE = 1e12
+"""Epochs per second where what is told leaves no work to an epoch."""
+
+
+class ScratchCluster(SimulatedCluster):
+    """A simulated cluster that is also done once no job has held GPUs for `IDLE_POINTS` decision points.
+
+    Jobs that want more GPUs than are up would wait for ever: nobody knows when a node will be back.
+    """
+
+    _idle = 0
+
+    def advance_until(self, until: float) -> AnyArray:
+        """Run through decision points, see `SimulatedCluster.advance_until`."""
+        idle = not self.held_gpus
+        passed = super().advance_until(until)
+        self._idle = self._idle + len(passed) if idle else 0
+        self.done = self.done or self._idle >= IDLE_POINTS
+        return passed
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is known of the n active jobs of a cluster, in order of submission.
+
+    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: as they were
+    submitted. columns: how far they are. placement: where they hold GPUs.
+    tables: speeds as they are told; columns.type_index and columns.scale belong to them.
+    noise: factors by which what is told of jobs differs from what `tables` say, so that policies are told the same by
+    the scratch cluster; None: nothing differs.
+    """
+
+    time: float
+    shape: ClusterShape
+    index: IntArray
+    jobs: tuple[Job, ...]
+    columns: JobStore
+    placement: Placement
+    tables: SpeedTables
+    noise: EstimateNoise | None
+
+    def restore(self, settings: SimulatorSettings) -> ScratchCluster:
+        """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails.
+
+        Raises ConfigError if no node with GPUs was up.
+        """
+        columns = self.columns.take(np.arange(len(self.index)))
+        return ScratchCluster.resume(
+            self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings, self.noise
+        )
+
+
+def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
+    """What is known of a cluster. state: its own, of this moment, as `rlpto.queues.Queue.order` has made it."""
+    rows = np.argsort(state.jobs.index, kind="stable")
+    table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
+    columns, placement = table.columns(), cluster.placement(table.index)
+    told = known_speeds(table.told(), state.gpus_per_node)
+    columns.type_index[:] = columns.told_type[:] = told.type_index
+    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = told.scale, placement.pausing, np.nan
+    return Snapshot(
+        time=state.time,
+        shape=state.shape,
+        index=table.index.copy(),
+        jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
+        columns=columns,
+        placement=placement,
+        tables=told.tables,
+        noise=told.noise,
+    )
+
+
+def known_speeds(told: Told, gpus_per_node: int) -> Told:
+    """Tables by which n jobs get on as policies are told they will, and what is told beside them.
+
+    Work and speed are known as numbers with errors; only their quotient is a time. Each job keeps its epochs, and its
+    tables the speed at which those last as long as is told. Where the truth is told, that is the truth.
+    """
+    tables, noise = told.tables, told.noise
+    if noise is None and tables.known_speed is None:
+        return told
+    count = len(told.type_index)
+    rates = _told_rates(told, gpus_per_node)
+    if noise is not None:
+        gpus = np.arange(1, rates.shape[2] + 1)
+        factor = noise.speed / noise.remaining
+        rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[:, None])[:, None, :, None]
+    own = _tables_of_jobs(tables, told.type_index, rates)
+    if tables.known_speed is not None and tables.known_remaining is not None:
+        known = replace(
+            own,
+            known_speed=tables.known_speed[told.type_index],
+            known_remaining=tables.known_remaining[told.type_index],
+        )
+        return Told(known, np.arange(count), np.ones(count), noise)
+    assert noise is not None
+    # Rates hold all errors by now; what is told of remaining work and of speed has to have them apart.
+    apart = EstimateNoise(remaining=noise.remaining, speed=noise.remaining, scaling=np.zeros(count))
+    return Told(own, np.arange(count), told.scale, apart)
+
+
+def _told_rates(told: Told, gpus_per_node: int) -> FloatArray:
+    """[n, S, K, P] epochs per second of n jobs by nodes spanned, GPUs from 1 on and epoch, without errors."""
+    tables, kind = told.tables, told.type_index
+    if tables.known_speed is None or tables.known_remaining is None:
+        row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
+        nodes = np.clip(-(-gpus // gpus_per_node), 1, row.shape[1])
+        row[:, nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[kind]
+        rates: FloatArray = tables.rates[row[:, :, 1:]]
+        return rates
+    work = -np.diff(tables.known_remaining[kind], axis=1)
+    speed = tables.known_speed[kind, 1:]
+    by_epoch = np.full((len(kind), speed.shape[1], work.shape[1]), AT_ONCE)
+    np.divide(speed[:, :, None], work[:, None, :], out=by_epoch, where=(work > 0)[:, None, :])
+    return by_epoch[:, None]
+
+
+def _tables_of_jobs(tables: SpeedTables, kind: IntArray, rates: FloatArray) -> SpeedTables:
+    """Tables with a type for each of n jobs, which has the accuracy and delay of its type `kind` [n] in `tables`."""
+    count, spans, gpus, epochs = rates.shape
+    flat = np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
+    row = np.zeros((count, spans, gpus + 1), dtype=np.int32)
+    row[:, :, 1:] = 1 + np.arange(count * spans * gpus).reshape(count, spans, gpus)
+    return SpeedTables(
+        types=tuple(tables.types[i] for i in kind.tolist()),
+        rates=flat,
+        elapsed=elapsed_from_rates(flat),
+        row=row,
+        accuracy=tables.accuracy[kind],
+        epochs=tables.epochs[kind],
+        samples=tables.samples[kind],
+        rescale_delay=tables.rescale_delay[kind],
+        exact_keys=np.zeros(0, dtype=np.int64),
+        exact_rows=np.zeros(0, dtype=np.int32),
+    )

@@ -1,0 +1,78 @@
+"""One policy after another in the same run: at set times, or when somebody asks for another.
+
+Set times are part of a policy's spec, `fifo>3600:las` (`rlpto.policies.spec`); the spec is the name in tables.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.records import PolicySwitches
+
+
+class SwitchingPolicy:
+    """Asks whichever policy is in force: `first`, and from each time [s] of `later` on the policy that stands there.
+
+    name: of the whole, in tables. later: in order of time. Which policy is in force depends on the time alone, so a
+    scheduler that is started again finds the same one.
+    """
+
+    def __init__(self, name: str, first: Policy, later: Sequence[tuple[float, Policy]] = ()) -> None:
+        self.name = name
+        self._starts = [-np.inf, *(time for time, _ in later)]
+        self._policies = [first, *(policy for _, policy in later)]
+        self._seed = 0
+        self._decided: list[tuple[float, str]] = []
+
+    def present(self, time: float) -> Policy:
+        """The policy in force at a time [s]."""
+        return self._policies[bisect_right(self._starts, time) - 1]
+
+    def switch(self, policy: Policy, time: float) -> None:
+        """Let another policy decide from `time` [s] on, until the next set time."""
+        policy.reset(self._seed)
+        at = bisect_right(self._starts, time)
+        self._starts.insert(at, time)
+        self._policies.insert(at, policy)
+
+    def reset(self, seed: int) -> None:
+        """Forget everything but which policy decides when."""
+        self._seed = seed
+        self._decided = []
+        for policy in self._policies:
+            policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Decide as the policy in force does."""
+        policy = self.present(state.time)
+        if not self._decided or self._decided[-1][1] != policy.name:
+            self._decided.append((state.time, policy.name))
+        return policy(state)
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time [s] until which the decision stands: as the policy in force says, and no later than the next switch."""
+        policy = self.present(state.time)
+        if not isinstance(policy, StandingPolicy):
+            return state.time
+        at = bisect_right(self._starts, state.time)
+        following = self._starts[at] if at < len(self._starts) else np.inf
+        return float(min(policy.stands_until(state), following))
+
+    def switches(self) -> PolicySwitches:
+        """When each policy took its first decision, since the last reset; empty if one took all."""
+        if len(self._decided) < 2:
+            return PolicySwitches()
+        return PolicySwitches(
+            time=np.array([time for time, _ in self._decided], dtype=np.float64),
+            policy=tuple(name for _, name in self._decided),
+        )
+
+
+def switching(policy: Policy) -> SwitchingPolicy:
+    """The policy as one that may be switched."""
+    return policy if isinstance(policy, SwitchingPolicy) else SwitchingPolicy(policy.name, policy)

@@ -1,0 +1,243 @@
+"""What a snapshot holds and what it cannot, and that a scratch cluster stands where the other did."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.cluster import Allocation, ClusterState, Node
+from rlpto.jobs import EstimateNoise, JobTable
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.prediction import Prediction, predict
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.policies.registry import make_policy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+
+NODES = (Node(4), Node(6))
+POLICIES = ["fifo", "srtf", "las", "equal_share", "optimus", "elastic_fifo", "max_throughput", "tiresias", "hesrpt"]
+
+
+class Watched:
+    """Decides as `policy` does; at decision number `at` it is looked at first."""
+
+    def __init__(self, policy: Policy, at: int, look: Callable[[ClusterState, Policy], None]) -> None:
+        self.name = policy.name
+        self._policy, self._look = policy, look
+        self._left = at
+
+    def reset(self, seed: int) -> None:
+        self._policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        self._left -= 1
+        if self._left == -1:
+            self._look(state, self._policy)
+        return self._policy(state)
+
+    def stands_until(self, state: ClusterState) -> float:
+        return self._policy.stands_until(state) if isinstance(self._policy, StandingPolicy) else state.time
+
+
+def noise_of(seed: int, jobs: int, scaling: float = 0.2) -> EstimateNoise:
+    rng = np.random.default_rng(seed)
+    return EstimateNoise(
+        np.exp(rng.normal(0, 0.4, jobs)), np.exp(rng.normal(0, 0.3, jobs)), rng.normal(0, scaling, jobs)
+    )
+
+
+def told(table: JobTable) -> list[np.ndarray]:
+    """Whatever policies look at."""
+    plain = ("submit_time", "epochs", "requested_gpus", "min_gpus", "max_gpus", "priority", "gpus", "progress")
+    others = ("attained_service", "start_time", "wait_start", "rescales", "peak_gpus", "rescale_delay", "epoch")
+    derived = ("effective_priority", "remaining", "speed", "accuracy", "final_accuracy")
+    return [getattr(table, name) for name in (*plain, *others, *derived)]
+
+
+@pytest.mark.parametrize("way", ["pause", "overlap", "most_free"])
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 10_000),
+    policy=st.sampled_from(POLICIES),
+    at=st.integers(0, 12),
+    interval=st.sampled_from([60.0, 300.0]),
+    decide_on=st.sampled_from(["events", "interval"]),
+    shrink=st.booleans(),
+)
+def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, interval, decide_on, shrink) -> None:
+    """No further arrivals, no failures: what was predicted is what happens, under every policy."""
+    jobs = [replace(one, submit_time=0.0) for one in random_jobs(seed, 12, 8, 10)]
+    growth, placement = ("pause", way) if way == "most_free" else (way, "pack")
+    rounded = 1.0 if way == "most_free" and decide_on == "interval" else 0.0
+    times = SimulatorSettings(
+        interval=interval, decide_on=decide_on, growth=growth, placement=placement, epoch_resolution=rounded
+    )
+    queue = QueueSettings(aging_normal=500.0, aging_low=700.0, shrink_lower=shrink)
+    cluster = SimulatedCluster(NODES, jobs, random_tables(seed, 8, 13.0), times)
+    made: list[Prediction] = []
+
+    def look(state: ClusterState, policy: Policy) -> None:
+        made.append(predict(take_snapshot(cluster, state), policy, queue, times))
+        assert_same(made[0], predict(take_snapshot(cluster, state), policy, queue, times))
+
+    record = run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
+    for found in made:
+        np.testing.assert_allclose(found.finish, record.jobs.finish_time[found.index], rtol=1e-9)
+        np.testing.assert_allclose(found.start, record.jobs.start_time[found.index], rtol=1e-9)
+
+
+def assert_same(one: Prediction, other: Prediction) -> None:
+    """Equal to the last bit."""
+    for there, here in zip(fields(one), fields(other), strict=True):
+        np.testing.assert_array_equal(getattr(one, there.name), getattr(other, here.name))
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    policy=st.sampled_from(POLICIES),
+    at=st.integers(0, 12),
+    mode=st.sampled_from(["exact", "noisy", "known", "known and noisy"]),
+)
+def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, at: int, mode: str) -> None:
+    tables = random_tables(seed, 8, 13.0)
+    if "known" in mode:
+        tables = with_known(tables, seed)
+    jobs = random_jobs(seed, 12, 8, 10)
+    times, queue = SimulatorSettings(), QueueSettings(aging_normal=500.0, aging_low=700.0)
+    cluster = SimulatedCluster(NODES, jobs, tables, times, noise=noise_of(seed, 12) if "noisy" in mode else None)
+
+    def look(source: ClusterState, policy: Policy) -> None:
+        snapshot = take_snapshot(cluster, source)
+        scratch = snapshot.restore(times)
+        state = Queue(queue).order(scratch.state())
+        assert (state.time, state.shape, state.interval) == (source.time, source.shape, source.interval)
+        for there, here in zip(told(source.jobs), told(state.jobs), strict=True):
+            np.testing.assert_allclose(here, there, rtol=1e-9, atol=1e-12)
+        assert [scratch.nodes_of(i).tolist() for i in range(len(snapshot.index))] == [
+            cluster.nodes_of(int(i)).tolist() for i in snapshot.index
+        ]
+        mine, its = copy.deepcopy(policy)(source), copy.deepcopy(policy)(state)
+        np.testing.assert_array_equal(its.gpus, mine.gpus)
+
+    run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
+
+
+def with_known(tables: SpeedTables, seed: int) -> SpeedTables:
+    """Tables with work and speed in units of their own, as measurements have."""
+    rng = np.random.default_rng(seed)
+    types, epochs = len(tables.types), tables.rates.shape[1]
+    work = rng.uniform(50, 100, (types, epochs))
+    remaining = np.zeros((types, epochs + 1))
+    remaining[:, :-1] = work[:, ::-1].cumsum(axis=1)[:, ::-1]
+    speed = np.concatenate([np.zeros((types, 1)), rng.uniform(1, 2, (types, tables.max_gpus)).cumsum(axis=1)], axis=1)
+    return replace(tables, known_remaining=remaining, known_speed=speed)
+
+
+def forecast(cluster: SimulatedCluster, policy: str = "srtf") -> Prediction:
+    """What is predicted for the present jobs of a cluster."""
+    state = Queue(QueueSettings()).order(cluster.state())
+    return predict(take_snapshot(cluster, state), make_policy(policy), QueueSettings(), SimulatorSettings())
+
+
+class TestWhatIsNotKnown:
+    def test_jobs_that_will_come_cannot_leak(self) -> None:
+        now = [job(0, epochs=2.0, max_gpus=4), job(1, epochs=5.0, max_gpus=4)]
+        later = [[job(2, 100.0, epochs=50.0, priority=0)], [job(2, 100.0, epochs=0.1), job(3, 101.0)]]
+        found = []
+        for more in later:
+            cluster = make_cluster([*now, *more], linear_tables())
+            give(cluster, [1, 1])
+            found.append(forecast(cluster))
+        assert len(found[0].index) == 2
+        assert_same(*found)
+
+    def test_true_speeds_and_work_cannot_leak(self) -> None:
+        """Two clusters differ in all that is true and in nothing that is told: predictions are equal, and of what is
+        told."""
+        jobs = [job(i, epochs=2.0 + i, max_gpus=4) for i in range(3)]
+        found = []
+        for factor in (1.0, 3.0):
+            errors = EstimateNoise(np.full(3, 1.5), np.array([0.5, 1.0, 2.0]) / factor, np.full(3, -0.1))
+            cluster = SimulatedCluster((Node(4),), jobs, linear_tables(0.01 * factor), SimulatorSettings(), 0, errors)
+            found.append(forecast(cluster))
+            seconds = cluster.state().jobs.remaining_time(np.ones(3, dtype=np.int64))
+            alone = SimulatedCluster((Node(1),), jobs[:1], linear_tables(0.01 * factor), SimulatorSettings(), 0, errors)
+            assert forecast(alone, "fifo").finish[0] == pytest.approx(seconds[0])
+        np.testing.assert_allclose(found[0].finish, found[1].finish, rtol=1e-12)
+
+    def test_failures_to_come_are_not_known_and_nodes_that_are_down_stay_down(self) -> None:
+        failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=0.2, mttr_hours=50.0))
+        jobs = [job(0, epochs=50.0, gpus=4), job(1, epochs=1.0, gpus=1)]
+        cluster = SimulatedCluster((Node(4), Node(1)), jobs, linear_tables(), failing, 1)
+        hopeful = forecast(cluster, "fifo")
+        assert np.isfinite(hopeful.finish).all()
+        while cluster.up_gpus != 1 and not cluster.done:
+            cluster.advance()
+        assert cluster.up_gpus == 1
+        after = forecast(cluster, "elastic_fifo")
+        assert np.isnan(after.finish[0]), "nobody knows when the large node will be back"
+        assert np.isnan(after.start[0])
+
+
+class TestRestore:
+    def test_progress_rescale_and_waiting_go_on(self) -> None:
+        cluster = make_cluster([job(0, epochs=1.0), job(1, epochs=1.0)], linear_tables(0.01, delay=30.0), [1])
+        give(cluster, [1, 0])
+        advance_to(cluster, 60.0)
+        state = cluster.state()
+        scratch = take_snapshot(cluster, state).restore(SimulatorSettings())
+        assert scratch.store.progress[0] == pytest.approx(0.3)
+        assert scratch.store.wait_start[1] == 0.0
+        for both in (scratch, cluster):
+            advance_to(both, 130.0)
+        assert cluster.store.finish_time[0] == scratch.store.finish_time[0] == pytest.approx(130.0)
+
+    def test_a_start_that_is_under_way_is_waited_for(self) -> None:
+        cluster = make_cluster([job(0, epochs=1.0), job(1, 10.0)], linear_tables(0.01, delay=30.0), [1])
+        give(cluster, [1])
+        advance_to(cluster, 10.0)
+        scratch = take_snapshot(cluster, cluster.state()).restore(SimulatorSettings())
+        assert scratch.store.rescale_left[0] == 20.0
+        while np.isnan(scratch.store.finish_time[0]):
+            scratch.advance()
+        assert scratch.store.finish_time[0] == pytest.approx(130.0)
+
+    def test_neither_touches_the_other(self) -> None:
+        cluster = make_cluster([job(0, epochs=1.0)], linear_tables(), [2])
+        give(cluster, [1])
+        advance_to(cluster, 60.0)
+        snapshot = take_snapshot(cluster, cluster.state())
+        scratch = snapshot.restore(SimulatorSettings())
+        give(scratch, [0])
+        scratch.advance()
+        assert cluster.store.gpus[0] == snapshot.columns.gpus[0] == 1
+        again = snapshot.restore(SimulatorSettings())
+        assert again.store.gpus[0] == 1
+        assert again.time == 60.0
+
+    def test_a_decision_that_has_been_carried_out_is_not_taken_again(self) -> None:
+        cluster = make_cluster([job(0, epochs=1.0, max_gpus=2)], linear_tables(), [2], interval=1000.0)
+        give(cluster, [1])
+        snapshot = take_snapshot(cluster, cluster.state())
+        policy, queue, times = make_policy("equal_share"), QueueSettings(), SimulatorSettings(interval=1000.0)
+        assert predict(snapshot, policy, queue, times).finish[0] == pytest.approx(50.0)
+        assert predict(snapshot, policy, queue, times, decided=True).finish[0] == pytest.approx(100.0)
+
+    def test_without_jobs_there_is_nothing_to_predict(self) -> None:
+        cluster = make_cluster([job(0, epochs=1.0)], linear_tables(), [1])
+        give(cluster, [1])
+        advance_to(cluster, 100.0)
+        assert len(forecast(cluster).index) == 0

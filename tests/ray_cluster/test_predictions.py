@@ -1,0 +1,117 @@
+"""Predictions beside the scheduler of a real cluster; with controllers in memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlpto.planning.live import LivePredictor
+from rlpto.planning.prediction import Prediction
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
+from rlpto.policies.switching import switching
+from rlpto.queues import Queue, QueueSettings
+from rlpto.ray_cluster.scheduler.placement import known_placement
+from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
+from rlpto.ray_cluster.scheduler.predictions import Predictions, read_predictions, write_predictions
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.settings import SimulatorSettings
+from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.test_cluster import elastic, make_cluster
+
+TIMES = SimulatorSettings(interval=10.0, growth="overlap")
+
+
+class AtOnce(Executor):
+    """Computes where it is asked."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
+    """Within the moments that workers take to start, and the interval between two looks."""
+    made: list[tuple[Prediction | None, str]] = []
+    predictor = LivePredictor(
+        QueueSettings(), TIMES, lambda found, failed: made.append((found, failed)), 0.0, 0.0, AtOnce()
+    )
+    jobs = [elastic(0, epochs=8.0), elastic(1, epochs=5.0), elastic(2)]
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
+        cluster._observers = (lambda _: predictor.tell(),)
+        inner = switching(make_policy("equal_share"))
+        ahead = partial(predictor.deciding, cluster, inner)
+        policy: Any = SessionPolicy(inner, make_policy, database, cluster.deciding, ahead)
+        record = run(cluster, policy, QueueSettings(), RewardWeights())
+    assert len(made) >= 2
+    for found, failed in made:
+        assert failed == ""
+        assert found is not None
+        assert found.finish == pytest.approx(record.jobs.finish_time[found.index], abs=3.0)
+
+
+def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    made: list[tuple[Prediction | None, str]] = []
+    predictor = LivePredictor(
+        QueueSettings(), TIMES, lambda found, failed: made.append((found, failed)), 0.0, 0.0, AtOnce()
+    )
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}), [elastic(0)], database)
+        state = Queue(QueueSettings()).order(cluster.state())
+        policy: Any = make_policy("fifo")
+        policy.generator = (i for i in range(3))
+        predictor.deciding(cluster, policy, state)
+        predictor.tell()
+        wrong: Any = make_policy("fifo")
+        wrong.options = None
+        predictor.deciding(cluster, wrong, state)
+        predictor.tell()
+    assert [found for found, _ in made] == [None, None]
+    assert made[0][1].startswith("policy fifo cannot be copied")
+    assert "backfill" in made[1][1]
+
+
+def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_path: Path) -> None:
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2}, delay=3.0)
+        cluster = make_cluster(backend, [elastic(0), elastic(1)], database)
+        state = Queue(QueueSettings()).order(cluster.state())
+        cluster.apply(state, make_policy("equal_share")(state))
+        found = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
+        scratch = found.restore(TIMES)
+        assert scratch.store.gpus.tolist() == [2, 2]
+        assert sorted(np.concatenate([scratch.nodes_of(0), scratch.nodes_of(1)]).tolist()) == [0, 0, 1, 1]
+        cluster.close()
+
+
+def test_workers_that_start_beside_others_are_told_from_a_first_start() -> None:
+    found = known_placement(
+        ["m", "n"], [("m", "n", "n"), ("m",), ("n",), ()], [("m", "m"), (), ("n",), ()], np.array([4.0, 5.0, 0.0, 0.0])
+    )
+    assert [held.tolist() for held in found.nodes] == [[0, 1, 1], [0], [1], []]
+    assert found.training.tolist() == [1, 1, 1, 0]
+    assert found.spanned.tolist() == [1, 1, 1, 0]
+    assert found.pausing.tolist() == [0.0, 5.0, 0.0, 0.0]
+    assert found.starting.tolist() == [4.0, 0.0, 0.0, 0.0]
+
+
+def test_predictions_are_read_back_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    with SessionDatabase(path) as database:
+        assert read_predictions(path).jobs == {}
+        write_predictions(database, Predictions(12.5, {"a": (1.0, 20.0), "b": (float("nan"), float("nan"))}))
+        found = read_predictions(path)
+        assert (found.made_at, found.jobs["a"], found.failed) == (12.5, (1.0, 20.0), "")
+        assert np.isnan(found.jobs["b"]).all()
