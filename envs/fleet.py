@@ -60,7 +60,7 @@ class Fleet(NamedTuple):
     world: the simulators. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
     reserve: [W, T] GPUs to hold back, or empty.
-    current: [B] workload that each cluster runs. view: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and
+    current: [B] workload that each cluster runs. shown: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and
     speed: [B, M, K + 1] theirs: as `look_around` left them.
     packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
@@ -77,7 +77,7 @@ class Fleet(NamedTuple):
     forecast_step: float
     reserve: IntArray
     current: IntArray
-    view: AnyArray
+    shown: AnyArray
     speed: FloatArray
     packed: IntArray
     known_remaining: FloatArray
@@ -125,7 +125,7 @@ def build_fleet(
         forecast_step=_joint_step(workloads),
         reserve=_joint_reserve(workloads),
         current=np.zeros(count, dtype=np.int64),
-        view=np.zeros((count, most), dtype=VIEW),
+        shown=np.zeros((count, most), dtype=VIEW),
         speed=np.zeros((count, most, packed.shape[1])),
         packed=packed,
         known_remaining=tables.told_remaining,
@@ -202,14 +202,14 @@ def begin(f: Fleet, b: int, workload: int) -> None:
 
 @njit()
 def look_around(f: Fleet, b: int) -> None:
-    """Fill view and speed of cluster b with its active jobs in queue order, as they stand now."""
+    """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
     w = f.world
     cluster, jobs, n = w.clusters[b], w.jobs[b], w.clusters[b].active
     active, rows, effective = w.active[b, :n], np.empty(n, np.int64), np.empty(n, np.int64)
     order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], rows, effective)
     for i in range(n):
         rows[i] = active[rows[i]]
-    view, speed, noise = f.view[b, :n], f.speed[b, :n], f.noise[f.current[b]]
+    view, speed, noise = f.shown[b, :n], f.speed[b, :n], f.noise[f.current[b]]
     fill_view(jobs, rows, effective, w.types, w.accuracy, f.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
     fill_speed(view, w.rates, f.packed, f.known_speed, noise, 0, speed)
@@ -224,7 +224,7 @@ def observe_one(f: Fleet, b: int, out: Observation) -> None:
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
     interval = f.world.rules[0].interval
     encode(
-        cluster.time, cluster.capacity, f.gpus_per_node, cluster.held, interval, f.view[b, :n], f.speed[b, :n], row
+        cluster.time, cluster.capacity, f.gpus_per_node, cluster.held, interval, f.shown[b, :n], f.speed[b, :n], row
     )  # fmt: skip
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
@@ -244,7 +244,7 @@ def reserved(f: Fleet, b: int) -> int:
 def carry_out(f: Fleet, b: int, wishes: IntArray) -> None:
     """Trim wishes [n] for the jobs in view of cluster b, and carry them out."""
     n = len(wishes)
-    view, given, index, order = f.view[b, :n], np.empty(n, np.int64), np.empty(n, np.int64), np.arange(n)
+    view, given, index, order = f.shown[b, :n], np.empty(n, np.int64), np.empty(n, np.int64), np.arange(n)
     admit(view, wishes, f.world.clusters[b].capacity, f.shrink_lower, reserved(f, b), given)
     for i in range(n):
         index[i] = view[i].index
@@ -261,7 +261,7 @@ def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatAr
     cluster, passed, total = w.clusters[b], w.sums[b : b + 1], np.zeros(1, INTERVAL)
     while True:
         n = cluster.active
-        carry_out(f, b, steer(cluster.time, cluster.capacity, f.view[b, :n], f.speed[b, :n], weights))
+        carry_out(f, b, steer(cluster.time, cluster.capacity, f.shown[b, :n], f.speed[b, :n], weights))
         advance(w, b)
         add_interval(total, passed)
         clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
@@ -284,7 +284,7 @@ def run_requested(f: Fleet, decisions: int) -> int:
             if is_over(f.world, b):
                 begin(f, b, f.current[b])
             if cluster.active > 0:
-                carry_out(f, b, f.view[b, : cluster.active].requested_gpus)
+                carry_out(f, b, f.shown[b, : cluster.active].requested_gpus)
                 taken += 1
             clear_sums(f.world, b)
             advance(f.world, b)

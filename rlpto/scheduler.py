@@ -18,8 +18,8 @@ from rlpto.errors import PolicyError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.queues import Queue, QueueSettings
-from rlpto.records import DecisionRecords, JobRecords, RunRecord
-from rlpto.rewards import RewardWeights, reward_terms
+from rlpto.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
+from rlpto.rewards import TERMS, RewardWeights, reward_terms
 
 MAX_IDLE_POINTS = 1000
 """Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
@@ -166,7 +166,8 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int, int, int]] = []
-        self._passed: list[AnyArray] = []
+        self._passed = np.empty(256, dtype=INTERVAL)
+        self._points = 0
         self._owners: list[tuple[int, int]] = []
 
     def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
@@ -176,15 +177,21 @@ class DecisionLog:
 
     def advanced(self, passed: AnyArray) -> None:
         """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
-        self._passed.append(passed.copy())
+        end = self._points + len(passed)
+        if end > len(self._passed):
+            grown = np.empty(2 * end, dtype=INTERVAL)
+            grown[: self._points] = self._passed[: self._points]
+            self._passed = grown
+        self._passed[self._points : end] = passed
+        self._points = end
         self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
 
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
-        terms = reward_terms(np.concatenate(self._passed), weights) if self._passed else np.zeros((0, 0))
-        reward = np.zeros((len(rows), terms.shape[1]))
+        reward = np.zeros((len(rows), len(TERMS)))
         if len(rows):
+            terms = reward_terms(self._passed[: self._points], weights)
             owners, counts = np.array(self._owners).T
             np.add.at(reward, np.repeat(owners, counts), terms)
         return DecisionRecords.from_rows(rows, reward)

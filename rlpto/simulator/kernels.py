@@ -429,6 +429,7 @@ def advance(w: World, b: int) -> None:
     while True:
         due = min(next_decision(w, b), w.rules[0].limit)
         if due == np.inf:
+            w.sums[b].end = cluster.time
             return
         until = min(due, max(cluster.next_toggle, cluster.time))
         train_jobs(w, b, until)

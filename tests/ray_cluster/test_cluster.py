@@ -203,7 +203,7 @@ class TestFaults:
         assert "node_down" in kinds
         assert "finished" in kinds
         assert cluster.up_gpus == 2
-        assert cluster.capacity == 4
+        assert cluster.shape.capacity == 4
 
     def test_two_nodes_that_die_at_once(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"l": 1, "m": 2, "n": 2})
@@ -225,7 +225,7 @@ class TestFaults:
 
         play(Interrupted(cluster, 12.0, add), "equal_share")
         assert cluster.store.peak_gpus[0] == 3
-        assert cluster.capacity == 3
+        assert cluster.shape.capacity == 3
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
