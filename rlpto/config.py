@@ -15,7 +15,7 @@ from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
-from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
+from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings
@@ -221,9 +221,10 @@ def _checkpoints(run: Path) -> list[Path]:
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read an experiment file and apply `key=value` overrides to it.
 
-    Raises ConfigError, in one line, for everything that is wrong with either.
+    path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
+    is wrong with either.
     """
-    file = read_yaml(Path(path))
+    file = read_yaml(_config_file(Path(path)))
     data: object = file.data
     changed: list[Location] = []
     for override in overrides:
@@ -234,6 +235,14 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         return Config.model_validate(data, context={"folder": file.path.parent})
     except ValidationError as error:
         raise ConfigError(_explain(error, file, changed)) from None
+
+
+def _config_file(path: Path) -> Path:
+    """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
+    found = None if path.exists() else example_config(path)
+    if found is None and not path.exists() and not path.suffix:
+        raise ConfigError(f"{path}: no such file, and no example of that name: expected {', '.join(example_names())}")
+    return found or path
 
 
 def _parse_override(override: str) -> tuple[Location, object]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console, make_progress
+from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_progress
 from rlpto.errors import ClusterError
 
 ANSWER_SECONDS = 120.0
@@ -121,3 +121,6 @@ def switch(
     if answer:
         raise ClusterError(f"{run}: {answer}")
     make_console(quiet).print(f"{policy} decides now")
+
+
+VERB = Verb(app, CLUSTERS)

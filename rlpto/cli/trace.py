@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
 from rlpto.workloads.importers import format_names
 
 if TYPE_CHECKING:
@@ -122,3 +122,6 @@ def calibrate(
     calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
     write_calibration(calibration, out)
     make_console(quiet).print(f"{out}: statistics of {calibration.days} days")
+
+
+VERB = Verb(app, INPUTS)

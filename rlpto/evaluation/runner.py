@@ -23,6 +23,7 @@ from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.files import write_text
+from rlpto.interrupts import Interrupted
 from rlpto.reading import read_json
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
@@ -91,7 +92,7 @@ def evaluate(
     fresh: throw away the finished cells first.
 
     Raises CheckpointError if a cell is there already but unreadable or of another configuration, and
-    ConfigError if a cell is listed twice. After Ctrl-C, KeyboardInterrupt is raised on; finished cells stay.
+    ConfigError if a cell is listed twice. After Ctrl-C, Interrupted says what is kept: finished cells stay.
     """
     if len(set(cells)) < len(cells):
         twice = next(cell for i, cell in enumerate(cells) if cell in cells[:i])
@@ -105,20 +106,16 @@ def evaluate(
     found = {cell: _read_cell(folder, cell.key, task.fingerprint, cell) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
     missing = [cell for cell in cells if cell not in done]
-    console = Console(stderr=True)
     try:
-        with _progress_bar(console, progress, len(cells), len(done)) as tick:
+        with _progress_bar(progress, len(cells), len(done)) as tick:
             for finished in _run_all(task, missing, jobs, tick):
                 done[finished.cell] = finished
     except KeyboardInterrupt:
         kept = sum((folder / f"{cell.key}.json").exists() for cell in cells)
-        console.print(
-            f"interrupted: {kept} of {len(cells)} cells are finished and kept in {folder}; "
-            "run the same command with the same run folder again to go on",
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise
+        raise Interrupted(
+            f"{kept} of {len(cells)} cells are finished and kept in {folder}; "
+            "run the same command with the same run folder again to go on"
+        ) from None
     return [done[cell] for cell in cells]
 
 
@@ -188,7 +185,7 @@ def _die_on_interrupt() -> None:
 
 
 @contextmanager
-def _progress_bar(console: Console, shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
+def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
     columns = (
         TextColumn("evaluating"),
         BarColumn(),
@@ -198,7 +195,7 @@ def _progress_bar(console: Console, shown: bool, total: int, completed: int) -> 
         TimeRemainingColumn(),
         TextColumn("{task.description}", style="dim"),
     )
-    with Progress(*columns, console=console, disable=not shown, speed_estimate_period=3600.0) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=3600.0) as bar:
         task = bar.add_task("", total=total, completed=completed)
 
         def tick(cell: Cell | None) -> None:

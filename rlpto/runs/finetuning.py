@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpto.cli.common import interrupted, make_console, make_progress
 from rlpto.errors import ConfigError
+from rlpto.interrupts import Interrupted, interruptible
+from rlpto.outcome import Result, deciding
+from rlpto.runs.folder import members
 from rlpto.runs.real import DATABASE, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
 
 if TYPE_CHECKING:
@@ -30,12 +31,20 @@ ROLLOUTS = 10
 """Rollouts to learn from where the experiment does not say how many steps: some thousand seconds each."""
 
 
-def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | None, fresh: bool, quiet: bool) -> None:
+def fine_tune_run(
+    config: Config,
+    source: Path,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    on_progress: Callable[[Status], None],
+) -> int:
     """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
     already, it goes on from them.
 
-    address: of a Ray cluster that is there; None: a local one. Raises what is wrong with the experiment, the agent
-    or the cluster; after Ctrl-C it ends in good order, and says how to go on.
+    address: of a Ray cluster that is there; None: a local one. Returns the decisions it has learned from. Raises
+    what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in good order with Interrupted.
     """
     from rlpto.agents.finetuning import Beginner
     from rlpto.agents.policy import run_file
@@ -62,18 +71,18 @@ def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | 
             remove_sessions(folder)
             (folder / LAST).unlink(missing_ok=True)
         if not resume:
-            begin_run(folder, config, sys.argv[1:])
-        console = make_console(quiet)
-        console.print(f"live curves: tensorboard --logdir {folder}", style="dim", soft_wrap=True)
+            begin_run(folder, config)
         try:
             with Episodes(experiment, windows, folder) as episodes:
-                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume=resume, quiet=quiet)
+                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume, on_progress)
         except KeyboardInterrupt:
-            interrupted("what was learned until the last update is kept; go on with the same command")
-    again = f"go on with the same command; evaluate it with the policy agent:run={folder}"
+            raise Interrupted("what was learned until the last update is kept; go on with the same command") from None
     if not outcome.finished:
-        interrupted(f"{outcome.steps} decisions are kept; {again}")
-    console.print(f"{folder}: learned from {outcome.steps} decisions; {again}", soft_wrap=True)
+        raise Interrupted(
+            f"{outcome.steps} decisions are kept; go on with the same command, "
+            f"or evaluate it with the policy agent:run={folder}"
+        )
+    return outcome.steps
 
 
 class Episodes:
@@ -129,23 +138,17 @@ def _tuned(
     identity: Identity,
     episodes: Episodes,
     folder: Path,
-    *,
     resume: bool,
-    quiet: bool,
+    on_progress: Callable[[Status], None],
 ) -> Outcome:
-    """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
+    """The training itself; Ctrl-C ends it after the step that is under way."""
     from rlpto.agents.finetuning import fine_tune
     from rlpto.config import resolved_yaml
     from rlpto.envs.cluster_env import LiveSetup
-    from rlpto.interrupts import interruptible
     from rlpto.runs.folder import command_line
 
     setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
-    with make_progress(quiet) as bar, interruptible("step") as interrupt:
-        task = bar.add_task("starting", total=settings.steps)
-
-        def told(status: Status) -> None:
-            bar.update(task, description=status.doing, completed=min(status.steps, status.total))
+    with interruptible("step") as interrupt:
 
         def asked() -> bool:
             interrupt.learning = True
@@ -159,8 +162,8 @@ def _tuned(
             beginner,
             config.simulator.interval,
             resume=resume,
-            texts={"config": resolved_yaml(config), "command": command_line(sys.argv[1:])},
-            told=told,
+            texts={"config": resolved_yaml(config), "command": command_line()},
+            told=on_progress,
             stop=asked,
         )
 
@@ -182,8 +185,6 @@ def _refuse_what_takes_episodes(config: Config) -> None:
 
 def _member(run: Path) -> Path:
     """The one training of a run. Raises ConfigError if there are several."""
-    from rlpto.runs.training import members
-
     found = members(run)
     if len(found) > 1:
         raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
@@ -209,10 +210,11 @@ def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginne
     from rlpto.runs.training import provenance, training_seed
 
     config = experiment.config
+    agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
     decisive = {
         "experiment": experiment.outcome(),
         "env": beginner.env(config.env).model_dump(mode="json"),
-        "agent": settings.model_dump(mode="json", exclude={"device", "threads", "seed", "steps"}),
+        "agent": {key: value for key, value in agent.items() if key != "steps"},
         "from": digest(beginner.file),
     }
     text = json.dumps(decisive, sort_keys=True)

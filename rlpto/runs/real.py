@@ -6,18 +6,14 @@ import hashlib
 import math
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-import typer
-
-from rlpto.cli.common import INTERRUPTED, make_console
 from rlpto.errors import CheckpointError, ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -36,14 +32,22 @@ DATABASE = "state.sqlite"
 """The session database in the folder of a cell."""
 
 
+class Say(Protocol):
+    """Tells a line to whoever waits."""
+
+    def __call__(self, line: str, /, *, style: str) -> object:
+        """style: dim for what can be known, red for what has gone wrong."""
+
+
 def run_real_cells(
-    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, quiet: bool
+    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, progress: bool, say: Say
 ) -> tuple[Config, list[FinishedCell]]:
     """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
-    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. Raises what is wrong with
-    cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...
+    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. progress: show a bar.
+    say: told where live curves are, and which jobs have failed. Raises what is wrong with cluster, configuration or
+    jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
@@ -64,23 +68,20 @@ def run_real_cells(
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
-        begin_run(folder, config, sys.argv[1:])
-        console = make_console(quiet)
-        if not quiet and config.ray.tensorboard:
-            console.print(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
-        try:
-            finished = run_all(
-                cells,
-                RealCells(config, folder, keep),
-                folder,
-                progress=not quiet,
-                config={**experiment.outcome(), "ran_on": "ray"},
-                weights=config.reward,
-                fresh=fresh,
-            )
-        except KeyboardInterrupt:  # the runner has said what is kept and how to go on
-            raise typer.Exit(INTERRUPTED) from None
-    print_failures(folder, cells, quiet)
+        begin_run(folder, config)
+        if config.ray.tensorboard:
+            say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+        finished = run_all(
+            cells,
+            RealCells(config, folder, keep),
+            folder,
+            progress=progress,
+            config={**experiment.outcome(), "ran_on": "ray"},
+            weights=config.reward,
+            fresh=fresh,
+        )
+    for failure in failures(folder, cells):
+        say(failure, style="red")
     return config, finished
 
 
@@ -221,18 +222,17 @@ def session_folder(folder: Path, cell: Cell) -> Path:
     return folder / SESSIONS / f"{words}-{cell.key[:8]}"
 
 
-def print_failures(folder: Path, cells: Sequence[Cell], quiet: bool) -> None:
-    """Say which jobs have failed, and why."""
+def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """A line for each job that has failed, with its reason."""
     from rlpto.ray_cluster.scheduler.events import last_line
     from rlpto.ray_cluster.scheduler.session_database import read_table
 
-    console = make_console(quiet)
     for cell in cells:
         database = session_folder(folder, cell) / DATABASE
         columns, rows = read_table(database, "jobs")
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
-            console.print(f"failed: {job['name']} under {cell}: {last_line(job['failure'])}", style="red")
+            yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
 
 
 def remove_sessions(folder: Path) -> None:

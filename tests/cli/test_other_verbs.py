@@ -44,6 +44,8 @@ def test_describe_shows_figures_and_draws(rlpto, project: Path) -> None:
     assert answer.code == 0
     assert "60" in answer.out
     assert "load on 8 GPUs" in answer.out
+    assert not list(project.glob("*.png")), "nothing is written that was not asked for"
+    assert rlpto("trace", "describe", "jobs.parquet", "--plot", "jobs.png").code == 0
     assert (project / "jobs.png").read_bytes().startswith(b"\x89PNG")
     rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
 
