@@ -99,9 +99,8 @@ class TestSources:
     def test_a_session_goes_on_with_the_jobs_that_were_entered_and_more(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2})
         with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = grow(
-                backend, [], Later(backend.world, [(0.0, elastic(0, epochs=9.0)), (1e6, job_far())]), database
-            )
+            jobs = [(0.0, elastic(0, epochs=9.0)), (1e6, elastic(9, 1e6))]
+            cluster = grow(backend, [], Later(backend.world, jobs), database)
             state = cluster.state()
             cluster.apply(state, Allocation(np.array([2])))
             cluster.advance()
