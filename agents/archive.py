@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
+from rlpto.reading import one_line, parse_json, read_arrays, read_entry
 
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"
@@ -42,7 +42,7 @@ class Archive:
 def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:
     """Write a file, whole or not at all. what: named in the message of the CheckpointError if that is not possible."""
     with whole_file(path, what) as unfinished, zipfile.ZipFile(unfinished, "w") as file:
-        text = json.dumps(manifest, indent=1, allow_nan=False)  # in its own order, that of tables is kept
+        text = json.dumps(manifest, indent=1, allow_nan=False)
         _put(file, MANIFEST, text.encode())
         for name in sorted(arrays):
             content = io.BytesIO()
@@ -53,33 +53,15 @@ def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, 
 def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
     """Read a file whose manifest says under `format` that it is one of `kinds`.
 
-    Raises CheckpointError if there is none, it is truncated or damaged, or of another kind.
+    Raises CheckpointError if there is none, it is truncated or damaged, too large, or of another kind.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file, expected {' or '.join(kinds)}")
-    try:
-        with zipfile.ZipFile(path) as file:
-            manifest = json.loads(file.read(MANIFEST))
-            arrays = {
-                name.removeprefix(ARRAYS).removesuffix(".npy"): _array(file.read(name))
-                for name in file.namelist()
-                if name.startswith(ARRAYS)
-            }
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path}: truncated, damaged or no file of RLPTO ({reason}), expected {' or '.join(kinds)}"
-        ) from None
+    expected = " or ".join(kinds)
+    manifest = parse_json(read_entry(path, MANIFEST, expected, CheckpointError), path, expected, CheckpointError)
     kind = manifest.get("format") if isinstance(manifest, dict) else None
     if kind not in kinds:
-        raise CheckpointError(f"{path}: its format is {kind!r}, expected {' or '.join(kinds)}")
-    return Archive(manifest, arrays)
+        raise CheckpointError(f"{path}: its format is {one_line(repr(kind))}, expected {expected}")
+    return Archive(manifest, read_arrays(path, expected, CheckpointError, ARRAYS))
 
 
 def _put(file: zipfile.ZipFile, name: str, content: bytes) -> None:
     file.writestr(zipfile.ZipInfo(name, WRITTEN), content, zipfile.ZIP_DEFLATED, compresslevel=1)
-
-
-def _array(content: bytes) -> AnyArray:
-    array: AnyArray = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array

@@ -15,6 +15,7 @@ from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError, PolicyError
+from rlpto.paths import example_config, example_names
 from rlpto.policies.steering import steer
 from rlpto.settings import Settings
 
@@ -115,15 +116,10 @@ def run_file(run: Path) -> Path:
     raise ConfigError(f"{run}: no {BEST} or {LAST} there, expected a folder that `rlpto train` has written")
 
 
-def pretrained_folder() -> Path:
-    """Where agents that come with RLPTO lie, in a checkout as in an installed package."""
-    return Path(__file__).resolve().parents[1] / "configs" / "pretrained"
-
-
 def pretrained_file(name: str) -> Path:
     """The file of an agent that comes with RLPTO. Raises ConfigError if there is none of that name."""
-    found = {path.stem: path for path in sorted(pretrained_folder().glob("*.zip"))}
-    if name not in found:
-        known = f"one of {', '.join(sorted(found))}" if found else "none comes with this installation"
-        raise ConfigError(f"no pretrained agent {name!r}: expected {known}")
-    return found[name]
+    path = example_config(f"pretrained/{name}.zip")
+    if path is None:
+        names = [Path(known).name for known in example_names("pretrained", ".zip")]
+        raise ConfigError(f"no pretrained agent {name!r}: expected one of {', '.join(names)}")
+    return path

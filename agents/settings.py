@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlpto.settings import Settings
+from rlpto.settings import LARGEST_SEED, Settings
 
 BEST, LAST = "best.zip", "last.zip"
 """Checkpoints in the folder of a run: the one with the largest validation reward, and the latest."""
@@ -15,7 +15,7 @@ BEST, LAST = "best.zip", "last.zip"
 class NetworkSettings(Settings):
     """The network over the set of jobs."""
 
-    width: int = Field(32, ge=4)
+    width: int = Field(32, ge=4, le=4096)
     """Width of a job's embedding; the layers above are as wide, or twice."""
     log_std: float = Field(-1.0, ge=-5, le=2)
     """Logarithm of the first standard deviation of actions, in units of their steps."""
@@ -24,19 +24,19 @@ class NetworkSettings(Settings):
 class PpoSettings(Settings):
     """Proximal policy optimisation (Schulman et al., arXiv:1707.06347), as in stable-baselines3."""
 
-    learning_rate: float = Field(1e-4, gt=0)
+    learning_rate: float = Field(1e-4, gt=0, le=1)
     """Step size of Adam at the start; it falls evenly to `final_rate` times that."""
     final_rate: float = Field(0.1, ge=0, le=1)
     """Share of the learning rate that is left at the end."""
-    rollout: int = Field(32, ge=1)
+    rollout: int = Field(32, ge=1, le=100_000)
     """Steps of every environment between two updates."""
-    batch_size: int = Field(1024, ge=2)
+    batch_size: int = Field(1024, ge=2, le=10**8)
     """Steps in a minibatch."""
-    epochs: int = Field(3, ge=1)
+    epochs: int = Field(3, ge=1, le=1000)
     """Times each step is learned from."""
-    half_life: float = Field(24.0, gt=0)
+    half_life: float = Field(24.0, ge=0.001, le=10**6)
     """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""
-    trace_half_life: float = Field(6.0, gt=0)
+    trace_half_life: float = Field(6.0, ge=0.001, le=10**6)
     """Hours after which a surprise counts half for an action (the lambda of GAE, per unit of time)."""
     clip: float = Field(0.2, gt=0)
     """Clip range of the probability ratio."""
@@ -56,13 +56,13 @@ class PpoSettings(Settings):
 class EvolutionSettings(Settings):
     """Evolution of the constants that the agent starts from, before PPO makes them depend on the state."""
 
-    generations: int = Field(20, ge=0)
+    generations: int = Field(20, ge=0, le=10_000)
     """Generations of the evolution strategy; 0: start at the weights of `env.start` as they are."""
-    population: int = Field(12, ge=4)
+    population: int = Field(12, ge=4, le=10_000)
     """Candidates in each generation."""
-    windows: int = Field(24, ge=1)
+    windows: int = Field(24, ge=1, le=10_000)
     """Training windows that a generation is tried on, other ones each time."""
-    step: float = Field(0.25, gt=0)
+    step: float = Field(0.25, gt=0, le=10)
     """First standard deviation of candidates, in units of an action."""
 
 
@@ -71,14 +71,14 @@ class AgentSettings(Settings):
 
     steps: int = Field(500_000, ge=1)
     """Environment steps in all."""
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
     """Seed of the network, of exploration and of the episodes; null: that of the experiment. Workloads do not depend
     on it, so that agents with several seeds can be compared on the same windows."""
-    envs: int = Field(64, ge=1)
+    envs: int = Field(64, ge=1, le=10_000)
     """Environments side by side."""
-    loads: tuple[float, ...] | None = None
+    loads: tuple[Annotated[float, Field(gt=0, le=100)], ...] | None = Field(None, min_length=1)
     """Loads at which the training windows are taken, each scaled as `workload.load`; null: the config's own only."""
-    window_seeds: int = Field(1, ge=1)
+    window_seeds: int = Field(1, ge=1, le=10_000)
     """Repetitions of every training window, with other models and work of the jobs."""
     warm_start: Literal["auto", "none"] = "auto"
     """auto: the agent begins at `env.start` by construction; none: from scratch, at an index without preferences."""
@@ -90,7 +90,7 @@ class AgentSettings(Settings):
     """The learning algorithm."""
     evaluate_every: int = Field(100_000, ge=1)
     """Environment steps between evaluations on validation windows."""
-    validation_windows: int = Field(4, ge=1)
+    validation_windows: int = Field(4, ge=1, le=10_000)
     """Validation windows at each load, at most."""
     baselines: tuple[str, ...] | None = None
     """Policies of the config, by the name they have in tables, whose rewards on the validation windows the agent's is
@@ -99,5 +99,5 @@ class AgentSettings(Settings):
     """Environment steps between periodic checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network is; auto: a GPU if there is one."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
     """CPU threads of torch."""

@@ -72,6 +72,7 @@ def job(**values: Any) -> Iterator[Job]:
     """A job in a folder of its own, stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
         given: dict[str, Any] = {
+            "id": "job",
             "name": "job",
             "session": f"benchmark-{os.getpid()}",
             "training": f"{DIGITS}:DigitsCnn",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from _results_page import Claim, Section, save_section, shown, table
-from _results_plan import AGENT, TUNED, Plan
-from _results_runs import KEEPING, MEMBER, agents, billed, kept_cells, label_of, make
+from _results_numbers import Numbers, shown
+from _results_plan import AGENT, Plan, Study
+from _results_runs import GAINED, MEMBER, billed, kept_cells, make, specs_of
 from scipy.stats import spearmanr
 
 from rlpto.cluster import Node
@@ -32,8 +32,6 @@ MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
 REPEATS = 4
 """Windows of each model: with the five jobs in another order."""
 
-GAINED = 0.9
-"""Share of its accuracy from which a job counts as converging, where the queue has that rule."""
 CASE_NODES = tuple(Node(4, 0) for _ in range(4))
 CONVERGING_GPUS = 8
 """Half of the GPUs; 9 of 16 there, but here a ninth would be on a node of its own, which slows it down."""
@@ -51,7 +49,7 @@ class Case(NamedTuple):
     jobs: tuple[Job, ...]
 
 
-def data(plan: Plan) -> Section:
+def data(plan: Plan, study: Study) -> Numbers:
     """Peak GPUs of jobs that differ in their data alone."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -60,8 +58,7 @@ def data(plan: Plan) -> Section:
         for model in sorted({kind.model for kind in experiment.tables.types})
         for repeat in range(REPEATS)
     }
-    specs = [*agents(plan, plan.home), *_tuned(config), "optimus", "hesrpt", "equal_share"]
-    done = run_cases(plan, config, cases, specs, "data")
+    done = run_cases(plan, config, cases, specs_of(plan, config, plan.home, study.runs[0]), "data")
     found = pd.DataFrame([_peaks(cell) for cell in done])
     found = pd.concat([found, _mean_agent(found, "window")], ignore_index=True)
     sizes = [f"{size:g}" for size in SIZES]
@@ -70,22 +67,19 @@ def data(plan: Plan) -> Section:
         means = mine[sizes].mean()
         overall[policy] = float(np.nan_to_num(spearmanr(SIZES, means).statistic))
         each = bootstrap_interval(mine["spearman"].to_numpy(dtype=np.float64))
-        rows.append([str(policy), *(f"{mean:.1f}" for mean in means), f"{overall[policy]:.2f}", shown(each, 2)])
-    claim = Claim(
-        "3. More data, more GPUs: Spearman of data size and peak GPUs at least .9",
-        f"{overall[AGENT]:.2f}",
-        overall[AGENT] >= 0.9,
-    )
-    text = (
-        f"Five jobs of one model whose data differ by a factor of 100, submitted at once in random order to an "
-        f"empty cluster of {experiment.shape.capacity} GPUs; the middle one takes {MIDDLE_HOURS:g} h on {MIDDLE_GPUS} "
-        f"GPUs. {len(cases)} windows (every model, {REPEATS} orders). Mean of the most GPUs a job held at once, "
-        "by the size of its data; Spearman's correlation of size with these means, and the mean of that inside windows "
-        "(ties take their mean rank; 0 where all peaks are equal).\n\n"
-    ) + table(["policy", *(f"x {size}" for size in sizes), "of the means", "inside windows"], rows)
-    section = Section("data", "More data, more GPUs", text, [claim])
-    save_section(plan.folder, section, {"data": found})
-    return section
+        peaks = {f"x {size}": f"{means[size]:.1f}" for size in sizes}
+        rows.append(
+            {"policy": policy, **peaks, "of the means": f"{overall[policy]:.2f}", "inside windows": shown(each, 2)}
+        )
+    facts = {
+        "agent": overall[AGENT],
+        "capacity": experiment.shape.capacity,
+        "middle_hours": MIDDLE_HOURS,
+        "middle_gpus": MIDDLE_GPUS,
+        "cases": len(cases),
+        "repeats": REPEATS,
+    }
+    return Numbers({"peaks": pd.DataFrame(rows)}, {"data": found}, facts)
 
 
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
@@ -129,10 +123,9 @@ def _peaks(done: FinishedCell) -> dict[str, object]:
     }
 
 
-def converge(plan: Plan) -> Section:
+def converge(plan: Plan, study: Study) -> Numbers:
     """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
     config = plan.config(plan.home, plan.busy)
-    ruled = plan.config(plan.home, plan.busy, f"queue.converging.gained={GAINED:g}")
     experiment = prepare(config)
     models = [kind.model for kind in experiment.tables.types]
     scaling = [kind.model for kind in experiment.tables.types if _scales(experiment.tables, kind)]
@@ -141,47 +134,36 @@ def converge(plan: Plan) -> Section:
         for model in models
         for other in scaling
     }
-    free = [*agents(plan, plan.home), *_tuned(config)]
-    kept = run_cases(plan, config, cases, [KEEPING + spec for spec in free], "converge-keeping")
-    ways = {
-        "by itself": run_cases(plan, config, cases, free, "converge"),
-        "with the rule": run_cases(plan, ruled, cases, free, "converge-ruled"),
-    }
-    found = pd.concat([_compared(way, done, kept) for way, done in ways.items()], ignore_index=True)
-    columns = ("other", "converging", "makespan", "accuracy")
+    kept, *ways = (
+        run_cases(plan, own, cases, specs_of(plan, own, plan.home, run), name)
+        for run, name in zip(study.runs, ("converge-keeping", "converge", "converge-ruled"), strict=True)
+        for own in [plan.config(plan.home, plan.busy, *(text.format(gained=GAINED) for text in run.see))]
+    )
+    labels = [run.label for run in study.runs[1:]]
+    found = pd.concat(
+        [_compared(str(way), done, kept) for way, done in zip(labels, ways, strict=True)], ignore_index=True
+    )
+    changes = ("other", "converging", "makespan")
     rows = [
-        [str(policy), way, *(_percent(mine[name]) for name in columns[:3]), f"{100 * mine['accuracy'].abs().max():.2f}"]
+        {"policy": policy, "way": way}
+        | {name: _percent(mine[name]) for name in changes}
+        | {"accuracy": 100 * mine["accuracy"].abs().max()}
         for (way, policy), mine in found.groupby(["way", "policy"], sort=False)
     ]
-    means = found[found["policy"] == AGENT].groupby("way")[list(columns)].mean()
-    mine, alone = means.loc["with the rule"], means.loc["by itself"]
-    claims = [
-        Claim(
-            "4. A converging job shrinks: the other at least 8 % faster",
-            f"{mine['other']:+.1%} with the queue's rule; {alone['other']:+.1%} by what the agent has learned",
-            mine["other"] <= -0.08,
-        ),
-        Claim(
-            "4. ... the converging one at most 25 % slower",
-            f"{mine['converging']:+.1%} with the rule; {alone['converging']:+.1%} without",
-            mine["converging"] <= 0.25,
-        ),
-        Claim(
-            "4. ... final accuracy within .5 points", f"{100 * mine['accuracy']:+.2f}", abs(mine["accuracy"]) <= 0.005
-        ),
-    ]
-    text = (
-        f"A job that may hold {CONVERGING_GPUS} of 16 GPUs has had a third of its time when another one comes, which "
-        f"can use all 16: {len(cases)} cases, each model as the converging one beside each that uses 16 GPUs well "
-        f"({', '.join(scaling)}). Changes of JCT and makespan relative to the same policy where no job gives up GPUs "
-        "before it finishes (then the second has the rest until the first is done), and the largest change of a final "
-        f"accuracy in points. *With the rule*: `queue.converging.gained={GAINED:g}`, by which jobs that have gained so "
-        "much of their accuracy hold three quarters, later half, of their most GPUs while others could use them, "
-        "whatever the policy. Jobs train all their epochs in every case.\n\n"
-    ) + table(["policy", "shrinks", "JCT of the other", "JCT of the converging one", "makespan", "accuracy"], rows)
-    section = Section("converge", "A converging job gives GPUs to another", text, claims)
-    save_section(plan.folder, section, {"converge": found})
-    return section
+    means = found[found["policy"] == AGENT].groupby("way")[[*changes, "accuracy"]].mean()
+    alone, ruled = (means.loc[label] for label in labels)
+    facts = {
+        "other": ruled["other"],
+        "other_alone": alone["other"],
+        "converging": ruled["converging"],
+        "converging_alone": alone["converging"],
+        "points": 100 * ruled["accuracy"],
+        "gpus": CONVERGING_GPUS,
+        "cases": len(cases),
+        "scaling": ", ".join(scaling),
+        "gained": GAINED,
+    }
+    return Numbers({"effects": pd.DataFrame(rows)}, {"converge": found}, facts)
 
 
 def _compared(way: str, done: Sequence[FinishedCell], kept: Sequence[FinishedCell]) -> pd.DataFrame:
@@ -263,10 +245,6 @@ def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:
     cluster = SimulatedCluster(case.nodes, list(case.jobs), experiment.tables, config.simulator, cell.seed)
     policy = make(experiment, cell.policy)
     return run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed)
-
-
-def _tuned(config: Config) -> list[str]:
-    return [spec for spec in config.policies if label_of(spec) == TUNED]
 
 
 def _mean_agent(found: pd.DataFrame, key: str) -> pd.DataFrame:

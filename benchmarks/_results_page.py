@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from _results_numbers import Numbers
+from _results_plan import ClaimForm, Study, TableForm
 
 from rlpto.errors import ConfigError
-from rlpto.evaluation.statistics import Interval
 from rlpto.files import write_text
 
 BEGIN, END = "<!-- begin: written by make results -->", "<!-- end: written by make results -->"
@@ -25,10 +27,6 @@ class Claim:
     figure: str
     reached: bool | None
 
-    def __post_init__(self) -> None:
-        if self.reached is not None:  # NumPy's own truth values cannot be written as JSON
-            object.__setattr__(self, "reached", bool(self.reached))
-
 
 @dataclass(frozen=True)
 class Section:
@@ -39,6 +37,42 @@ class Section:
     text: str
     claims: Sequence[Claim] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def section_of(name: str, study: Study, numbers: Numbers, facts: Mapping[str, object]) -> Section:
+    """The section of a study from its numbers. facts: further ones, about what was run."""
+    known = {**facts, **numbers.facts}
+    text = "\n\n".join(
+        [study.text.format_map(known), *(text for form in study.tables for text in _tables(form, numbers))]
+    )
+    claims = [Claim(form.text, form.figure.format_map(known), _reached(form, known)) for form in study.claims]
+    return Section(name, study.title, text, claims, {key: fact.format_map(known) for key, fact in study.facts.items()})
+
+
+def _reached(form: ClaimForm, facts: Mapping[str, Any]) -> bool | None:
+    """Whether the fact of a claim is within its limits, or true where it has none; None without a fact."""
+    if form.fact is None:
+        return None
+    fact = facts[form.fact]
+    if form.at_least is not None:
+        return bool(fact >= form.at_least)
+    return bool(fact if form.at_most is None else fact <= form.at_most)
+
+
+def _tables(form: TableForm, numbers: Numbers) -> Iterator[str]:
+    """The tables of a form: one, or one for each value of the column by which it is split, under that value."""
+    found = numbers.tables[form.of]
+    parts = [("", found)] if form.split is None else list(found.groupby(form.split, sort=False))
+    for value, part in parts:
+        others = [] if form.rest is None else [name for name in part if name not in (*form.columns, "name", form.split)]
+        rows = [
+            [
+                *(shape.format_map(row) for shape in form.columns.values()),
+                *((form.rest or "").format(row[name]) for name in others),
+            ]
+            for row in part.to_dict("records")
+        ]
+        yield (f"**{value}**\n\n" if form.split else "") + table([*form.columns, *others], rows)
 
 
 def save_section(folder: Path, section: Section, tables: Mapping[str, pd.DataFrame]) -> None:
@@ -99,8 +133,3 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def shown(interval: Interval, digits: int = 1) -> str:
-    """An estimate with its interval."""
-    return f"{interval.estimate:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

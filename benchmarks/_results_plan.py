@@ -1,13 +1,18 @@
-"""What `make results` runs: workloads, loads, variants of the agent, and how many windows of each."""
+"""What `make results` runs: the studies of studies.yaml, on which workloads and loads, with how many windows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import _common
+from pydantic import Field, ValidationError
 
 from rlpto.config import Config, load_config
+from rlpto.errors import ConfigError
+from rlpto.settings import Settings
+from rlpto.yamlfile import dotted_key, read_yaml
 
 WORKLOADS = ("synthetic", "philly", "pollux")
 LOADS = (0.5, 0.7, 0.9, 1.1)
@@ -17,15 +22,13 @@ HOME = "synthetic"
 """Workload of the smaller studies: it needs no download."""
 BUSY = 0.9
 """Load of the studies that have one only."""
-CONTENDERS = 3
-"""Policies that are compared with the agent on all draws of every window: the best on the first draw."""
 
 AGENT, START, TUNED = "agent", "agent_start", "tuned_index"
 """Names in tables: the mean of the agents of all seeds, what they start from, and the tuned index."""
+STUDIES = Path(__file__).with_name("studies.yaml")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A way to train the agent. overrides: `key=value` on top of its configuration."""
 
     name: str
@@ -35,35 +38,65 @@ class Variant:
 MAIN = Variant("main")
 
 
-def time_alone(workload: str) -> Variant:
-    """The agent that is rewarded for time alone: from the index tuned for that, whose constants evolve further."""
-    parts = tuple(f"reward.{part}=0" for part in ("accuracy", "resources", "rescale"))
-    evolution = "agent.evolution={generations: 10, windows: 24}"
-    return Variant("time", (*parts, f"env.start={tuned(workload, 'jct')}", evolution))
+class Run(Settings):
+    """A group of cells of a study; its keys are explained in studies.yaml."""
+
+    policies: tuple[str, ...]
+    label: str | int = ""
+    cells: str | None = None
+    variant: str = MAIN.name
+    overrides: tuple[str, ...] = ()
+    see: tuple[str, ...] = ()
+    keep: bool = False
+    windows: int | None = None
 
 
-def tuned(workload: str, goal: str = "reward") -> Path:
-    """Weights of the index tuned for a workload."""
-    return _common.CONFIGS / "tuned" / f"{workload}{'' if goal == 'reward' else f'-{goal}'}.yaml"
+class TableForm(Settings):
+    """How a frame of numbers becomes a table."""
+
+    of: str
+    columns: dict[str, str]
+    rest: str | None = None
+    split: str | None = None
 
 
-ABLATIONS: dict[str, Variant] = {
-    "without priorities": Variant("no-priorities", ("workload.mapping.priority_shares=[0,1,0]",)),
-    "without warm start": Variant("no-warm-start", ("agent.warm_start=none", "env.start=null")),
-    "with a forecast": Variant("forecast", ("forecast.mode=on",)),
-}
-"""What is changed about the agent in trainings of its own. Agents are trained without a forecast, so that it is added
-here; `without shrink` is the main agent, kept from shrinking jobs."""
-SEEING = {"with a forecast": ("forecast.mode=on",)}
-"""What an ablation changes about evaluations as well."""
-RESERVATIONS = {
-    "GPUs held back by forecast": ("forecast.mode=on", "forecast.reserve.share=0.2"),
-    "GPUs held back, perfect forecast": ("forecast.mode=perfect", "forecast.reserve.share=0.2"),
-}
-"""Ways to use a forecast that need no training: the main agent, with GPUs held back for jobs of class high."""
+class ClaimForm(Settings):
+    """Something that was to be reached, and the number that says whether it was."""
 
-SCALES = {16: (4, 4), 64: (16, 4), 256: (64, 4), 1024: (256, 4)}
-"""GPUs, and the nodes and GPUs of each that make them."""
+    text: str
+    figure: str
+    fact: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+class Study(Settings):
+    """One study: what is run, and how its numbers become tables and claims."""
+
+    title: str
+    numbers: str
+    text: str
+    runs: tuple[Run, ...]
+    tables: tuple[TableForm, ...]
+    claims: tuple[ClaimForm, ...]
+    workloads: Literal["home", "all"] = "home"
+    loads: Literal["busy", "all"] = "busy"
+    contenders: int = 0
+    facts: dict[str, str] = Field(default_factory=dict)
+
+
+def load_studies(path: Path = STUDIES) -> dict[str, Study]:
+    """The studies by name. Raises ConfigError, naming file and line, if one is wrong."""
+    file = read_yaml(path)
+    found = {}
+    for name, given in file.data.items():
+        try:
+            found[name] = Study.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = (name, *first["loc"])
+            raise ConfigError(f"{file.place(place)}: {dotted_key(place)}: {first['msg']}") from None
+    return found
 
 
 @dataclass(frozen=True)
@@ -92,6 +125,12 @@ class Plan:
     def busy(self) -> float:
         """Load of the studies that have one only."""
         return BUSY if BUSY in self.loads else self.loads[-1]
+
+    def places(self, study: Study) -> list[tuple[str, float]]:
+        """Workloads and loads of a study."""
+        workloads = self.workloads if study.workloads == "all" else (self.home,)
+        loads = self.loads if study.loads == "all" else (self.busy,)
+        return [(workload, load) for workload in workloads for load in loads]
 
     def config(self, workload: str, load: float, *overrides: str, windows: int | None = None) -> Config:
         """Configuration of a workload at a load, with at most so many windows."""

@@ -9,16 +9,17 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _common
 import numpy as np
 import pandas as pd
-from _results_plan import AGENT, MAIN, START, Plan, Variant, config_file
+from _results_plan import AGENT, MAIN, START, Plan, Run, Study, Variant, config_file
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.config import Config, spec_files
@@ -37,6 +38,8 @@ KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""
 FIRST = "checkpoints/000000000.zip"
 """The checkpoint of a training before its first step."""
+GAINED = 0.9
+"""Share of its accuracy from which a job counts as converging, where the queue has that rule."""
 MEMBER = re.compile(rf"({AGENT}|{START})-\d+")
 """Agents of single seeds, and what they start from, by label."""
 
@@ -128,6 +131,51 @@ def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
     return [
         f"agent:label={START}-{seed},file={folder / FIRST}" for seed, folder in zip(plan.seeds, folders, strict=True)
     ]
+
+
+def cells_of(plan: Plan, study: Study) -> pd.DataFrame:
+    """Metrics of all runs of a study: one row a policy, window and draw, with label, workload and load.
+
+    With contenders, the first draw of each window is for all policies; its best ones, the agents and their start go on
+    to further draws, which say more about who is ahead where windows differ by the draw of their jobs.
+    """
+    tables = []
+    for workload, load in plan.places(study):
+        for run in study.runs:
+            config = plan.config(workload, load, *_filled(run.see, workload), windows=run.windows)
+            specs, name = specs_of(plan, config, workload, run), run.cells or f"{workload}-{load:g}"
+            cells = evaluated(plan, config, specs, name)
+            if study.contenders:
+                own = [spec for spec in specs if spec not in config.policies]
+                ranked = cells[cells["policy"].isin(map(label_of, config.policies))].groupby("policy")["reward"].mean()
+                best = ranked.sort_values(ascending=False, kind="stable").index[: study.contenders]
+                further = [*(spec for spec in config.policies if label_of(spec) in best), *own]
+                drawn = evaluated(plan, config, further, name, plan.draws)
+                cells = pd.concat([cells, drawn[drawn["seed"] != config.seed]], ignore_index=True)
+            tables.append(cells.assign(**({"label": run.label} if run.label else {}), workload=workload, load=load))
+    return pd.concat(tables)
+
+
+def specs_of(plan: Plan, config: Config, workload: str, run: Run) -> list[str]:
+    """Specs of the policies of a run, KEEPING before each where no job is to give up a GPU."""
+    variant = Variant(run.variant, tuple(_filled(run.overrides, workload)))
+    own = {label_of(spec): spec for spec in config.policies}
+    specs: list[str] = []
+    for policy in run.policies:
+        if policy == "config":
+            specs += config.policies
+        elif policy == "agents":
+            specs += agents(plan, workload, variant)
+        elif policy == "starts":
+            specs += starts(plan, workload, variant)
+        else:
+            specs += [own[policy]] if policy in own else _filled([policy], workload)
+    return [KEEPING + spec if run.keep else spec for spec in specs]
+
+
+def _filled(texts: Iterable[str], workload: str) -> list[str]:
+    """Texts of studies.yaml with the names in braces filled in."""
+    return [text.format(configs=_common.CONFIGS, workload=workload, gained=GAINED) for text in texts]
 
 
 def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str, draws: int = 1) -> pd.DataFrame:

@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import _common
-from _results_agents import ablations, scale
-from _results_cases import converge, data
-from _results_page import Section, load_sections, write_page
-from _results_plan import WORKLOADS, Plan
-from _results_reward import jct, reward
+import _results_cases
+import _results_numbers
+from _results_page import Section, load_sections, save_section, section_of, write_page
+from _results_plan import WORKLOADS, Plan, Study, load_studies
 from _results_runs import cpu_account
 
 from rlpto.errors import RlptoError
 
-PARTS: dict[str, Callable[[Plan], Section]] = {
-    "reward": reward,
-    "jct": jct,
-    "data": data,
-    "converge": converge,
-    "ablations": ablations,
-    "scale": scale,
-}
 INTERRUPTED = 130
 
 
 def main() -> None:
-    options = arguments().parse_args()
     try:
+        studies = load_studies()
+        options = arguments(studies).parse_args()
         plan = Plan(
             folder=options.folder,
             workloads=chosen("--workloads", options.workloads, WORKLOADS),
@@ -46,9 +38,9 @@ def main() -> None:
             steps=options.steps,
             jobs=options.jobs,
         )
-        for name in chosen("--only", options.only, tuple(PARTS)):
-            PARTS[name](plan)
-            write_page(options.page, load_sections(plan.folder, tuple(PARTS)), cpu_account(plan))
+        for name in chosen("--only", options.only, tuple(studies)):
+            run_study(plan, name, studies[name])
+            write_page(options.page, load_sections(plan.folder, tuple(studies)), cpu_account(plan))
             print(f"{options.page}: {name}", file=sys.stderr)
     except RlptoError as error:
         _common.refuse(f"{error}")
@@ -57,10 +49,22 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def arguments() -> argparse.ArgumentParser:
+def run_study(plan: Plan, name: str, study: Study) -> Section:
+    """Run what a study still lacks, and keep its section and its tables."""
+    module = _results_cases if hasattr(_results_cases, study.numbers) else _results_numbers
+    numbers = getattr(module, study.numbers)(plan, study)
+    about = {"seeds": len(plan.seeds), "home": plan.home, "busy": plan.busy, "contenders": study.contenders}
+    section = section_of(name, study, numbers, about)
+    save_section(plan.folder, section, numbers.saved)
+    return section
+
+
+def arguments(studies: Iterable[str]) -> argparse.ArgumentParser:
     """What can be chosen."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", metavar="A,B", default=",".join(PARTS), help=f"parts to run: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--only", metavar="A,B", default=",".join(studies), help=f"studies to run: {', '.join(studies)}"
+    )
     parser.add_argument("--workloads", metavar="A,B", default=",".join(WORKLOADS), help="workloads of reward and jct")
     parser.add_argument("--loads", metavar="A,B", default=".5,.7,.9,1.1", help="loads to train and evaluate at")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of training")

@@ -157,8 +157,10 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
 
     def _chosen(self, episode: Episode, options: Mapping[str, Any]) -> Episode:
         """The episode with what the options say in place of what was drawn."""
-        if unknown := sorted(options.keys() - set(OPTIONS)):
-            raise ValueError(f"options: unknown key {unknown[0]}, expected {', '.join(OPTIONS)}")
+        if not isinstance(options, Mapping):
+            raise ValueError(f"options: expected a mapping with {', '.join(OPTIONS)}, got {options!r}")
+        if unknown := [key for key in options if key not in OPTIONS]:
+            raise ValueError(f"options: unknown key {unknown[0]!r}, expected {', '.join(OPTIONS)}")
         for key in ("warm_up", "length"):
             seconds = options.get(key, 0.0)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 <= seconds < np.inf:

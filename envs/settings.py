@@ -13,14 +13,14 @@ from rlpto.settings import Settings
 class EpisodeSettings(Settings):
     """What an episode is: a stretch of a window, entered while the cluster is already at work."""
 
-    min_hours: float = Field(12.0, gt=0)
+    min_hours: float = Field(12.0, gt=0, le=10**6)
     """Shortest episode; a window that is over sooner ends it."""
-    max_hours: float = Field(36.0, gt=0)
+    max_hours: float = Field(36.0, gt=0, le=10**6)
     """Longest episode; the length is drawn evenly between the two, so that no policy can know the end."""
     warm_start: float = Field(0.5, ge=0, le=1)
     """An episode begins after a part of its window that is drawn evenly from 0 to this share of it, scheduled by
     the heuristic that the agent starts from; 0: at the empty cluster."""
-    replay: int = Field(1, ge=1)
+    replay: int = Field(1, ge=1, le=10**6)
     """So many environments of a batch go through the same episodes (common random numbers)."""
 
     @model_validator(mode="after")
@@ -36,16 +36,16 @@ class EnvSettings(Settings):
     start: ConfigPath | None = None
     """YAML file of the heuristic that the agent starts from: index weights, as `rlpto tune index` writes them, or
     steering weights; null: the two-parameter index. Action zero is this heuristic."""
-    max_jobs: int = Field(32, ge=1)
+    max_jobs: int = Field(32, ge=1, le=10_000)
     """Jobs an observation shows, the first in the queue; the others are summed up."""
-    horizon: int = Field(6, ge=1)
+    horizon: int = Field(6, ge=1, le=1000)
     """Intervals ahead that the forecast in an observation reaches."""
     hold: float = Field(0.0, ge=0)
     """Seconds for which an action stands: decisions in between repeat it; 0: an action for every decision."""
     baseline: Literal["none", "shadow"] = "shadow"
     """shadow: subtract from every reward what the start heuristic gets in the same time of the same window, which
     takes the workload's own ups and downs out of what is learned from; none: the plain reward."""
-    reward_scale: float = Field(1.0, gt=0)
+    reward_scale: float = Field(1.0, ge=1e-9)
     """The reward the agent learns from is divided by this; terms and results are not."""
     episode: EpisodeSettings = EpisodeSettings()
     """What an episode is."""

@@ -15,18 +15,22 @@ from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
-from rlpto.paths import ConfigPath, TypedOnCommandLine, expand_path
+from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings
+from rlpto.reading import one_line
 from rlpto.rewards import RewardWeights
-from rlpto.settings import Settings
+from rlpto.settings import LARGEST_SEED, Settings
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
-from rlpto.yamlfile import Location, YamlFile, dotted_key, read_yaml
+from rlpto.yamlfile import Location, YamlFile, dotted_key, parse_value, read_yaml
+
+_LONGEST_POSITION = 10
+"""Digits of a position in a list."""
 
 _SPECS = ("policies", "reference")
 """Keys that hold specs of policies."""
@@ -61,11 +65,11 @@ PolicySpec = Annotated[str, BeforeValidator(_expand_spec)]
 class NodeGroup(Settings):
     """Nodes that are alike."""
 
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=100_000)
     """How many nodes there are of this kind."""
-    gpus: int = Field(4, ge=1)
+    gpus: int = Field(4, ge=1, le=1024)
     """GPUs of each."""
-    cpus: int = Field(0, ge=0)
+    cpus: int = Field(0, ge=0, le=10_000)
     """CPU slots of each; only parameter servers use them."""
     gpu: str = Field(ONE_KIND, min_length=1)
     """Their kind of GPU."""
@@ -88,7 +92,7 @@ class WorkloadSettings(Settings):
     """jobs: each with model and submit time, and whatever else is to be other than usual."""
     calibration: NameOrPath = "philly"
     """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
-    days: float = Field(14.0, gt=0)
+    days: float = Field(14.0, gt=0, le=3650)
     """synthetic: days to generate, before they are cut into windows."""
     path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
     """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
@@ -98,18 +102,18 @@ class WorkloadSettings(Settings):
     validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
     """files: further files, whose windows are for validation; with `draws` the files for training may serve again,
     for other draws."""
-    draws: int = Field(0, ge=0)
+    draws: int = Field(0, ge=0, le=100_000)
     """files: windows to draw from every file, each `windows.hours` long and with jobs drawn from the file with
     replacement, as many as `load` asks for (null: as the file has); 0: every file is one window, as it is."""
     format: str | None = None
     """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
-    skip_days: float = Field(0.0, ge=0)
+    skip_days: float = Field(0.0, ge=0, le=36_500)
     """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
     windows: WindowSettings = WindowSettings()
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mapping: MappingSettings = MappingSettings()
     """How a recorded job is given a model and its work."""
-    load: float | None = Field(None, gt=0)
+    load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
     files: needs `draws`."""
 
@@ -142,11 +146,11 @@ class KnowledgeSettings(Settings):
     mode: Literal["exact", "noisy", "online"] = "exact"
     """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
     what each job's own reports tell so far (on a real cluster only: simulated jobs report nothing)."""
-    remaining_sigma: float = Field(0.3, ge=0)
+    remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
-    speed_sigma: float = Field(0.2, ge=0)
+    speed_sigma: float = Field(0.2, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the speed."""
-    scaling_sigma: float = Field(0.1, ge=0)
+    scaling_sigma: float = Field(0.1, ge=0, le=10)
     """noisy: standard deviation of the exponent e in the error k**e of the speed with k GPUs."""
 
 
@@ -155,7 +159,7 @@ class EvaluationSettings(Settings):
 
     split: Literal["train", "validation", "test"] = "test"
     """Windows to evaluate on."""
-    seeds: int = Field(1, ge=1)
+    seeds: int = Field(1, ge=1, le=10_000)
     """Repetitions of every window: with other models and work of the jobs, and other failures."""
     reference: PolicySpec = "fifo"
     """Policy that the others are compared with, pair by pair."""
@@ -168,7 +172,7 @@ class Config(Settings):
     """Name of the experiment, and of its folder under runs/."""
     description: str = ""
     """What the experiment is for."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of all randomness."""
     cluster: ClusterSettings = ClusterSettings()
     """The machines."""
@@ -214,9 +218,10 @@ def _checkpoints(run: Path) -> list[Path]:
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """Read an experiment file and apply `key=value` overrides to it.
 
-    Raises ConfigError, in one line, for everything that is wrong with either.
+    path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
+    is wrong with either.
     """
-    file = read_yaml(Path(path))
+    file = read_yaml(_config_file(Path(path)))
     data: object = file.data
     changed: list[Location] = []
     for override in overrides:
@@ -229,17 +234,22 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(_explain(error, file, changed)) from None
 
 
+def _config_file(path: Path) -> Path:
+    """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
+    found = None if path.exists() else example_config(path)
+    if found is None and not path.exists() and not path.suffix:
+        raise ConfigError(f"{path}: no such file, and no example of that name: expected {', '.join(example_names())}")
+    return found or path
+
+
 def _parse_override(override: str) -> tuple[Location, object]:
     """Where an override `a.b.0=value` points, and its value, parsed as YAML."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"--set {override}: expected key=value, such as simulator.interval=30")
-    try:
-        value = _mark_typed(yaml.safe_load(text))
-    except (yaml.YAMLError, ValueError):
-        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
-    return tuple(int(part) if part.isdecimal() else part for part in parts), value
+    value = _mark_typed(parse_value(text, f"--set {one_line(override)}"))
+    return tuple(int(part) if part.isdecimal() and len(part) < _LONGEST_POSITION else part for part in parts), value
 
 
 def _mark_typed(value: object) -> object:
@@ -312,7 +322,7 @@ def _reason(detail: ErrorDetails) -> str:
         case _:
             expected = detail["msg"].removeprefix("Input should be ").split(", ")[0]
     got = "null" if detail["input"] is None else repr(detail["input"])
-    return f"expected {expected}, got {got if len(got) <= 60 else got[:57] + '...'}"
+    return f"expected {expected}, got {one_line(got, 60)}"
 
 
 def _suggestion(location: Location) -> str:

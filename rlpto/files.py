@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from rlpto.errors import CheckpointError, ConfigError, RlptoError
+
+_PART = re.compile(r"\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.part")
+_HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
+PART_LIFETIME_S = 86_400.0
+"""After so long without a change, an unfinished file is nobody's, whatever host its writer was on."""
 
 
 @contextmanager
@@ -18,9 +27,10 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     Folders on the way are made. Raises `error`, saying that `what` cannot be written, where the
     file system refuses; what stood at `path` before is then unchanged.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent.absolute())
         try:
             yield unfinished
             unfinished.replace(path)
@@ -29,6 +39,27 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise error(f"{path}: cannot write {what} there: {reason}") from None
+
+
+@cache
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes have left unfinished in a folder; once in a process is enough."""
+    for path in folder.glob(".*.part"):
+        left = _PART.fullmatch(path.name)
+        with suppress(OSError):  # another process may sweep, or finish, as well
+            if left is not None and _is_stale(path, left["host"], int(left["pid"])):
+                path.unlink()
+
+
+def _is_stale(path: Path, host: str, pid: int) -> bool:
+    if host == _HOST and pid != os.getpid():
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            return False
+    return time.time() - path.stat().st_mtime > PART_LIFETIME_S
 
 
 def write_text(path: Path, text: str, what: str, error: type[RlptoError] = CheckpointError) -> None:

@@ -14,6 +14,10 @@ AGAIN_SECONDS = 0.1
 """A Ctrl-C that was lost comes again so much later: by then what has lost it is over."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended something in good order; the text says what is kept and how to go on."""
+
+
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
     """Within the block, a KeyboardInterrupt that is raised where Python cannot pass it on (callbacks from C, such as

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -18,20 +18,24 @@ from rlpto.compiled import chained, njit
 from rlpto.settings import Settings
 
 HOUR = 3600.0
+LARGEST_WEIGHT = 1e6
+"""Of a part of the reward, or of a class in it."""
+
+_ClassWeight = Annotated[float, Field(ge=0, le=LARGEST_WEIGHT)]
 
 
 class RewardWeights(Settings):
     """Weights of the reward's terms. All times are counted in hours."""
 
-    accuracy: float = Field(1.0, ge=0)
+    accuracy: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
     """Reward for a job of weight 1 that gains all the accuracy it can gain, from start to finish."""
-    time: float = Field(1.0, ge=0)
+    time: float = Field(1.0, ge=0, le=LARGEST_WEIGHT)
     """Cost of one job being unfinished for one hour; summed over jobs, hours times this is total JCT."""
-    resources: float = Field(0.02, ge=0)
+    resources: float = Field(0.02, ge=0, le=LARGEST_WEIGHT)
     """Cost of one GPU held for one hour."""
-    rescale: float = Field(0.1, ge=0)
+    rescale: float = Field(0.1, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour of rescale delay."""
-    classes: tuple[float, float, float] = (3.0, 2.0, 1.0)
+    classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
     """Weight of a job's accuracy by priority class: high, normal, low."""
 
     def record(self) -> AnyArray:

@@ -2,10 +2,64 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+LARGEST_NUMBER = 1e12
+"""Of any setting that has no bounds of its own, either way: beyond, sums overflow and nothing means anything."""
+
+LARGEST_SEED = 2**32 - 1
+"""The largest that every library takes."""
 
 
 class Settings(BaseModel):
-    """Immutable, refuses unknown keys; every field carries a description with its unit."""
+    """Immutable, refuses unknown keys; every field carries a description with its unit.
+
+    true and false are no numbers, and no number is larger than LARGEST_NUMBER unless its field allows it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        if _takes_numbers(cls, str(info.field_name)) and any(isinstance(part, bool) for part in _parts(value)):
+            raise ValueError("expected a number, got true or false")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _numbers_mean_something(cls, value: Any, info: ValidationInfo) -> Any:
+        numbers = [part for part in _parts(value) if isinstance(part, int | float)]
+        if any(abs(part) > LARGEST_NUMBER for part in numbers) and not _is_bounded(cls, str(info.field_name)):
+            raise ValueError(f"expected at most {LARGEST_NUMBER:g}, got {max(map(abs, numbers)):g}")
+        return value
+
+
+@cache
+def _takes_numbers(settings: type[Settings], name: str) -> bool:
+    """Whether a field is of numbers, or of lists of them, and not also of booleans."""
+    kinds = set(_kinds(settings.model_fields[name].annotation))
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+@cache
+def _is_bounded(settings: type[Settings], name: str) -> bool:
+    """Whether a field says itself how large its number may be."""
+    return any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in settings.model_fields[name].metadata)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    inside = [kind for argument in get_args(annotation) for kind in _kinds(argument)]
+    return inside or [annotation]
+
+
+def _parts(value: Any) -> list[Any]:
+    """A plain value, or those in lists and mappings."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return [part for entry in value for part in _parts(entry)]
+    return [value]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlpto.config import Config
-from rlpto.outcome import NEVER, UNUSED, outcome_of
+from rlpto.outcome import UNUSED, Result, free_keys, outcome_of
 
 NO_FILES: dict[str, tuple[()]] = {"train": (), "validation": (), "test": ()}
 
@@ -40,7 +40,7 @@ def test_a_feature_is_mentioned_once_it_is_on(key: str) -> None:
     assert at(outcome_of(on, NO_FILES), key)
 
 
-@pytest.mark.parametrize("key", NEVER)
+@pytest.mark.parametrize("key", free_keys(Result.CELL))
 def test_what_only_chooses_cells_is_never_mentioned(key: str) -> None:
     config = Config()
     assert at(config.model_dump(mode="json"), key)

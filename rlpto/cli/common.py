@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +17,27 @@ if TYPE_CHECKING:
 
     from rlpto.config import Config
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells expect it."""
+EXPERIMENTS, CLUSTERS, INPUTS, LISTS = "Experiments", "Real clusters", "Workloads and models", "What there is"
+"""Groups of verbs in `rlpto --help`, in this order."""
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="Experiment file, such as configs/philly.yaml.")]
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb of the command; a module of `rlpto.cli` that has one as VERB adds it under the module's name.
+
+    run: the function, or a Typer app with verbs of its own. group: one of those above. example: what to type.
+    """
+
+    run: Callable[..., None] | typer.Typer
+    group: str
+    example: str = ""
+
+
+_CONFIG_HELP = "Experiment file, or the name of an example, such as quickstart."
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help=_CONFIG_HELP)]
 OptionalConfig = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="Experiment file, such as configs/philly.yaml.")
+    Path | None,
+    typer.Argument(metavar="[CONFIG]", help=_CONFIG_HELP),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -54,12 +70,6 @@ def make_progress(quiet: bool = False) -> Progress:
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
-
-
-def interrupted(advice: str) -> NoReturn:
-    """End after Ctrl-C with a line that says how to go on."""
-    print(f"rlpto: interrupted; {advice}", file=sys.stderr)
-    raise typer.Exit(INTERRUPTED)
 
 
 def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = None) -> Config:

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import make_console
+from rlpto.cli.common import EXPERIMENTS, Verb, make_console
 from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlpto.config import Config
-    from rlpto.evaluation.runner import FinishedCell
+    from rlpto.runs.comparison import Run
 
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
 """Metrics of the table; the first two with their paired difference from the first run."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder: its short name, its configuration, its finished cells."""
-
-    name: str
-    folder: Path
-    config: Config
-    cells: list[FinishedCell]
-
-    @property
-    def places(self) -> set[tuple[str, int]]:
-        """Windows and seeds that policies ran on."""
-        return {(done.cell.window, done.cell.seed) for done in self.cells}
 
 
 def compare(
@@ -42,7 +25,9 @@ def compare(
         list[Path], typer.Argument(metavar="RUN RUN...", help="Folders that `rlpto evaluate` has written.")
     ],
 ) -> None:
-    """Put runs of the same windows side by side, policy by policy, with paired differences."""
+    """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
+    from rlpto.runs.comparison import check_comparable, read_runs
+
     if len(runs) < 2:
         raise ConfigError(f"{runs[0]}: one run has nothing to be compared with, expected two or more run folders")
     read = read_runs(runs)
@@ -53,57 +38,21 @@ def compare(
     console.print(comparison_table(read))
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Raises ConfigError or CheckpointError if a folder is not a finished evaluation."""
-    from rlpto.cli.evaluate import labelled
-    from rlpto.evaluation.runner import load_cells
-    from rlpto.runs.folder import read_run_config
-
-    names = [folder.resolve().name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
-    return [
-        Run(name, folder, read_run_config(folder), labelled(load_cells(folder)))
-        for name, folder in zip(names, folders, strict=True)
-    ]
-
-
-def check_comparable(runs: Sequence[Run]) -> None:
-    """Raises ConfigError unless all runs scheduled the same jobs, windows and seeds."""
-    from rlpto.runs.folder import differing_keys
-
-    first = runs[0]
-    for other in runs[1:]:
-        for key, mine, its in differing_keys(first.config, other.config):
-            if key == "seed" or key.startswith("workload."):
-                raise ConfigError(
-                    f"{other.folder}: other windows than {first.folder}: {key} is {its}, not {mine}; "
-                    "expected runs on the same windows"
-                )
-        lacking = sorted(first.places ^ other.places)
-        if lacking:
-            window, seed = lacking[0]
-            where = first.folder if lacking[0] in other.places else other.folder
-            raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
-
-
 def differences_table(runs: Sequence[Run]) -> Table:
     """The keys in which the configurations differ."""
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.runs.folder import differing_keys
+    from rlpto.runs.comparison import differences
 
-    keys = dict.fromkeys(key for other in runs[1:] for key, _, _ in differing_keys(runs[0].config, other.config))
+    found = differences(runs)
     table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("key", style="dim")
     for run in runs:
         table.add_column(run.name, overflow="fold")
-    for key in keys:
-        table.add_row(key, *(escape(_value_at(run.config, key)) for run in runs))
-    if not keys:
+    for key, values in found.items():
+        table.add_row(key, *map(escape, values))
+    if not found:
         table.add_row("nothing", *[""] * len(runs))
     return table
 
@@ -168,8 +117,4 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _value_at(config: Config, key: str) -> str:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return str(value)
+VERB = Verb(compare, EXPERIMENTS, "rlpto compare runs/quickstart runs/noisy")

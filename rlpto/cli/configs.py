@@ -8,35 +8,46 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import ConfigArgument, SetOption, make_console, read_config
+from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, read_config
 from rlpto.errors import ConfigError
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
 
-@app.command("list", epilog="Example: rlpto configs list configs")
+@app.command("list", epilog="Example: rlpto configs list")
 def list_configs(
-    folder: Annotated[Path, typer.Argument(help="Folder with experiment files.")] = Path("configs"),
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder with experiment files, instead of the examples of RLPTO.")
+    ] = None,
 ) -> None:
-    """List the experiment files of a folder."""
+    """List experiment files: the examples, which go by their names anywhere, or those of a folder."""
     from rich.markup import escape
     from rich.table import Table
 
     from rlpto.config import load_config
+    from rlpto.paths import example_names
 
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
-    table = Table("file", "name", "description", box=None, header_style="bold", pad_edge=False)
-    for path in sorted(folder.glob("*.yaml")):
+    names = [*example_names(), *example_names("results")] if folder is None else sorted(map(str, folder.glob("*.yaml")))
+    table = Table(
+        "example" if folder is None else "file", "name", "description", box=None, header_style="bold", pad_edge=False
+    )
+    for name in names:
         try:
-            config = load_config(path)
-            table.add_row(escape(str(path)), escape(config.name), escape(config.description))
+            config = load_config(name)
+            table.add_row(escape(name), escape(config.name), escape(config.description))
         except ConfigError as error:
-            table.add_row(escape(str(path)), "", f"[red]{escape(str(error))}[/]")
-    make_console().print(table)
+            table.add_row(escape(name), "", f"[red]{escape(str(error))}[/]")
+    console = make_console()
+    console.print(table)
+    if folder is None:
+        weights, agents = example_names("tuned"), example_names("pretrained", ".zip")
+        console.print(f"\n[bold]weights[/] for index:weights=NAME.yaml: {', '.join(weights)}")
+        console.print(f"[bold]agents[/] for agent:file=NAME.zip: {', '.join(agents)}")
 
 
-@app.command(epilog="Example: rlpto configs show configs/philly.yaml --set simulator.interval=30")
+@app.command(epilog="Example: rlpto configs show philly --set simulator.interval=30")
 def show(config: ConfigArgument, set_: SetOption = None) -> None:
     """Print an experiment file with all defaults filled in and every key explained."""
     from rlpto.config import resolved_yaml
@@ -48,3 +59,6 @@ def show(config: ConfigArgument, set_: SetOption = None) -> None:
         make_console().print(Syntax(text, "yaml", background_color="default", word_wrap=True))
     else:
         sys.stdout.write(text)
+
+
+VERB = Verb(app, LISTS)

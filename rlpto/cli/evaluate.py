@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
-from dataclasses import replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlpto.cli.common import (
-    INTERRUPTED,
+    EXPERIMENTS,
     OptionalConfig,
     QuietOption,
     RunDirOption,
     SeedOption,
     SetOption,
+    Verb,
     make_console,
     read_config,
 )
-from rlpto.errors import ConfigError, RlptoError
+from rlpto.cli.waiting import waiting
+from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlpto.config import Config
-    from rlpto.evaluation.plots import Plot
     from rlpto.evaluation.runner import FinishedCell
 
 ALL = "all"
@@ -76,7 +74,7 @@ def evaluate(
     ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window, with other jobs.")] = None,
     seed: SeedOption = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
@@ -101,11 +99,22 @@ def evaluate(
     keep: Annotated[bool, typer.Option("--keep", help="ray: after Ctrl-C, let jobs go on training.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run policies on the same windows, seed by seed, and compare them.
+    """Run policies on the same windows and seeds, and compare them.
 
     Finished cells are kept: the same command goes on where it was interrupted, and more policies,
     windows or seeds add to what is there.
     """
+    from rlpto.evaluation.tables import print_results
+    from rlpto.runs.evaluation import (
+        foreign_trace,
+        missed_switches,
+        run_cells,
+        with_agents,
+        with_reference,
+        with_switches,
+        write_results,
+    )
+
     overrides = [
         *([] if trace is None else foreign_trace(trace)),
         *(set_ or ()),
@@ -117,30 +126,58 @@ def evaluate(
     source = _source(config, run)
     settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
     settled = settled if run is None else with_agents(settled, run)
-    settled = _with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
-    endings = {Where.sim: "", Where.ray: "-ray", Where.both: "-both"}
-    folder = run_dir or _default_folder(settled.name, run, trace, endings[cluster])
+    settled = with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
+    folder = run_dir or _default_folder(settled.name, run, trace, cluster)
+    console = make_console(quiet)
+
+    def show(title: str, config: Config, finished: list[FinishedCell], folder: Path) -> None:
+        if title:
+            console.print(f"{title}:", style="bold")
+        print_results(write_results(config, finished, folder, report=report), console)
+        for note in missed_switches(finished):
+            console.print(note, style="yellow")
+        where = f"report: {folder / 'report.html'}" if report else f"tables: {folder}"
+        console.print(f"\n{where}", style="bold")
+
     if cluster is Where.sim:
         _refuse_options_of_ray(address, keep)
-        finished = run_cells(settled, folder, fresh=fresh, jobs=jobs, quiet=quiet)
-        write_results(settled, finished, folder, report=report, quiet=quiet)
+        show("", settled, run_cells(settled, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
         return
-    from rlpto.runs.real import run_real_cells
-
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
-    if cluster is Where.both:
-        from rlpto.runs.both import evaluate_both
+    on_ray: dict[str, Any] = {
+        "address": address,
+        "fresh": fresh,
+        "keep": keep,
+        "progress": not quiet,
+        "say": console.print,
+    }
+    if cluster is Where.ray:
+        from rlpto.runs.real import run_real_cells
 
-        evaluate_both(settled, folder, address=address, fresh=fresh, keep=keep, report=report, quiet=quiet)
+        with waiting(quiet) as on_wait:
+            finished = run_real_cells(settled, folder, on_wait=on_wait, **on_ray)
+        show("", *finished, folder)
         return
-    settled, finished = run_real_cells(settled, folder, address=address, fresh=fresh, keep=keep, quiet=quiet)
-    write_results(settled, finished, folder, report=report, quiet=quiet)
+    from rlpto.evaluation.fidelity import fidelity_table, verdicts
+    from rlpto.runs.both import evaluate_both
+
+    with waiting(quiet) as on_wait:
+        found = evaluate_both(settled, folder, show=show, on_wait=on_wait, **on_ray)
+    console.print()
+    console.print(fidelity_table(found))
+    for sentence in verdicts(found):
+        console.print(sentence)
+    console.print(f"\ncomparison: {folder / 'fidelity.json'}", style="bold")
 
 
-def _default_folder(name: str, run: Path | None, trace: Path | None, ending: str) -> Path:
-    """Where results go if the command does not say."""
-    return Path("runs") / f"{name}{ending}" if run is None else run / f"{_folder_name(trace)}{ending}"
+def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
+    """Where results go if the command does not say; those of a run's agents go into its folder."""
+    ending = "" if cluster is Where.sim else f"-{cluster.value}"
+    if run is None:
+        return Path("runs") / f"{name}{ending}"
+    inside = "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
+    return run / f"{inside}{ending}"
 
 
 def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
@@ -161,23 +198,6 @@ def _source(config: Path | None, run: Path | None) -> Path:
     raise ConfigError("expected either an experiment file or --run RUN")
 
 
-def foreign_trace(trace: Path) -> list[str]:
-    """Overrides that take jobs from another trace, and every window of it for testing."""
-    values = {
-        "source": "trace",
-        "path": [str(trace)],
-        "format": None,
-        "skip_days": 0,
-        "draws": 0,
-        "train_path": [],
-        "validation_path": [],
-        "windows.train": 0,
-        "windows.validation": 0,
-        "windows.test": 1,
-    }
-    return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
-
-
 def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
     """Overrides that choose windows. Raises ConfigError if all are wanted where some were for training."""
     if trace is not None:
@@ -196,182 +216,13 @@ def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
     return [f"policies={json.dumps(_policy_list(policies))}"]
 
 
-def with_agents(config: Config, run: Path) -> Config:
-    """The configuration with the agents of a run among its policies, in front."""
-    from rlpto.agents.policy import run_file
-
-    folders = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name)) or [run]
-    specs = []
-    for folder in folders:
-        run_file(folder)
-        label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
-        specs.append(f"agent:label={label},run={folder}")
-    return config.model_copy(update={"policies": (*specs, *config.policies)})
-
-
-def with_switches(config: Config, text: str) -> Config:
-    """The configuration with one more run, in which its first policy is followed by others at set times.
-
-    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
-    that names the part that is wrong.
-    """
-    from rlpto.policies.registry import make_policy
-    from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
-
-    by_label = {policy_label(spec): spec for spec in config.policies}
-    parts = [config.policies[0]]
-    for part in split_specs(text, "--switch"):
-        try:
-            time, policy = parse_switch(part)
-            spec = by_label.get(str(policy), str(policy))
-            make_policy(spec)
-            parts.append(f"{time:.15g}:{spec}")
-            parse_spec(SWITCH.join(parts))
-        except RlptoError as error:
-            raise ConfigError(f"--switch {text}: {part}: {error}") from None
-    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, SWITCH.join(parts))))})
-
-
-def _folder_name(trace: Path | None) -> str:
-    """Folder of an evaluation inside a run."""
-    return "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
-
-
 def _policy_list(text: str) -> list[str]:
     from rlpto.policies.registry import available
     from rlpto.policies.spec import split_specs
 
     if text.strip() != ALL:
         return split_specs(text)
-
     return [policy.name for policy in available() if policy.complete]
 
 
-def _with_reference(config: Config, chosen: bool) -> Config:
-    """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be.
-
-    Raises ConfigError if the reference is not evaluated, or two policies go by one name.
-    """
-    from rlpto.policies.spec import policy_label
-
-    labels = [policy_label(spec) for spec in config.policies]
-    shared = next((label for label in labels if labels.count(label) > 1), None)
-    if shared is not None:
-        raise ConfigError(f"policies: two are called {shared}, expected a label of its own for each")
-    reference = config.evaluation.reference
-    if reference in {*config.policies, *labels}:
-        return config
-    if not chosen:
-        listed = ", ".join(config.policies)
-        raise ConfigError(f"evaluation.reference: {reference} is not evaluated, expected one of: {listed}")
-    evaluation = config.evaluation.model_copy(update={"reference": config.policies[0]})
-    return config.model_copy(update={"evaluation": evaluation})
-
-
-def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, quiet: bool) -> list[FinishedCell]:
-    """Run what is missing. The folder is touched only when everything about the experiment is right."""
-    from rlpto.evaluation.runner import evaluate as run_all
-    from rlpto.experiment import prepare, refuse_online, run_cell
-    from rlpto.runs.folder import begin_run, refuse_foreign
-
-    refuse_online(config.knowledge)
-    experiment = prepare(config)
-    cells = experiment.cells()
-    experiment.check()
-    if not fresh:
-        refuse_foreign(folder, config)
-    begin_run(folder, config, sys.argv[1:])
-    try:
-        return run_all(
-            cells,
-            partial(run_cell, config),
-            folder,
-            progress=not quiet,
-            jobs=jobs,
-            config=experiment.outcome(),
-            weights=config.reward,
-            fresh=fresh,
-        )
-    except KeyboardInterrupt:  # the runner has said what is kept and how to go on
-        raise typer.Exit(INTERRUPTED) from None
-
-
-def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool, quiet: bool) -> None:
-    """Tables on the terminal, as CSV and as JSON; plots and the report if wanted."""
-    from rlpto.evaluation.tables import print_results, results, write_csv, write_json
-    from rlpto.policies.spec import policy_label
-
-    console = make_console(quiet)
-    finished = labelled(finished)
-    reference = policy_label(config.evaluation.reference)
-    found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
-    print_results(found, console)
-    for note in missed_switches(finished):
-        console.print(note, style="yellow")
-    write_csv(found, folder)
-    write_json(found, folder / "results.json")
-    if not report:
-        console.print(f"\ntables: {folder}", style="bold")
-        return
-    from rlpto.config import resolved_yaml
-    from rlpto.evaluation.plots import write_plots
-    from rlpto.evaluation.report import About, make_plots, write_report
-    from rlpto.runs.folder import command_line, run_facts, versions
-
-    plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
-    write_plots(plots, folder / "plots")
-    about = About(
-        title=config.name,
-        trace=_workload_text(config),
-        config=resolved_yaml(config),
-        commands=[command_line(sys.argv[1:])],
-        versions=versions(),
-        facts=run_facts(config),
-    )
-    write_report(folder / "report.html", found, plots, about)
-    console.print(f"\nreport: {folder / 'report.html'}", style="bold")
-
-
-def missed_switches(finished: list[FinishedCell]) -> list[str]:
-    """A line for every run in which not all the policies that were to follow one another took decisions."""
-    from rlpto.policies.spec import parse_spec
-
-    notes = []
-    for done in finished:
-        spec = parse_spec(done.cell.policy)
-        if spec.later and len(decided := done.record().switches.policy or (spec.first.label,)) <= len(spec.later):
-            notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
-    return notes
-
-
-def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
-    """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
-    from rlpto.evaluation.forecast_plots import forecast_plots, foreseen
-    from rlpto.experiment import prepare
-
-    experiment = prepare(config)
-    if (forecasts := experiment.forecasts) is None:
-        return []
-    seen = []
-    for name in dict.fromkeys(done.cell.window for done in finished):
-        jobs = experiment.jobs(name, config.seed)
-        known = forecasts.known(experiment.window_traces[name].window, jobs)
-        seen.append(foreseen(name, forecasts.step, known, jobs))
-    return forecast_plots(seen, config.forecast.mode)
-
-
-def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
-    """The same cells under the labels of their policies."""
-    from rlpto.policies.spec import policy_label
-
-    return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
-
-
-def _workload_text(config: Config) -> str:
-    workload = config.workload
-    load = "" if workload.load is None else f", arrivals scaled to a load of {workload.load:g}"
-    if workload.source == "synthetic":
-        return f"synthetic, {workload.days:g} days calibrated on {Path(workload.calibration).stem}{load}"
-    if workload.source == "jobs":
-        return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
-    return f"{', '.join(path.name for path in workload.path)}{load}"
+VERB = Verb(evaluate, EXPERIMENTS, "rlpto evaluate quickstart --policies fifo,las,index")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
 
 
 def export(
@@ -15,10 +15,13 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, such as agent.zip.")],
     quiet: QuietOption = False,
 ) -> None:
-    """Write the best agent of a run to one file, with its settings and where it is from, ready to be evaluated."""
+    """Write the best agent of a run to one file, with its settings and its origin."""
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
 
     checkpoint = run if run.is_file() else run_file(run)
     size = export_agent(checkpoint, out)
     make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint}; use it as agent:file={out}")
+
+
+VERB = Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, interrupted, make_console, make_progress
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress
 from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
+from rlpto.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -106,8 +107,7 @@ def backtest(
                 told=lambda name: bar.update(task, description=name, advance=1),
             )
         except KeyboardInterrupt:
-            bar.stop()
-            interrupted("nothing was written")
+            raise Interrupted("nothing was written") from None
     _write(result, folder)
     console = make_console(quiet)
     console.print(_table(result, f"{path}: {what.value} per {every}"))
@@ -217,3 +217,6 @@ def _number(figure: float) -> str:
 def _stem(path: Path) -> str:
     """Name of a file without its endings."""
     return path.name.split(".")[0]
+
+
+VERB = Verb(app, INPUTS)

@@ -3,52 +3,71 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from rlpto import __version__
-from rlpto.cli.cluster import app as cluster
-from rlpto.cli.compare import compare
-from rlpto.cli.configs import app as configs
-from rlpto.cli.evaluate import evaluate
-from rlpto.cli.export import export
-from rlpto.cli.forecast import app as forecast
-from rlpto.cli.policies import policies
-from rlpto.cli.profile import profile
-from rlpto.cli.profiles import app as profiles
-from rlpto.cli.sweep import sweep
-from rlpto.cli.trace import app as trace
-from rlpto.cli.train import train
-from rlpto.cli.tune import app as tune
+from rlpto import __version__, cli
+from rlpto.cli.common import CLUSTERS, EXPERIMENTS, INPUTS, LISTS, Verb
 from rlpto.errors import RlptoError
-from rlpto.interrupts import interrupts_kept
+from rlpto.interrupts import Interrupted, interrupts_kept
 
 BAD_INPUT = 2
 """Exit code when the user's input is at fault."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
+HELP = "Schedule distributed deep-learning training: simulate, train schedulers, compare them, run real jobs."
 
-app = typer.Typer(
-    name="rlpto",
-    help="Schedule distributed deep-learning training: policies, workloads, and how well they go together.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("train", epilog="Example: rlpto train configs/quickstart.yaml --seeds 3")(train)
-app.command("evaluate", epilog="Example: rlpto evaluate configs/quickstart.yaml --policies fifo,las,index")(evaluate)
-app.command("compare", epilog="Example: rlpto compare runs/quickstart runs/noisy")(compare)
-app.command("export", epilog="Example: rlpto export runs/philly -o philly.zip")(export)
-app.command("sweep", epilog="Example: rlpto sweep configs/quickstart.yaml --space space.yaml --trials 20")(sweep)
-app.add_typer(cluster, name="cluster")
-app.add_typer(forecast, name="forecast")
-app.add_typer(trace, name="trace")
-app.command("profile", epilog="Example: rlpto profile configs/ray.yaml -o profiles/here.yaml")(profile)
-app.add_typer(profiles, name="profiles")
-app.add_typer(tune, name="tune")
-app.command("policies", epilog="Example: rlpto policies --options")(policies)
-app.add_typer(configs, name="configs")
+
+class _Command(TyperGroup):
+    """Lists verbs by group, and ends with one line on stderr where Ctrl-C was met in good order."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Names of the verbs, group by group."""
+        return [name for name, _ in verbs()]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except Interrupted as interrupted:
+            print(f"rlpto: interrupted; {interrupted}", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def verbs() -> Iterator[tuple[str, Verb]]:
+    """Names and verbs of all modules of `rlpto.cli` that have one, by group and name."""
+    modules = (
+        import_module(f"{cli.__name__}.{found.name}") for found in iter_modules(cli.__path__) if found.name != "main"
+    )
+    groups = (EXPERIMENTS, CLUSTERS, INPUTS, LISTS)
+    known = [(module.__name__.rpartition(".")[2], module.VERB) for module in modules if hasattr(module, "VERB")]
+    yield from sorted(known, key=lambda named: (groups.index(named[1].group), named[0]))
+
+
+def make_app() -> typer.Typer:
+    """The command with all its verbs."""
+    app = typer.Typer(
+        name="rlpto",
+        help=HELP,
+        cls=_Command,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, verb in verbs():
+        if isinstance(verb.run, typer.Typer):
+            app.add_typer(verb.run, name=name, rich_help_panel=verb.group)
+        else:
+            app.command(name, epilog=f"Example: {verb.example}", rich_help_panel=verb.group)(verb.run)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,20 +76,19 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def main(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Schedule distributed deep-learning training: policies, workloads, and how well they go together."""
+    pass
 
 
 def run() -> None:
     """Entry point: bad input ends with exit code 2 and one line on stderr; Ctrl-C is heard wherever it comes."""
     try:
         with interrupts_kept():
-            app()
+            make_app()()
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)

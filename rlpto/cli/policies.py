@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import make_console
+from rlpto.cli.common import LISTS, Verb, make_console
 
 
 def policies(
@@ -36,3 +36,6 @@ def policies(
         for option in policy.options:
             console.print(f"\n[bold]{escape(policy.name)}:{escape(option.name)}[/]={escape(option.default)}")
             console.print(f"  {escape(option.description)}")
+
+
+VERB = Verb(policies, LISTS, "rlpto policies --options")

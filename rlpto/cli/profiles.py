@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -74,3 +74,6 @@ def fit(
     make_console(quiet).print(f"{len(paths)} profiles in {out}: {', '.join(path.stem for path in paths)}")
     if not quiet:
         show(out)
+
+
+VERB = Verb(app, INPUTS)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, make_console
+from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
+from rlpto.workloads.importers import format_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +24,7 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Fi
 @app.command(
     "import",
     epilog="Example: rlpto trace import philly cluster_job_log -o traces/philly.parquet",
-    help="Read a public trace and write it in RLPTO's form. Formats: philly, philly_csv, helios, pai, pai_tasks, "
-    "openb, acme, swf, pollux.",
+    help=f"Read a public trace and write it in RLPTO's form. Formats: {', '.join(format_names())}.",
 )
 def import_(
     format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: tell it from its lines.")],
@@ -64,9 +64,8 @@ def describe(
         int | None, typer.Option(min=1, metavar="N", help="Also state the load on a cluster of so many GPUs.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the plot goes (PNG); beside the trace if not given.")
+        Path | None, typer.Option(metavar="FILE", help="Also draw arrivals, GPUs and durations to this file (PNG).")
     ] = None,
-    draw: Annotated[bool, typer.Option("--draw/--no-draw", help="Draw arrivals, GPUs and durations.")] = True,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
     from rlpto.workloads.describe import describe as measure
@@ -76,10 +75,9 @@ def describe(
     trace = read_any(path)
     console = make_console()
     console.print(tables(measure(trace, gpus)))
-    if draw:
-        target = path.with_suffix(".png") if plot is None else plot
-        plot_arrivals(trace, target)
-        console.print(f"plot: {target}", style="bold")
+    if plot is not None:
+        plot_arrivals(trace, plot)
+        console.print(f"plot: {plot}", style="bold")
 
 
 @app.command(epilog="Example: rlpto trace generate --like philly --days 7 -o traces/synthetic.parquet")
@@ -124,3 +122,6 @@ def calibrate(
     calibration = measure(read_trace(path), name=out.stem, source=source, start=first)
     write_calibration(calibration, out)
     make_console(quiet).print(f"{out}: statistics of {calibration.days} days")
+
+
+VERB = Verb(app, INPUTS)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import QuietOption, RunDirOption, SetOption, interrupted, make_console, make_progress, read_config
-from rlpto.errors import CheckpointError, ConfigError
+from rlpto.cli.common import (
+    EXPERIMENTS,
+    QuietOption,
+    RunDirOption,
+    SetOption,
+    Verb,
+    make_console,
+    make_progress,
+    read_config,
+)
+from rlpto.cli.waiting import waiting
+from rlpto.errors import ConfigError
+from rlpto.interrupts import Interrupted
 
 if TYPE_CHECKING:
-    from rlpto.agents.training import Outcome, Status
-    from rlpto.config import Config
+    from rich.progress import Progress, TaskID
 
-FREE = ("name", "description", "policies", "evaluation")
-"""Keys that may change when a training is resumed: they do not decide how it comes out."""
+    from rlpto.agents.training import Status
 
 
 class TrainWhere(StrEnum):
@@ -42,7 +50,7 @@ def train(
     ] = None,
     cluster: Annotated[
         TrainWhere,
-        typer.Option(help="sim: in virtual time; ray: an agent that was trained so goes on learning on real jobs."),
+        typer.Option(help="sim: in virtual time; ray: a trained agent goes on learning on real jobs."),
     ] = TrainWhere.sim,
     address: Annotated[
         str | None,
@@ -64,7 +72,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a training is already.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train an agent on the training windows of an experiment; look at it on the validation windows.
+    """Train an agent on the training windows of an experiment, and check it on the validation windows.
 
     Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to go on from.
     """
@@ -72,11 +80,13 @@ def train(
     if cluster is TrainWhere.ray:
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
+    from rlpto.runs.training import begin_training, check_resumable
+
     if address is not None:
         raise ConfigError("--address: expected --cluster ray as well")
     if resume is not None:
         folder = resume
-        _check_same(resume, config, changes)
+        check_resumable(resume, config, changes)
         if run_dir is not None and run_dir.resolve() != resume.resolve():
             raise ConfigError(f"--run-dir {run_dir}: a training is resumed in its own folder {resume}")
     elif config is None:
@@ -84,9 +94,44 @@ def train(
     else:
         settled = read_config(config, changes)
         folder = Path("runs") / settled.name if run_dir is None else run_dir
-        _make_way(folder, fresh)
-        _begin(settled, folder, seeds)
-    _train_all(folder, jobs=jobs, quiet=quiet)
+        begin_training(settled, folder, seeds, fresh=fresh)
+    _train_all(folder, jobs, quiet)
+
+
+def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
+    """Train every member of a run, one after the other or side by side, with a progress bar."""
+    from rlpto.runs.folder import members
+    from rlpto.runs.parallel import side_by_side, workers
+    from rlpto.runs.training import how_to_go_on, summary, train_folder
+
+    runs, console = members(folder), make_console(quiet)
+    at_once = min(workers(jobs), len(runs))
+    steps = None
+    with make_progress(quiet) as bar:
+        try:
+            if at_once > 1:
+                task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
+
+                def finished(_: Path, summed: str | None) -> None:
+                    bar.advance(task)
+                    if summed is not None:
+                        console.print(summed, soft_wrap=True)
+
+                side_by_side(runs, at_once, finished)
+                runs = []
+            for run in runs:
+                task = bar.add_task("preparing", total=None)
+                outcome = train_folder(run, progress=not quiet, on_progress=partial(_show, bar, task))
+                bar.remove_task(task)
+                steps = outcome.steps
+                if not outcome.finished:
+                    raise KeyboardInterrupt
+                console.print(summary(run, outcome), soft_wrap=True)
+        except KeyboardInterrupt:
+            raise Interrupted(how_to_go_on(folder, steps)) from None
+    console.print(
+        f"\nevaluate on test windows: rlpto evaluate --run {folder} --policies all", style="bold", soft_wrap=True
+    )
 
 
 def _fine_tune(
@@ -114,125 +159,28 @@ def _fine_tune(
     if seeds > 1 or jobs is not None:
         raise ConfigError("--cluster ray: there is one real cluster, expected neither --seeds nor --jobs")
     folder = resume / FOLDER if run_dir is None else run_dir
-    fine_tune_run(read_config(config, changes), resume, folder, address=address, fresh=fresh, quiet=quiet)
-
-
-def _check_same(run: Path, config: Path | None, changes: Sequence[str]) -> None:
-    """Raise CheckpointError if a training is to be resumed with another configuration, or is none."""
-    from rlpto.runs.folder import CONFIG_FILE, differing_keys, read_run_config
-    from rlpto.runs.training import has_begun
-
-    there = read_run_config(run)
-    if not has_begun(run):
-        raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
-    wanted = there if config is None and not changes else read_config(config or run / CONFIG_FILE, changes)
-    for key, old, new in differing_keys(there, wanted, free=FREE):
-        raise CheckpointError(
-            f"{run}: trained with {key} = {old}, now it is {new}; expected the same, or a new training with --run-dir"
+    settled, console = read_config(config, changes), make_console(quiet)
+    console.print(f"live curves: tensorboard --logdir {folder}", style="dim", soft_wrap=True)
+    with make_progress(quiet) as bar, waiting(quiet, bar.console) as on_wait:
+        task = bar.add_task("starting", total=None)
+        steps = fine_tune_run(
+            settled,
+            resume,
+            folder,
+            address=address,
+            fresh=fresh,
+            on_progress=partial(_show, bar, task),
+            on_wait=on_wait,
         )
-
-
-def _make_way(folder: Path, fresh: bool) -> None:
-    """Refuse a folder with a training, or remove the training if a fresh one is wanted."""
-    from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
-    from rlpto.agents.logs import EVENTS, HISTORY
-    from rlpto.agents.settings import BEST, LAST
-    from rlpto.agents.training import PERIODIC
-    from rlpto.runs.training import BASELINES, has_checkpoints, members
-
-    if not fresh and not has_checkpoints(folder):
-        return
-    if not fresh:
-        raise CheckpointError(
-            f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
-            "or use another --run-dir, or --fresh to train anew"
-        )
-    for run in members(folder):
-        for name in (BEST, LAST, HISTORY, EVOLUTION):
-            (run / name).unlink(missing_ok=True)
-        for name in (EVENTS, PERIODIC, BASELINES):
-            shutil.rmtree(run / name, ignore_errors=True)
-        if run != folder:
-            shutil.rmtree(run)
-
-
-def _begin(config: Config, folder: Path, seeds: int) -> None:
-    """Write configurations; nothing is written unless the experiment can be trained on."""
-    from rlpto.experiment import refuse_online
-    from rlpto.runs.folder import begin_run
-    from rlpto.runs.training import by_load, ranked_policies, training_seed
-
-    refuse_online(config.knowledge)
-    for spec in ranked_policies(config):
-        by_load(config)[0].policy(spec)
-    for experiment in by_load(config):
-        experiment.windows("train")
-    begin_run(folder, config, sys.argv[1:])
-    first = training_seed(config)
-    for seed in range(first, first + seeds) if seeds > 1 else ():
-        own = config.model_copy(update={"agent": config.agent.model_copy(update={"seed": seed})})
-        begin_run(folder / f"seed-{seed}", own, sys.argv[1:])
-
-
-def _train_all(folder: Path, *, jobs: int | None, quiet: bool) -> None:
-    """Train every member of a run, one after the other or side by side."""
-    from rlpto.runs.parallel import side_by_side, workers
-    from rlpto.runs.training import members
-
-    runs = members(folder)
-    at_once = min(workers(jobs), len(runs))
-    if at_once > 1:
-        try:
-            side_by_side(runs, at_once, quiet=quiet)
-        except KeyboardInterrupt:
-            interrupted(_how_to_go_on(folder))
-    else:
-        for run in runs:
-            _train_one(run, folder, quiet=quiet)
-    make_console(quiet).print(
-        f"\nevaluate on test windows: rlpto evaluate --run {folder} --policies all", style="bold", soft_wrap=True
+    console.print(
+        f"{folder}: learned from {steps} decisions; evaluate it with the policy agent:run={folder}", soft_wrap=True
     )
 
 
-def _train_one(run: Path, folder: Path, *, quiet: bool) -> None:
-    """Train in one folder, or go on where there is something to go on from, with a progress bar."""
-    from rlpto.runs.folder import read_run_config
-    from rlpto.runs.training import has_begun, train_run
-
-    config = read_run_config(run)
-    with make_progress(quiet) as bar:
-        task = bar.add_task("preparing", total=config.agent.steps)
-
-        def told(status: Status) -> None:
-            best = "" if status.best is None else f", best {status.best:+.2f}"
-            bar.update(task, description=f"{status.doing}{best}", completed=min(status.steps, status.total))
-
-        try:
-            outcome = train_run(config, run, resume=has_begun(run), progress=not quiet, told=told)
-        except KeyboardInterrupt:
-            bar.stop()
-            interrupted(_how_to_go_on(folder))
-    if not outcome.finished:
-        interrupted(_how_to_go_on(folder, outcome.steps))
-    make_console(quiet).print(summary(run, outcome), soft_wrap=True)
+def _show(bar: Progress, task: TaskID, status: Status) -> None:
+    """Move a progress bar to where a training is."""
+    best = "" if status.best is None else f", best {status.best:+.2f}"
+    bar.update(task, description=f"{status.doing}{best}", completed=min(status.steps, status.total), total=status.total)
 
 
-def summary(run: Path, outcome: Outcome) -> str:
-    """One line on how a training ended."""
-    text = f"{run}: {outcome.steps} steps"
-    if outcome.best is not None:
-        text += f", best validation reward per job {outcome.best:+.4f}"
-    if (rank := outcome.metrics.get("rank")) is not None:
-        baselines = sum(name.startswith("wins/") for name in outcome.metrics)
-        text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"
-    return text
-
-
-def _how_to_go_on(folder: Path, steps: int | None = None) -> str:
-    """What is kept, and what to type."""
-    from rlpto.runs.training import has_begun
-
-    if not has_begun(folder):
-        return "no checkpoint has been written yet; the same command begins anew"
-    kept = "" if steps is None else f"{steps} steps are kept; "
-    return f"{kept}go on with: rlpto train --resume {folder}"
+VERB = Verb(train, EXPERIMENTS, "rlpto train quickstart --seeds 3")

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from importlib import resources
+from functools import lru_cache
 from pathlib import Path
-from string import Template
+from typing import NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rlpto.evaluation.formatting import Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.plots import Plot, all_plots, png
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.evaluation.statistics import Comparison, Interval
+from rlpto.evaluation.statistics import Comparison
 from rlpto.evaluation.tables import (
     KEY_METRICS,
     Results,
@@ -69,22 +70,78 @@ def make_plots(results: Results, finished: Sequence[FinishedCell]) -> list[Plot]
 
 def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
     """The report as text: styles and images included, no script and no reference to anything outside."""
-    template = resources.files("rlpto.evaluation").joinpath("report_template.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        title=escape(about.title),
-        lead=escape(_lead(results)),
-        warnings=_warnings(warnings(results)),
-        facts=_facts(_run_facts(results, about)),
-        summary=_summary_table(results),
-        summary_note=escape(_summary_note(results)),
-        all_metrics=_metrics_table(results),
-        paired=_paired_section(results),
-        plots="\n".join(_figure(plot) for plot in plots),
-        commands=escape("\n".join(about.commands)),
-        config=escape(about.config),
-        methods=escape(_methods(results)),
-        definitions=_definitions(),
+    others = [summary.policy for summary in results.policies if summary.policy != results.reference]
+    return (
+        _environment()
+        .get_template("report_template.html")
+        .render(
+            title=about.title,
+            lead=_lead(results),
+            warnings=warnings(results),
+            facts=_run_facts(results, about),
+            summary=_summary_table(results),
+            summary_note=_summary_note(results),
+            metrics=_metrics_table(results),
+            reference=results.reference,
+            paired=_paired_table(results, others) if others else None,
+            paired_note=_paired_note(results),
+            findings=[
+                finding(policy, _of(results, "reward", policy), _of(results, "jct_mean", policy), results.level)
+                for policy in others
+            ],
+            plots=plots,
+            commands=about.commands,
+            config=about.config,
+            methods=_methods(results),
+            definitions=METRICS,
+            directions={"lower": "lower is better", "higher": "higher is better", "none": "for information"},
+        )
     )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """Where the template is rendered: whatever is put into it is escaped."""
+    found = Environment(
+        loader=PackageLoader("rlpto.evaluation", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters["image"] = lambda plot: base64.b64encode(png(plot.figure)).decode("ascii")
+    return found
+
+
+class Column(NamedTuple):
+    """Head of a column. unit: below it; None: nothing there."""
+
+    label: str
+    unit: str | None = None
+
+
+class Cell(NamedTuple):
+    """A cell of a table. below: further lines, smaller. kind: class of its style."""
+
+    text: str
+    below: Sequence[str] = ()
+    kind: str = ""
+
+
+class Row(NamedTuple):
+    """A row of a table. bound: True for the lower bound."""
+
+    name: str
+    cells: Sequence[Cell]
+    bound: bool = False
+
+
+class Table(NamedTuple):
+    """A table of the report."""
+
+    head: Sequence[Column]
+    rows: Sequence[Row]
 
 
 def finding(policy: str, reward: Comparison, jct: Comparison, level: float) -> str:
@@ -168,77 +225,61 @@ _FORECAST = {
 }
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    return "\n".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
-
-
-def _warnings(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    items = "\n".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<section class="warnings">\n<h2>Read this first</h2>\n<ul>\n{items}\n</ul>\n</section>'
-
-
-def _summary_table(results: Results) -> str:
+def _summary_table(results: Results) -> Table:
     unfinished = any(summary.mean["unfinished"].estimate > 0 for summary in results.policies)
     names = [*KEY_METRICS, *(["unfinished"] if unfinished else [])]
     scales = {name: column_scale(results, name) for name in names}
     best = {name: _best(results.policies, name) for name in names}
-    head = ["policy", *(_column_heading(name, scales[name]) for name in names)]
-    rows = []
-    for summary in results.summaries:
-        cells = [
-            _interval_cell(
-                summary.mean[name], scales[name], not summary.is_bound and summary.mean[name].estimate == best[name]
-            )
-            for name in names
-        ]
-        rows.append(_row(summary, cells))
-    return _table(head, rows)
+
+    def cell(summary: Summary, name: str) -> Cell:
+        interval, scale = summary.mean[name], scales[name]
+        low, high = scale.number(interval.low), scale.number(interval.high)
+        shines = not summary.is_bound and interval.estimate == best[name]
+        below = [] if low == high else [f"{low} to {high}"]
+        return Cell(scale.number(interval.estimate), below, "best" if shines else "")
+
+    head = [Column("policy"), *(_column(name, scales[name]) for name in names)]
+    rows = [
+        Row(summary.policy, [cell(summary, name) for name in names], summary.is_bound) for summary in results.summaries
+    ]
+    return Table(head, rows)
 
 
-def _metrics_table(results: Results) -> str:
+def _metrics_table(results: Results) -> Table:
     """Metrics down, policies across: mean, and the interquartile mean below it."""
-    head = ["metric", *(escape(summary.policy) for summary in results.summaries)]
     rows = []
     for metric in METRICS:
         scale = column_scale(results, metric.name)
-        cells = []
-        for summary in results.summaries:
-            middle = scale.number(summary.iqm[metric.name].estimate)
-            cells.append(f"<td>{scale.number(summary.mean[metric.name].estimate)}<small>IQM {middle}</small></td>")
-        rows.append(f"<tr><th>{escape(heading(metric, scale))}</th>{''.join(cells)}</tr>")
-    return _table(head, rows)
+        cells = [
+            Cell(
+                scale.number(summary.mean[metric.name].estimate),
+                [f"IQM {scale.number(summary.iqm[metric.name].estimate)}"],
+            )
+            for summary in results.summaries
+        ]
+        rows.append(Row(heading(metric, scale), cells))
+    return Table([Column("metric"), *(Column(summary.policy) for summary in results.summaries)], rows)
 
 
-def _paired_section(results: Results) -> str:
-    others = [summary.policy for summary in results.policies if summary.policy != results.reference]
-    if not others:
-        return ""
-    sentences = [
-        f"<li>{escape(finding(policy, reward, jct, results.level))}</li>"
-        for policy in others
-        for reward, jct in [(_of(results, "reward", policy), _of(results, "jct_mean", policy))]
-    ]
+def _paired_table(results: Results, others: Sequence[str]) -> Table:
     scales = {
         name: scale_for(METRIC[name], [c.difference.estimate for c in results.comparisons[name]])
         for name in PAIRED_METRICS
     }
-    head = ["policy", *(_column_heading(name, scales[name], prefix="Δ ") for name in PAIRED_METRICS)]
-    rows = []
-    for policy in others:
-        cells = [_comparison_cell(_of(results, name, policy), scales[name]) for name in PAIRED_METRICS]
-        rows.append(f"<tr><th>{escape(policy)}</th>{''.join(cells)}</tr>")
-    note = (
+    head = [Column("policy"), *(_column(name, scales[name], prefix="Δ ") for name in PAIRED_METRICS)]
+    rows = [
+        Row(policy, [_compared(_of(results, name, policy), scales[name]) for name in PAIRED_METRICS])
+        for policy in others
+    ]
+    return Table(head, rows)
+
+
+def _paired_note(results: Results) -> str:
+    return (
         f"Mean of policy minus {results.reference} over the same windows and seeds, with its {results.level:.0%} "
         "interval and the share of cells in which the policy does better (ties half). "
         f"{results.told.capitalize()}. Green and red: the interval excludes zero. "
         "Intervals are not corrected for the number of comparisons."
-    )
-    return (
-        f"<section>\n<h2>Paired differences from {escape(results.reference)}</h2>\n"
-        f'<ul class="findings">\n{chr(10).join(sentences)}\n</ul>\n'
-        f'<div class="scroll">\n{_table(head, rows)}\n</div>\n<p class="note">{escape(note)}</p>\n</section>'
     )
 
 
@@ -262,25 +303,6 @@ def _methods(results: Results) -> str:
     )
 
 
-def _definitions() -> str:
-    direction = {"lower": "lower is better", "higher": "higher is better", "none": "for information"}
-    return "\n".join(
-        f"<div><dt>{escape(metric.label)} <code>{escape(metric.name)}"
-        f"{f' [{escape(metric.unit)}]' if metric.unit else ''}</code></dt>"
-        f"<dd>{escape(metric.description)} ({direction[metric.better]})</dd></div>"
-        for metric in METRICS
-    )
-
-
-def _figure(plot: Plot) -> str:
-    image = base64.b64encode(png(plot.figure)).decode("ascii")
-    return (
-        f'<figure id="{escape(plot.name)}">\n<h3>{escape(plot.title)}</h3>\n'
-        f'<img alt="{escape(plot.title)}: {escape(plot.caption)}" src="data:image/png;base64,{image}">\n'
-        f"<figcaption>{escape(plot.caption)}</figcaption>\n</figure>"
-    )
-
-
 def _of(results: Results, metric: str, policy: str) -> Comparison:
     return next(comparison for comparison in results.comparisons[metric] if comparison.policy == policy)
 
@@ -293,32 +315,14 @@ def _best(summaries: Sequence[Summary], name: str) -> float | None:
     return min(known) if METRIC[name].better == "lower" else max(known)
 
 
-def _column_heading(name: str, scale: Scale, prefix: str = "") -> str:
+def _column(name: str, scale: Scale, prefix: str = "") -> Column:
     label, _, unit = heading(METRIC[name], scale).partition(" [")
-    return f"{prefix}{escape(label)}<span>{escape(unit.rstrip(']')) or '&nbsp;'}</span>"
+    return Column(f"{prefix}{label}", unit.rstrip("]"))
 
 
-def _interval_cell(interval: Interval, scale: Scale, best: bool) -> str:
-    number = scale.number(interval.estimate)
-    shown = f'<span class="best">{number}</span>' if best else number
-    low, high = scale.number(interval.low), scale.number(interval.high)
-    return f"<td>{shown}</td>" if low == high else f"<td>{shown}<small>{low} to {high}</small></td>"
-
-
-def _comparison_cell(comparison: Comparison, scale: Scale) -> str:
+def _compared(comparison: Comparison, scale: Scale) -> Cell:
     text, _, bounds = signed_interval(comparison.difference, scale).partition(" [")
     share = comparison.improvement.estimate
     below = [bounds.rstrip("]").replace(", ", " to ")] if bounds else []
     below += [f"better in {share:.0%}"] if not math.isnan(share) else []
-    lines = "".join(f"<small>{line}</small>" for line in below)
-    return f'<td><span class="{comparison.verdict}">{text}</span>{lines}</td>'
-
-
-def _row(summary: Summary, cells: Iterable[str]) -> str:
-    kind = ' class="bound"' if summary.is_bound else ""
-    return f"<tr{kind}><th>{escape(summary.policy)}</th>{''.join(cells)}</tr>"
-
-
-def _table(head: Sequence[str], rows: Sequence[str]) -> str:
-    headings = "".join(f"<th>{text}</th>" for text in head)
-    return f"<table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{chr(10).join(rows)}\n</tbody>\n</table>"
+    return Cell(text, below, comparison.verdict)

@@ -23,6 +23,8 @@ from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.files import write_text
+from rlpto.interrupts import Interrupted
+from rlpto.reading import read_json
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 
@@ -90,7 +92,7 @@ def evaluate(
     fresh: throw away the finished cells first.
 
     Raises CheckpointError if a cell is there already but unreadable or of another configuration, and
-    ConfigError if a cell is listed twice. After Ctrl-C, KeyboardInterrupt is raised on; finished cells stay.
+    ConfigError if a cell is listed twice. After Ctrl-C, Interrupted says what is kept: finished cells stay.
     """
     if len(set(cells)) < len(cells):
         twice = next(cell for i, cell in enumerate(cells) if cell in cells[:i])
@@ -104,20 +106,16 @@ def evaluate(
     found = {cell: _read_cell(folder, cell.key, task.fingerprint, cell) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
     missing = [cell for cell in cells if cell not in done]
-    console = Console(stderr=True)
     try:
-        with _progress_bar(console, progress, len(cells), len(done)) as tick:
+        with _progress_bar(progress, len(cells), len(done)) as tick:
             for finished in _run_all(task, missing, jobs, tick):
                 done[finished.cell] = finished
     except KeyboardInterrupt:
         kept = sum((folder / f"{cell.key}.json").exists() for cell in cells)
-        console.print(
-            f"interrupted: {kept} of {len(cells)} cells are finished and kept in {folder}; "
-            "run the same command with the same run folder again to go on",
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise
+        raise Interrupted(
+            f"{kept} of {len(cells)} cells are finished and kept in {folder}; "
+            "run the same command with the same run folder again to go on"
+        ) from None
     return [done[cell] for cell in cells]
 
 
@@ -187,7 +185,7 @@ def _die_on_interrupt() -> None:
 
 
 @contextmanager
-def _progress_bar(console: Console, shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
+def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[[Cell | None], None]]:
     columns = (
         TextColumn("evaluating"),
         BarColumn(),
@@ -197,7 +195,7 @@ def _progress_bar(console: Console, shown: bool, total: int, completed: int) -> 
         TimeRemainingColumn(),
         TextColumn("{task.description}", style="dim"),
     )
-    with Progress(*columns, console=console, disable=not shown, speed_estimate_period=3600.0) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown, speed_estimate_period=3600.0) as bar:
         task = bar.add_task("", total=total, completed=completed)
 
         def tick(cell: Cell | None) -> None:
@@ -214,7 +212,7 @@ def _record_path(task: _Task, cell: Cell) -> Path:
 
 
 def _remove_cells(folder: Path) -> None:
-    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.tmp")]:
+    for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.part")]:
         try:
             path.unlink()
         except OSError as error:
@@ -245,6 +243,8 @@ def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = Non
         )
     if content["metrics"].keys() != METRIC.keys() or content["bound"].keys() != METRIC.keys():
         raise _unusable(path, "holds other metrics")
+    if not _is_figures(content["metrics"]) or not _is_figures(content["bound"]):
+        raise _unusable(path, "holds metrics that are no numbers")
     if not is_record(archive):
         raise _unusable(archive, "missing or not a readable run record")
     stored = Cell(**content["cell"])
@@ -254,10 +254,7 @@ def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = Non
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _unusable(path, f"not readable ({error})") from error
+    content = read_json(path, "a cell; use another run folder, or --fresh to replace", CheckpointError)
     kinds = {"fingerprint": str, "cell": dict, "metrics": dict, "bound": dict}
     if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
         raise _unusable(path, "not a cell of an evaluation")
@@ -272,6 +269,11 @@ def _unusable(path: Path, reason: str) -> CheckpointError:
 
 def _null_if_nan(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _is_figures(values: Mapping[str, object]) -> bool:
+    """Whether all are numbers, or null."""
+    return all(value is None or type(value) in (int, float) for value in values.values())
 
 
 def _nan_if_null(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -13,12 +12,16 @@ import numpy as np
 from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
+from rlpto.reading import entries, parsing, read_arrays
 from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.rewards import REWARD_PARTS
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}
 _SWITCHES = {f"switches.{field.name}" for field in fields(PolicySwitches)}
 """Written only where policies were switched."""
+_KINDS = {"IntArray": "i", "FloatArray": "f"}
+_EXPECTED = "a run record"
 _STRINGS = {"jobs.names", "jobs.models", "switches.policy"}
 
 T = TypeVar("T")
@@ -41,35 +44,41 @@ def save_record(record: RunRecord, path: Path) -> None:
 
 def load_record(path: Path) -> RunRecord:
     """Read what `save_record` has written. Raises CheckpointError if `path` is not that."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays: dict[str, AnyArray] = {name: archive[name] for name in archive.files}
+    arrays = read_arrays(path, _EXPECTED, CheckpointError)
+    with parsing(path, _EXPECTED, CheckpointError):
         scalars: dict[str, Any] = {name: kind(arrays[name].item()) for name, kind in _SCALARS.items()}
-        return RunRecord(
+        record = RunRecord(
             jobs=_part("jobs", JobRecords, arrays),
             decisions=_part("decisions", DecisionRecords, arrays),
             changes=_part("changes", AllocationChanges, arrays),
             switches=_part("switches", PolicySwitches, arrays) if _SWITCHES & arrays.keys() else PolicySwitches(),
             **scalars,
         )
-    except (OSError, EOFError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: not a readable run record ({error}), expected an archive of RLPTO") from error
+        if not np.isin(record.changes.job, np.arange(len(record.jobs.names))).all():
+            raise ValueError("changes.job: jobs that there are not")
+        return record
 
 
 def is_record(path: Path) -> bool:
     """True if `path` is an archive with all the names of a record; cheap, does not read the arrays."""
     names = {*_SCALARS, *(f"{group}.{field.name}" for group, kind in _GROUPS.items() for field in fields(kind))}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = set(archive.files)
-            return found in (names, names | _SWITCHES)
-    except (OSError, EOFError, ValueError, AttributeError, TypeError, zipfile.BadZipFile):
+        found = {name.removesuffix(".npy") for name in entries(path, _EXPECTED, CheckpointError)}
+        return found in (names, names | _SWITCHES)
+    except CheckpointError:
         return False
 
 
 def _part(group: str, kind: type[T], arrays: dict[str, AnyArray]) -> T:
+    """One group of a record, all of whose arrays have a row for each of its entries."""
     values: dict[str, Any] = {}
+    rows = len(arrays[f"{group}.{fields(kind)[0].name}"])  # type: ignore[arg-type]
     for field in fields(kind):  # type: ignore[arg-type]
         key = f"{group}.{field.name}"
-        values[field.name] = tuple(arrays[key].tolist()) if key in _STRINGS else arrays[key]
+        shape = (rows, len(REWARD_PARTS)) if field.name == "reward" else (rows,)
+        wanted = "U" if key in _STRINGS else _KINDS[str(field.type)]
+        array = arrays[key]
+        if array.shape != shape or array.dtype.kind != wanted:
+            raise ValueError(f"{key}: {array.dtype} of shape {array.shape}")
+        values[field.name] = tuple(array.tolist()) if key in _STRINGS else array
     return kind(**values)

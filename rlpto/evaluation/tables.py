@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,7 +238,7 @@ def write_csv(results: Results, folder: Path) -> list[Path]:
     tables = {
         "cells.csv": results.cells,
         "summary.csv": pd.DataFrame(_summary_rows(results)),
-        "paired.csv": pd.DataFrame(_paired_rows(results), columns=_PAIRED_COLUMNS),
+        "paired.csv": pd.DataFrame(_paired_rows(results), columns=list(_PAIRED_COLUMNS)),
     }
     for name, table in tables.items():
         write_text(folder / name, table.to_csv(index=False, lineterminator="\n"), "a table")
@@ -291,23 +291,10 @@ _STYLE: dict[str, Any] = {
     "padding": (0, 1, 0, 0),
 }
 _VERDICTS = {"better": "[green]better", "worse": "[red]worse", "equal": "equal", "undecided": "undecided"}
-_PAIRED_COLUMNS = [
-    "policy",
-    "reference",
-    "knowledge",
-    "metric",
-    "samples",
-    "difference",
-    "low",
-    "high",
-    "relative",
-    "p_better",
-    "p_better_low",
-    "p_better_high",
-    "wins",
-    "ties",
-    "verdict",
-]
+_PAIRED_COLUMNS = (
+    *("policy", "reference", "knowledge", "metric", "samples", "difference", "low", "high", "relative"),
+    *("p_better", "p_better_low", "p_better_high", "wins", "ties", "verdict"),
+)
 
 
 def _setting(results: Results) -> str:
@@ -368,28 +355,14 @@ def _summary_rows(results: Results) -> list[dict[str, object]]:
 
 
 def _paired_rows(results: Results) -> list[dict[str, object]]:
-    return [dict(zip(_PAIRED_COLUMNS, values, strict=True)) for values in _paired_values(results)]
-
-
-def _paired_values(results: Results) -> Iterator[tuple[object, ...]]:
-    for comparisons in results.comparisons.values():
-        for c in comparisons:
-            d, p = c.difference, c.improvement
-            who = (c.policy, c.reference, results.knowledge, c.metric)
-            yield (
-                *who,
-                d.samples,
-                d.estimate,
-                d.low,
-                d.high,
-                c.relative,
-                p.estimate,
-                p.low,
-                p.high,
-                c.wins,
-                c.ties,
-                c.verdict,
-            )
+    rows: list[dict[str, object]] = []
+    for c in (comparison for comparisons in results.comparisons.values() for comparison in comparisons):
+        d, p = c.difference, c.improvement
+        found = (d.samples, d.estimate, d.low, d.high, c.relative, p.estimate, p.low, p.high, c.wins, c.ties, c.verdict)
+        rows.append(
+            dict(zip(_PAIRED_COLUMNS, (c.policy, c.reference, results.knowledge, c.metric, *found), strict=True))
+        )
+    return rows
 
 
 def _json_row(row: dict[Any, Any]) -> dict[str, object]:

@@ -23,7 +23,8 @@ from rlpto.arrays import FloatArray
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.files import write_text
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.settings import Settings
+from rlpto.reading import read_json
+from rlpto.settings import LARGEST_SEED, Settings
 
 FORMAT = "rlpto tuning 1"
 """First entry of a checkpoint: what it is, and the version of its form."""
@@ -32,13 +33,13 @@ FORMAT = "rlpto tuning 1"
 class TuningSettings(Settings):
     """How the evolution strategy searches."""
 
-    generations: int = Field(20, ge=1)
+    generations: int = Field(20, ge=1, le=10_000)
     """Generations in all, those before an interruption included."""
-    population: int = Field(10, ge=4)
+    population: int = Field(10, ge=4, le=10_000)
     """Candidates in each generation."""
-    step: float = Field(0.1, gt=0)
+    step: float = Field(0.1, gt=0, le=10)
     """First standard deviation of candidates, as a fraction of each constant's range."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of the search."""
 
 
@@ -150,12 +151,7 @@ def tuning_fingerprint(parameters: Sequence[Parameter], settings: TuningSettings
 
 def read_costs(path: Path, fingerprint: str, population: int) -> tuple[tuple[float, ...], ...]:
     """Costs of the generations in a checkpoint. Raises CheckpointError if it is not one of this search."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not a readable checkpoint ({error}); tune without --resume to replace it"
-        ) from None
+    content = read_json(path, "a checkpoint; tune without --resume to replace it", CheckpointError)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a tuning checkpoint, expected format {FORMAT!r}")
     if content.get("fingerprint") != fingerprint:

@@ -9,6 +9,7 @@ epoch, trained with that total batch size. The format is that of the Pollux arti
 from __future__ import annotations
 
 import csv
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ProfileError
 from rlpto.performance.throughput import StepMeasurements
+from rlpto.reading import MIB, parsing, read_text
 
 MAX_LOCAL_BATCH = {"yolov3": 8}
 """Local batch limits below the largest measured one: beyond these the artifact's jobs never go."""
+LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
 
 
@@ -104,7 +107,7 @@ def read_measurements(folder: Path) -> Measurements:
 
     Raises ProfileError naming the file, line and column where something is missing or not a number.
     """
-    placement_rows = _read_csv(folder / "placements.csv", ("placement", *_TIMES), text=("placement",))
+    placement_rows = _read_csv(folder / "placements.csv", ("placement", *_TIMES), labels=("placement",))
     labels = [str(label) for label in placement_rows["placement"]]
     groups = [_groups(label, folder / "placements.csv") for label in labels]
     local_batch, step, sync = (np.asarray(placement_rows[name], dtype=np.float64) for name in _TIMES)
@@ -171,13 +174,11 @@ def _joined(
     )
 
 
-def _read_csv(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) -> dict[str, list[float] | list[str]]:
-    """Columns of a CSV file; numbers except for those in `text`."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ProfileError(f"{path}: cannot be read ({error})") from None
+def _read_csv(path: Path, columns: tuple[str, ...], labels: tuple[str, ...] = ()) -> dict[str, list[float] | list[str]]:
+    """Columns of a CSV file; numbers except for `labels`."""
+    text = read_text(path, "measurements as CSV", ProfileError, LARGEST_MEASUREMENTS_BYTES)
+    with parsing(path, "measurements as CSV", ProfileError):
+        rows = list(csv.DictReader(io.StringIO(text)))
     if not rows:
         raise ProfileError(f"{path}: no rows")
     missing = [name for name in columns if name not in rows[0]]
@@ -185,7 +186,7 @@ def _read_csv(path: Path, columns: tuple[str, ...], text: tuple[str, ...] = ()) 
         raise ProfileError(f"{path}: column {missing[0]} is missing")
     return {
         name: [row[name] for row in rows]
-        if name in text
+        if name in labels
         else [_number(row[name], path, line, name) for line, row in enumerate(rows, start=2)]
         for name in columns
     }

@@ -20,6 +20,8 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import ThroughputParams
+from rlpto.reading import one_line, parsing
+from rlpto.yamlfile import YamlFile, read_yaml_documents
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model of which nothing else is known."""
@@ -57,13 +59,13 @@ class Profile:
     name: Annotated[str, Field(min_length=1)]
     description: str
     source: str
-    samples: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    epochs: Annotated[int, Field(ge=1)]
+    samples: Annotated[float, Field(gt=0, le=1e12)]
+    epochs: Annotated[int, Field(ge=1, le=10_000)]
     batch: BatchLimits
     throughput: ThroughputParams
     noise: NoiseCurve
     accuracy: AccuracyCurve
-    rescale_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
 
     def __post_init__(self) -> None:
@@ -155,8 +157,7 @@ def load_folder(folder: Path) -> dict[str, Profile]:
 
 def load_file(path: Path) -> dict[str, Profile]:
     """All profiles of a file, by name: one, or several YAML documents. Raises ProfileError as `load_profile` does."""
-    contents = _documents(path)
-    profiles = [_profile(content, path) for content in contents]
+    profiles = [_profile(file) for file in read_yaml_documents(path, "a profile in YAML", ProfileError)]
     names = [profile.name for profile in profiles]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -172,24 +173,14 @@ def load_profile(path: Path) -> Profile:
     return next(iter(profiles.values()))
 
 
-def _documents(path: Path) -> list[object]:
-    try:
-        contents: list[object] = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise ProfileError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    return contents or [None]
-
-
-def _profile(content: object, path: Path) -> Profile:
-    if not isinstance(content, dict):
-        raise ProfileError(f"{path}: expected the keys of a profile")
+def _profile(file: YamlFile) -> Profile:
     try:
         # Through JSON because strict validation there takes a list for a tuple, and nothing else for a number.
-        return _ADAPTER.validate_json(json.dumps(content, default=str))
+        with parsing(file.path, "a profile", ProfileError):
+            content = json.dumps(file.data, default=str)
+        return _ADAPTER.validate_json(content)
     except ValidationError as error:
-        raise ProfileError(f"{path}: {_first(error)}") from None
+        raise ProfileError(f"{file.place(error.errors()[0]['loc'])}: {_first(error)}") from None
 
 
 def profile_yaml(profile: Profile) -> str:
@@ -216,7 +207,7 @@ def _first(error: ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if not key:
         return message
-    return f"{key}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
+    return f"{key}: {message[0].lower()}{message[1:]}, got {one_line(repr(problem['input']), 60)}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rlpto.arrays import FloatArray
-from rlpto.errors import CheckpointError, ConfigError
+from rlpto.errors import CheckpointError
 from rlpto.files import write_text
+from rlpto.reading import one_line
 from rlpto.settings import Settings
-from rlpto.yamlfile import read_yaml
+from rlpto.yamlfile import YamlFile, read_yaml
 
 FORMAT = "rlpto index weights 1"
 """First entry of a weights file: what it is, and the version of its form."""
+
+LARGEST_WEIGHT = 10.0
+"""Of the index, either way."""
 
 
 class IndexWeights(Settings):
@@ -28,25 +33,25 @@ class IndexWeights(Settings):
     where they differ, come before size.
     """
 
-    gain: float = Field(1.0, ge=-10, le=10)
+    gain: float = Field(1.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times log(speed-up gained per GPU of the step), relative to one GPU."""
-    remaining: float = Field(-0.25, ge=-10, le=10)
+    remaining: float = Field(-0.25, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times r."""
-    remaining_squared: float = Field(0.0, ge=-10, le=10)
+    remaining_squared: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times r squared."""
-    load_remaining: float = Field(0.0, ge=-10, le=10)
+    load_remaining: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times r x log(1 + GPUs all jobs could use / capacity)."""
-    priority: float = Field(2.0, ge=-10, le=10)
+    priority: float = Field(2.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times 1, 0 or -1 for class high, normal, low (after aging)."""
-    age: float = Field(0.0, ge=-10, le=10)
+    age: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times log(1 + hours since the job was submitted)."""
-    attained: float = Field(0.0, ge=-10, le=10)
+    attained: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times log(1 + GPU-hours the job has had)."""
-    start: float = Field(3.0, ge=-10, le=10)
+    start: float = Field(3.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Times 1 if the step starts from no GPUs, else 0; the default lets nearly all jobs start before any grows."""
-    held: float = Field(1.0, ge=-10, le=10)
+    held: float = Field(1.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Stickiness: times the part of the step's GPUs that the job holds now, in [0, 1]."""
-    held_remaining: float = Field(0.0, ge=-10, le=10)
+    held_remaining: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Size-dependent stickiness: times that part x r."""
 
     def vector(self) -> FloatArray:
@@ -71,26 +76,27 @@ def save_index_weights(weights: IndexWeights, path: Path) -> None:
 
 def load_index_weights(path: Path) -> IndexWeights:
     """Read a weights file. Raises CheckpointError, naming file, line and key, if it is none."""
-    try:
-        file = read_yaml(path)
-    except ConfigError as error:
-        raise CheckpointError(f"{error}; expected index weights") from None
+    file = read_yaml(path, "index weights", CheckpointError)
     if file.data.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
-    if unknown := sorted(file.data.keys() - {"format", "weights"}):
-        raise CheckpointError(f"{file.place((unknown[0],))}: unknown key {unknown[0]}, expected format and weights")
+    return IndexWeights(**weights_of(file, INDEX_FEATURES, LARGEST_WEIGHT))
+
+
+def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[str, float]:
+    """A number from -largest to largest for each feature. Raises CheckpointError if one is missing or unknown."""
+    if unknown := next((key for key in file.data if key not in ("format", "weights")), None):
+        raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format and weights")
     weights = file.data.get("weights")
     if not isinstance(weights, dict):
         raise CheckpointError(f"{file.place(('weights',))}: weights: expected a number for each of the features")
-    if missing := [name for name in INDEX_FEATURES if name not in weights]:
+    if missing := [name for name in features if name not in weights]:
         raise CheckpointError(f"{file.place(('weights',))}: weights.{missing[0]}: missing")
-    try:
-        return IndexWeights.model_validate(weights)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        place = f"{file.place(('weights', key))}: weights.{key}"
-        if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, INDEX_FEATURES, 1, 0.0)[0]
-            raise CheckpointError(f"{place}: unknown feature, did you mean {near}?") from None
-        raise CheckpointError(f"{place}: {first['msg']}, got {first['input']!r}") from None
+    for name, value in weights.items():
+        place = f"{file.place(('weights', str(name)))}: weights.{name}"
+        if name not in features:
+            near = difflib.get_close_matches(str(name), features, 1, 0.0)[0]
+            raise CheckpointError(f"{place}: unknown feature, did you mean {near}?")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
+            got = one_line(repr(value), 60)
+            raise CheckpointError(f"{place}: expected a number from {-largest:g} to {largest:g}, got {got}")
+    return {name: float(weights[name]) for name in features}

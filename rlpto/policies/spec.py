@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from rlpto.errors import ConfigError
+from rlpto.reading import one_line
+from rlpto.yamlfile import parse_value
 
 UNNAMED = ""
 """Stands for the name of an option that was given without one, as in `pretrained:philly`."""
@@ -41,13 +41,8 @@ class PolicySpec:
     @property
     def options(self) -> dict[str, object]:
         """Values of the options, read as YAML. Raises ConfigError for a value that is none."""
-        found: dict[str, object] = {}
-        for key, text in self.texts:
-            try:
-                found[key] = text if key == UNNAMED else yaml.safe_load(text)
-            except (yaml.YAMLError, ValueError, RecursionError):
-                raise ConfigError(f"policy {self}: option {key}: cannot read the value {text.strip()!r}") from None
-        return found
+        place = f"policy {one_line(self)}: option"
+        return {key: text if key == UNNAMED else parse_value(text, f"{place} {key}") for key, text in self.texts}
 
     @property
     def label(self) -> str:

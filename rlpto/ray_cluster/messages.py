@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -32,8 +33,17 @@ Device = Literal["auto", "cpu", "cuda"]
 JobState = Literal["waiting", "starting", "running", "finished", "failed"]
 
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""What ids are made of: they are parts of the names of actors and folders."""
+
+
+def job_id(number: int) -> str:
+    """Id of the job with this number (from 0, in order of submission) in its session."""
+    return f"job-{number:06d}"
+
+
 def controller_name(session: str, job: str) -> str:
-    """Name of the actor that runs `job` in `session`."""
+    """Name of the actor that controls the job with id `job` in `session`."""
     return f"rlpto-controller:{session}:{job}"
 
 
@@ -41,7 +51,8 @@ def controller_name(session: str, job: str) -> str:
 class JobSpec:
     """Everything a controller needs to know about its job. Raises JobError for values that make no sense.
 
-    name, session: the job, and the run of the scheduler it belongs to; both without ":".
+    id: the job within its session, made by the scheduler (`job_id`): names of actors and folders are made of it.
+    name: a label for people, any text. session: the run of the scheduler that the job belongs to.
     training: class of the training program, "package.module:Class". options: its keyword arguments.
     folder: of this job alone, on the controller's node: checkpoints and the log of failures.
     architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
@@ -58,6 +69,7 @@ class JobSpec:
     pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
     """
 
+    id: str
     name: str
     session: str
     training: str
@@ -81,9 +93,9 @@ class JobSpec:
     pace: float | None = None
 
     def __post_init__(self) -> None:
-        for key in ("name", "session"):
-            if not getattr(self, key) or ":" in getattr(self, key):
-                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected a name without ':'")
+        for key in ("id", "session"):
+            if not _ID.fullmatch(getattr(self, key)):
+                raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
         if self.training.count(":") != 1 or not all(self.training.split(":")):
             raise JobError(f"job {self.name!r}: training is {self.training!r}: expected 'package.module:Class'")
         for key, kind in _CHOICES.items():
@@ -158,7 +170,7 @@ class Measured:
 class JobReport:
     """What a controller says about its job at one moment. Numbers that are not known are NaN.
 
-    generation: of the newest command taken. applied: newest generation that is wholly in force.
+    job: its id. generation: of the newest command taken. applied: newest generation that is wholly in force.
     holding: node id of every worker that is alive or being started: the truth about GPUs in use.
     training_on: node ids of the workers that train together now.
     step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
@@ -174,7 +186,7 @@ class JobReport:
     pid: of the controller's process. time: when this was said, s since the epoch of `time.time`.
     """
 
-    name: str
+    job: str
     generation: int = 0
     applied: int = 0
     state: JobState = "waiting"

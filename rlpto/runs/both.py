@@ -2,56 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rlpto.cli.common import make_console
-from rlpto.cli.evaluate import labelled, run_cells, write_results
+from rlpto.config import Config
 from rlpto.errors import ConfigError
-from rlpto.runs.real import run_real_cells
-
-if TYPE_CHECKING:
-    from rlpto.config import Config
-    from rlpto.evaluation.fidelity import Fidelity
+from rlpto.evaluation.fidelity import Fidelity, compare, write_fidelity
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.experiment import refuse_online
+from rlpto.performance.compile import load_profiles
+from rlpto.runs.evaluation import labelled, run_cells
+from rlpto.runs.real import Say, run_real_cells
 
 REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside the run's."""
 
 
 def evaluate_both(
-    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, report: bool, quiet: bool
+    config: Config,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    keep: bool,
+    progress: bool,
+    say: Say,
+    on_wait: Callable[[str], None],
+    show: Callable[[str, Config, list[FinishedCell], Path], object],
 ) -> Fidelity:
-    """Run every cell for real and simulated, write both results, and a comparison as `fidelity.json`.
+    """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 
     The real cluster comes first: the simulated one has the nodes that were found there. The policies are told the same
-    on both. Raises ConfigError where programs are not measured: a guess is no simulation of them.
+    on both. on_wait: as in `run_real_cells`. show: told which of the two is finished, with its configuration, cells and
+    folder. Raises ConfigError where programs are not measured: a guess is no simulation of them.
     """
-    from rlpto.evaluation.fidelity import compare, fidelity_table, verdicts, write_fidelity
-    from rlpto.experiment import refuse_online
-
     refuse_online(config.knowledge)
     _refuse_guesses(config)
-    console = make_console(quiet)
-    config, real = run_real_cells(config, folder / REAL, address=address, fresh=fresh, keep=keep, quiet=quiet)
-    console.print("real:", style="bold")
-    write_results(config, real, folder / REAL, report=report, quiet=quiet)
-    simulated = run_cells(config, folder / SIMULATED, fresh=fresh, jobs=1, quiet=quiet)
-    console.print("\nsimulated:", style="bold")
-    write_results(config, simulated, folder / SIMULATED, report=report, quiet=quiet)
+    where = folder / REAL
+    config, real = run_real_cells(
+        config, where, address=address, fresh=fresh, keep=keep, progress=progress, say=say, on_wait=on_wait
+    )
+    show(REAL, config, real, where)
+    simulated = run_cells(config, folder / SIMULATED, fresh=fresh, jobs=1, progress=progress)
+    show(SIMULATED, config, simulated, folder / SIMULATED)
     found = compare(labelled(simulated), labelled(real))
     write_fidelity(found, folder / "fidelity.json")
-    console.print()
-    console.print(fidelity_table(found))
-    for sentence in verdicts(found):
-        console.print(sentence)
-    console.print(f"\ncomparison: {folder / 'fidelity.json'}", style="bold")
     return found
 
 
 def _refuse_guesses(config: Config) -> None:
     """Raises ConfigError if the simulator would not run what `rlpto profile` has measured of every program."""
-    from rlpto.performance.compile import load_profiles
-
     known = () if config.profiles.folder is None else load_profiles(config.profiles.folder).models
     unknown = sorted(set(config.ray.programs) - set(known))
     if unknown:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpto.cli.common import interrupted, make_console, make_progress
 from rlpto.errors import ConfigError
-from rlpto.runs.real import DATABASE, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
+from rlpto.interrupts import Interrupted, interruptible
+from rlpto.outcome import Result, deciding
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+from rlpto.runs.folder import members
+from rlpto.runs.real import check_programs, real_nodes, with_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -30,12 +32,22 @@ ROLLOUTS = 10
 """Rollouts to learn from where the experiment does not say how many steps: some thousand seconds each."""
 
 
-def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | None, fresh: bool, quiet: bool) -> None:
+def fine_tune_run(
+    config: Config,
+    source: Path,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    on_progress: Callable[[Status], None],
+    on_wait: Callable[[str], None],
+) -> int:
     """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
     already, it goes on from them.
 
-    address: of a Ray cluster that is there; None: a local one. Raises what is wrong with the experiment, the agent
-    or the cluster; after Ctrl-C it ends in good order, and says how to go on.
+    address: of a Ray cluster that is there; None: a local one. on_wait: as in `run_real_cells`. Returns the decisions
+    it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
+    good order with Interrupted.
     """
     from rlpto.agents.finetuning import Beginner
     from rlpto.agents.policy import run_file
@@ -52,28 +64,30 @@ def fine_tune_run(config: Config, source: Path, folder: Path, *, address: str | 
     resume = (folder / LAST).is_file() and not fresh
     if not resume:
         prepare(config).check()
-    with real_nodes(config, address) as gpus:
+    with real_nodes(config, address, folder, on_wait) as gpus:
         if address is not None:
             config = with_nodes(config, gpus)
         experiment = prepare(config)
+        on_wait("importing training programs on the cluster")
         check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
+        on_wait("")
         identity = _identity(experiment, settings, beginner)
         if fresh:
             remove_sessions(folder)
             (folder / LAST).unlink(missing_ok=True)
         if not resume:
-            begin_run(folder, config, sys.argv[1:])
-        console = make_console(quiet)
-        console.print(f"live curves: tensorboard --logdir {folder}", style="dim", soft_wrap=True)
+            begin_run(folder, config)
         try:
             with Episodes(experiment, windows, folder) as episodes:
-                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume=resume, quiet=quiet)
+                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume, on_progress)
         except KeyboardInterrupt:
-            interrupted("what was learned until the last update is kept; go on with the same command")
-    again = f"go on with the same command; evaluate it with the policy agent:run={folder}"
+            raise Interrupted("what was learned until the last update is kept; go on with the same command") from None
     if not outcome.finished:
-        interrupted(f"{outcome.steps} decisions are kept; {again}")
-    console.print(f"{folder}: learned from {outcome.steps} decisions; {again}", soft_wrap=True)
+        raise Interrupted(
+            f"{outcome.steps} decisions are kept; go on with the same command, "
+            f"or evaluate it with the policy agent:run={folder}"
+        )
+    return outcome.steps
 
 
 class Episodes:
@@ -84,7 +98,7 @@ class Episodes:
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
-        self._experiment, self._windows, self._folder = experiment, windows, folder / SESSIONS
+        self._experiment, self._windows, self._run, self._folder = experiment, windows, folder, folder / SESSIONS
         there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
         self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
         self._present = ExitStack()
@@ -101,7 +115,7 @@ class Episodes:
         config = self._experiment.config
         window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
         own = self._folder / f"episode-{number:04d}"
-        session = hashlib.sha256(f"{self._folder.absolute()} {number}".encode()).hexdigest()[:12]
+        session = session_name(self._run, f"{number:04d}")
         with ExitStack() as made:
             database = made.enter_context(SessionDatabase(own / DATABASE))
             made.callback(write_tables, database, own)
@@ -129,23 +143,17 @@ def _tuned(
     identity: Identity,
     episodes: Episodes,
     folder: Path,
-    *,
     resume: bool,
-    quiet: bool,
+    on_progress: Callable[[Status], None],
 ) -> Outcome:
-    """The training itself, with a progress bar; Ctrl-C ends it after the step that is under way."""
+    """The training itself; Ctrl-C ends it after the step that is under way."""
     from rlpto.agents.finetuning import fine_tune
     from rlpto.config import resolved_yaml
     from rlpto.envs.cluster_env import LiveSetup
-    from rlpto.interrupts import interruptible
     from rlpto.runs.folder import command_line
 
     setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
-    with make_progress(quiet) as bar, interruptible("step") as interrupt:
-        task = bar.add_task("starting", total=settings.steps)
-
-        def told(status: Status) -> None:
-            bar.update(task, description=status.doing, completed=min(status.steps, status.total))
+    with interruptible("step") as interrupt:
 
         def asked() -> bool:
             interrupt.learning = True
@@ -159,8 +167,8 @@ def _tuned(
             beginner,
             config.simulator.interval,
             resume=resume,
-            texts={"config": resolved_yaml(config), "command": command_line(sys.argv[1:])},
-            told=told,
+            texts={"config": resolved_yaml(config), "command": command_line()},
+            told=on_progress,
             stop=asked,
         )
 
@@ -182,8 +190,6 @@ def _refuse_what_takes_episodes(config: Config) -> None:
 
 def _member(run: Path) -> Path:
     """The one training of a run. Raises ConfigError if there are several."""
-    from rlpto.runs.training import members
-
     found = members(run)
     if len(found) > 1:
         raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
@@ -209,10 +215,11 @@ def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginne
     from rlpto.runs.training import provenance, training_seed
 
     config = experiment.config
+    agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
     decisive = {
         "experiment": experiment.outcome(),
         "env": beginner.env(config.env).model_dump(mode="json"),
-        "agent": settings.model_dump(mode="json", exclude={"device", "threads", "seed", "steps"}),
+        "agent": {key: value for key, value in agent.items() if key != "steps"},
         "from": digest(beginner.file),
     }
     text = json.dumps(decisive, sort_keys=True)

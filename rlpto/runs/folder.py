@@ -6,7 +6,8 @@ import json
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,27 +15,22 @@ from rlpto import __version__
 from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.files import digest, write_text
-from rlpto.settings import Settings
+from rlpto.outcome import Result, differing_keys
+from rlpto.reading import read_json
 
 CONFIG_FILE = "config.resolved.yaml"
 """The whole configuration of the run."""
 VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
-FREE_KEYS = (
-    *("name", "description", "policies", "evaluation", "workload.windows.limit", "workload.windows.seed"),
-    *("env", "agent"),
-)
-"""Keys that may change from one command to the next in the same folder: they decide which cells there are,
-not how a cell comes out. (A trained agent that is evaluated is a file of its own.)"""
 
 
-def begin_run(folder: Path, config: Config, arguments: Sequence[str]) -> None:
-    """Write the configuration and the versions. Raises CheckpointError if that is not possible."""
+def begin_run(folder: Path, config: Config) -> None:
+    """Write the configuration, the versions and the command. Raises CheckpointError if that is not possible."""
     write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
     content = {
         **versions(),
         "commit": git_commit(),
-        "command": command_line(arguments),
+        "command": command_line(),
         "policy_files": {**_policy_files_there(folder), **policy_files(config)},
     }
     write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")
@@ -62,7 +58,7 @@ def refuse_foreign(folder: Path, config: Config) -> None:
         there = read_run_config(folder)
     except ConfigError as error:
         raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
-    for key, old, new in differing_keys(there, config):
+    for key, old, new in differing_keys(there, config, Result.CELL):
         raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
     before = _policy_files_there(folder)
     for path, now in policy_files(config).items():
@@ -77,37 +73,14 @@ def policy_files(config: Config) -> dict[str, str]:
 
 def _policy_files_there(folder: Path) -> dict[str, str]:
     """Policies' files as they were when the folder was written."""
-    try:
-        content = json.loads((folder / VERSIONS_FILE).read_text(encoding="utf-8"))
-        return dict(content.get("policy_files", {}))
-    except FileNotFoundError:
+    path = folder / VERSIONS_FILE
+    if not path.exists():
         return {}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / VERSIONS_FILE}: not readable ({error}), expected what a run has written"
-        ) from None
-
-
-def differing_keys(
-    mine: Settings, its: Settings, around: str = "", free: Sequence[str] = FREE_KEYS
-) -> Iterator[tuple[str, object, object]]:
-    """Dotted keys in which two configurations differ, with both values; those that are free are left out."""
-    for name in type(mine).model_fields:
-        key = f"{around}{name}"
-        left, right = getattr(mine, name), getattr(its, name)
-        if key in free or _absolute(left) == _absolute(right):
-            continue
-        if isinstance(left, Settings) and isinstance(right, Settings):
-            yield from differing_keys(left, right, f"{key}.", free)
-        else:
-            yield key, left, right
-
-
-def _absolute(value: object) -> object:
-    """Paths are the same if they lead to the same place."""
-    if isinstance(value, Path):
-        return value.absolute()
-    return tuple(_absolute(entry) for entry in value) if isinstance(value, tuple) else value
+    content = read_json(path, "what a run has written", CheckpointError)
+    files = content.get("policy_files", {}) if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+        raise CheckpointError(f"{path}: policy_files: expected a digest of each, as a run has written them")
+    return files
 
 
 def versions() -> dict[str, str]:
@@ -128,9 +101,15 @@ def git_commit() -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
-def command_line(arguments: Sequence[str]) -> str:
+def command_line() -> str:
     """What to type to do the same again."""
-    return shlex.join(["rlpto", *arguments])
+    return shlex.join(["rlpto", *sys.argv[1:]])
+
+
+def members(run: Path) -> list[Path]:
+    """Folders of the trainings in a run: its own, or one for each seed."""
+    found = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    return [path for path in found if path.is_dir()] or [run]
 
 
 def run_facts(config: Config) -> Mapping[str, str]:

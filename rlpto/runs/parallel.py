@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlpto.cli.common import make_console, make_progress
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
 
-PATIENCE = 60.0
-"""Seconds that trainings may take to stop in good order after Ctrl-C."""
+STOP_TIMEOUT_S = 60.0
+"""Longest time that trainings may take to stop in good order after Ctrl-C."""
 
 
 def workers(wanted: int | None) -> int:
@@ -25,35 +22,31 @@ def workers(wanted: int | None) -> int:
     return wanted or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def side_by_side(runs: Sequence[Path], at_once: int, *, quiet: bool) -> None:
-    """Train, or go on, in every folder.
+def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:
+    """Train, or go on, in every folder. on_finished: told a folder, and its summary unless it failed.
 
     Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
     trainings have left checkpoints.
     """
-    console = make_console(quiet)
     failed: list[str] = []
-    with local_ray(at_once), make_progress(quiet) as bar:
+    with local_ray(at_once):
         import ray
 
         remote = ray.remote(num_cpus=1, max_retries=0)(train_member)
         pending = {remote.remote(str(run.resolve())): run for run in runs}
-        task = bar.add_task(f"training {len(runs)} seeds", total=len(runs))
         try:
             while pending:
                 done, _ = ray.wait(list(pending), timeout=1.0)
                 for reference in done:
                     run, answer = pending.pop(reference), ray.get(reference)
-                    bar.advance(task)
                     if answer["error"]:
                         failed.append(answer["error"])
-                    else:
-                        console.print(answer["summary"].replace(str(run.resolve()), str(run)), soft_wrap=True)
+                    on_finished(run, answer["summary"] and answer["summary"].replace(str(run.resolve()), str(run)))
         except KeyboardInterrupt:
             print("rlpto: stopping after these updates", file=sys.stderr)
             for reference in pending:
                 ray.cancel(reference, force=False)
-            ray.wait(list(pending), num_returns=len(pending), timeout=PATIENCE)
+            ray.wait(list(pending), num_returns=len(pending), timeout=STOP_TIMEOUT_S)
             raise
     if failed:
         raise RlptoError(failed[0])
@@ -61,34 +54,26 @@ def side_by_side(runs: Sequence[Path], at_once: int, *, quiet: bool) -> None:
 
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
-    """A Ray of this process's own, quiet and without a dashboard, for the time of a block."""
-    before = use_ray_environment()
-    import ray
+    """A Ray of this process's own, which nobody else reaches, for the time of a block."""
+    from rlpto.ray_cluster.nodes.environment import restore_environment
+    from rlpto.ray_cluster.nodes.local import LocalCluster
 
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
-    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        yield
+        with LocalCluster([], cpus, forking=False):
+            yield
     finally:
-        ray.shutdown()
-        restore_environment(before)
+        restore_environment({"PYTHONPATH": before})
 
 
 def train_member(folder: str) -> dict[str, str | None]:
     """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
-    from rlpto.cli.train import summary
-    from rlpto.runs.folder import read_run_config
-    from rlpto.runs.training import has_begun, train_run
+    from rlpto.runs.training import summary, train_folder
 
     run = Path(folder)
     try:
-        outcome = train_run(read_run_config(run), run, resume=has_begun(run), progress=False)
+        outcome = train_folder(run, progress=False)
     except RlptoError as error:
         return {"error": str(error), "summary": None}
     return {"error": None, "summary": summary(run, outcome)}

@@ -1,11 +1,11 @@
-"""From a configuration to a training, and what the verbs about agents share. Imports torch."""
+"""Trainings in folders of their own: one agent, or several with different seeds. Imports torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,81 @@ import numpy as np
 
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
+from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.training import Outcome, Status, train
+from rlpto.agents.training import PERIODIC, Outcome, Status, train
 from rlpto.agents.validation import Evaluator
 from rlpto.arrays import FloatArray
-from rlpto.config import Config, resolved_yaml
+from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.environments import start_weights, training_setup
-from rlpto.errors import ConfigError
+from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
-from rlpto.experiment import Experiment
+from rlpto.experiment import Experiment, refuse_online
 from rlpto.interrupts import interruptible
+from rlpto.outcome import Result, deciding, differing_keys
 from rlpto.policies.base import Policy
 from rlpto.policies.spec import policy_label
 from rlpto.records import RunRecord
-from rlpto.runs.folder import command_line, git_commit, versions
+from rlpto.runs.folder import (
+    CONFIG_FILE,
+    begin_run,
+    command_line,
+    git_commit,
+    members,
+    read_run_config,
+    versions,
+)
 
 BASELINES = "baselines"
 """Folder of a run with the baselines' cells on its validation windows."""
 
 
+def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
+    """Write configurations of trainings with so many seeds into a folder, and into RUN/seed-K if they are several.
+
+    Nothing is written unless the experiment can be trained on. fresh: remove a training that is there already.
+    Raises CheckpointError if there is one otherwise, and what is wrong with the experiment.
+    """
+    if not fresh and has_checkpoints(folder):
+        raise CheckpointError(
+            f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
+            "or use another --run-dir, or --fresh to train anew"
+        )
+    refuse_online(config.knowledge)
+    experiments = by_load(config)
+    for spec in ranked_policies(config):
+        experiments[0].policy(spec)
+    for experiment in experiments:
+        experiment.windows("train")
+    if fresh:
+        _remove_training(folder)
+    begin_run(folder, config)
+    first = training_seed(config)
+    for seed in range(first, first + seeds) if seeds > 1 else ():
+        own = config.model_copy(update={"agent": config.agent.model_copy(update={"seed": seed})})
+        begin_run(folder / f"seed-{seed}", own)
+
+
+def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:
+    """Raise CheckpointError if a training is to be resumed with another configuration, or is none."""
+    there = read_run_config(run)
+    if not has_begun(run):
+        raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
+    wanted = there if config is None and not overrides else load_config(config or run / CONFIG_FILE, overrides)
+    for key, old, new in differing_keys(there, wanted, Result.TRAINING):
+        raise CheckpointError(
+            f"{run}: trained with {key} = {old}, now it is {new}; expected the same, or a new training with --run-dir"
+        )
+
+
+def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> Outcome:
+    """Train in a folder that has its configuration, or go on where there is something to go on from."""
+    return train_run(read_run_config(run), run, resume=has_begun(run), progress=progress, on_progress=on_progress)
+
+
 def train_run(
-    config: Config, folder: Path, *, resume: bool, progress: bool, told: Callable[[Status], None] | None = None
+    config: Config, folder: Path, *, resume: bool, progress: bool, on_progress: Callable[[Status], None] | None = None
 ) -> Outcome:
     """Train the agent of a configuration, or go on; the folder has its configuration already.
 
@@ -49,8 +102,8 @@ def train_run(
 
         def tell(status: Status) -> None:
             interrupt.learning |= status.doing == "training"
-            if told is not None:
-                told(status)
+            if on_progress is not None:
+                on_progress(status)
 
         return train(
             setup,
@@ -59,7 +112,7 @@ def train_run(
             identity(config, experiments),
             evaluator,
             resume=resume,
-            texts={"config": resolved_yaml(config), "command": command_line(sys.argv[1:])},
+            texts={"config": resolved_yaml(config), "command": command_line()},
             told=tell,
             stop=lambda: interrupt.asked,
         )
@@ -145,7 +198,7 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
         "experiments": [experiment.outcome() for experiment in experiments],
         "env": config.env.model_dump(mode="json", exclude={"start"}),
         "start": start_weights(config).tolist(),
-        "agent": config.agent.model_dump(mode="json", exclude={"device", "threads", "seed"}),
+        "agent": deciding(config, Result.CHECKPOINT)["agent"],
         "windows": config.workload.windows.model_dump(mode="json"),
     }
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
@@ -170,12 +223,6 @@ def _nameable(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
-def members(run: Path) -> list[Path]:
-    """Folders of the trainings in a run: its own, or one for each seed."""
-    found = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name))
-    return [path for path in found if path.is_dir()] or [run]
-
-
 def has_checkpoints(run: Path) -> bool:
     """True if a run, or one of its seeds, holds checkpoints."""
     return any((folder / name).is_file() for folder in members(run) for name in (BEST, LAST))
@@ -184,3 +231,33 @@ def has_checkpoints(run: Path) -> bool:
 def has_begun(run: Path) -> bool:
     """True if there is something in a run, or one of its seeds, to go on from: a checkpoint, or generations."""
     return any((folder / name).is_file() for folder in members(run) for name in (LAST, EVOLUTION))
+
+
+def summary(run: Path, outcome: Outcome) -> str:
+    """One line on how a training ended."""
+    text = f"{run}: {outcome.steps} steps"
+    if outcome.best is not None:
+        text += f", best validation reward per job {outcome.best:+.4f}"
+    if (rank := outcome.metrics.get("rank")) is not None:
+        baselines = sum(name.startswith("wins/") for name in outcome.metrics)
+        text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"
+    return text
+
+
+def how_to_go_on(folder: Path, steps: int | None = None) -> str:
+    """What an interrupted training has kept, and what to type."""
+    if not has_begun(folder):
+        return "no checkpoint has been written yet; the same command begins anew"
+    kept = "" if steps is None else f"{steps} steps are kept; "
+    return f"{kept}go on with: rlpto train --resume {folder}"
+
+
+def _remove_training(folder: Path) -> None:
+    """Remove what a training has written, and its seeds'."""
+    for run in members(folder):
+        for name in (BEST, LAST, HISTORY, EVOLUTION):
+            (run / name).unlink(missing_ok=True)
+        for name in (EVENTS, PERIODIC, BASELINES):
+            shutil.rmtree(run / name, ignore_errors=True)
+        if run != folder:
+            shutil.rmtree(run)

@@ -1,33 +1,48 @@
-"""What an index costs on windows, at several loads: compiled where that can be, else by the scheduler's loop."""
+"""Tuning the index on windows at several loads. Costs are compiled where that can be, else the loop's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from enum import StrEnum
 from functools import lru_cache, partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.cli.tune import Goal
 from rlpto.config import Config
 from rlpto.environments import workload_of
 from rlpto.envs.fleet import Fleet, build_fleet, play
+from rlpto.evaluation.tuning import (
+    TuningSettings,
+    TuningState,
+    index_parameters,
+    read_costs,
+    tune,
+    tuning_fingerprint,
+)
 from rlpto.experiment import Experiment
+from rlpto.interrupts import Interrupted
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
 from rlpto.rewards import RewardWeights
 
 HOUR = 3600.0
-PATIENCE = 3.0
+SLOWEST_CANDIDATE = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
-
-
 TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
 """Reward weights whose negative total is the sum of all JCTs, in hours."""
+
+
+class Goal(StrEnum):
+    """What a better index has more, or less, of."""
+
+    reward = "reward"
+    jct = "jct"
 
 
 class Place(NamedTuple):
@@ -50,6 +65,80 @@ Costs = Callable[[IndexWeights, Sequence[Place], Sequence[Cost] | None], list[Co
 """From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
 
 
+class Tuned(NamedTuple):
+    """A tuned index, and how much better than its start it is, in words, by what was run."""
+
+    weights: IndexWeights
+    gains: dict[str, str]
+
+
+def tune_index(
+    configs: Sequence[Config],
+    first: IndexWeights,
+    goal: Goal,
+    settings: TuningSettings,
+    checkpoint: Path,
+    *,
+    resume: bool,
+    jobs: int,
+    on_progress: Callable[[str, int], object],
+) -> Tuned:
+    """Tune the weights of the index from `first` on the training windows of configurations, such as one a load.
+
+    checkpoint: keeps every generation. jobs: processes. on_progress: told how it stands, and how many candidates have
+    been tried. Raises CheckpointError for a foreign checkpoint before anything runs, Interrupted after Ctrl-C.
+    """
+    experiments = [Experiment(settled) for settled in configs]
+    places = places_of(experiments, "train")
+    unseen = places_of(experiments, "validation", required=False)
+    parameters = index_parameters(first)
+    outcomes = [experiment.outcome() for experiment in experiments]
+    searched = {"goal": goal.value, "gain": first.gain, "places": places, "outcomes": outcomes}
+    fingerprint = tuning_fingerprint(parameters, settings, searched)
+    if resume and checkpoint.exists():
+        read_costs(checkpoint, fingerprint, settings.population)
+    standing, tried = "start", 0
+
+    def complete(point: Mapping[str, float]) -> IndexWeights:
+        return first.model_copy(update=dict(point))
+
+    def generation(state: TuningState) -> None:
+        nonlocal standing, tried
+        standing, tried = f"best {-state.best_cost:+.4f}", len(state.costs) * settings.population
+        on_progress(standing, tried)
+
+    def candidate() -> None:
+        nonlocal tried
+        tried += 1
+        on_progress(standing, tried)
+
+    with costs_in(configs, goal, jobs) as costs:
+        started = complete({p.name: p.start for p in parameters})
+        base = costs(started, places, None)
+        try:
+            found = tune(
+                lambda point: change(goal, costs(complete(point), places, base), base, places),
+                parameters,
+                settings,
+                checkpoint,
+                fingerprint,
+                resume=resume,
+                each_candidate=candidate,
+                each_generation=generation,
+            )
+        except KeyboardInterrupt:
+            kept = f"the generations so far are in {checkpoint}; add --resume to the same command to go on"
+            raise Interrupted(kept if checkpoint.exists() else "no generation was finished") from None
+        best = complete(found.best)
+        gains = {f"{len(places)} training runs": described(goal, abs(found.best_cost))}
+        if unseen:
+            on_progress("validation", tried)
+            before = costs(started, unseen, None)
+            gained = -change(goal, costs(best, unseen, before), before, unseen) + 0.0  # no negative zero
+            gains[f"{len(unseen)} validation runs, which were not used"] = described(goal, gained)
+        return Tuned(best, gains)
+
+
 def places_of(experiments: Sequence[Experiment], split: str, required: bool = True) -> list[Place]:
     """Every window of a split with every seed at every load. Raises ConfigError if required and there are none."""
     return [
@@ -66,7 +155,7 @@ def costs_in(configs: Sequence[Config], goal: Goal, jobs: int) -> Iterator[Costs
     task = partial(_cost, tuple(config.model_dump_json() for config in configs), goal)
 
     def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
-        return [None] * len(places) if base is None else [PATIENCE * start.hours for start in base]
+        return [None] * len(places) if base is None else [SLOWEST_CANDIDATE * start.hours for start in base]
 
     if jobs == 1:
         yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))

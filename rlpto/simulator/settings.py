@@ -8,22 +8,25 @@ from pydantic import Field, model_validator
 
 from rlpto.settings import Settings
 
+SHORTEST_MTBF_HOURS = 0.01
+"""Nodes that fail more often do nothing else."""
+
 
 class FailureSettings(Settings):
     """Node failures, exponential in both directions; 0 hours between failures switches them off."""
 
-    mtbf_hours: float = Field(0.0, ge=0)
+    mtbf_hours: float = Field(0.0, ge=0, le=10**9)
     """Mean hours between failures of one node; 0: nodes never fail."""
-    mttr_hours: float = Field(1.0, gt=0)
+    mttr_hours: float = Field(1.0, ge=0.0001)
     """Mean hours to repair a node."""
-    checkpoint_interval: float = Field(600.0, gt=0)
+    checkpoint_interval: float = Field(600.0, ge=0.001)
     """Seconds of training between checkpoints: a job that loses a node loses what came after the last one."""
 
 
 class SimulatorSettings(Settings):
     """How time passes in the simulator and when decisions are due."""
 
-    interval: float = Field(60.0, gt=0)
+    interval: float = Field(60.0, ge=0.001)
     """Seconds between regular decisions."""
     decide_on: Literal["interval", "events"] = "events"
     """interval: only then, first at the end of the first interval; events: also at once when a job arrives or
@@ -39,13 +42,15 @@ class SimulatorSettings(Settings):
     epoch_resolution: float = Field(0.0, ge=0)
     """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
     does with 1 s; only with `decide_on: interval`; 0: exact."""
-    max_hours: float | None = Field(None, gt=0)
+    max_hours: float | None = Field(None, gt=0, le=10**6)
     """Stop the run after this many hours even if jobs remain; null: run until all are finished."""
     failures: FailureSettings = FailureSettings()
     """Node failures."""
 
     @model_validator(mode="after")
     def _settings_go_together(self) -> Self:
+        if 0 < self.failures.mtbf_hours < SHORTEST_MTBF_HOURS:
+            raise ValueError(f"failures.mtbf_hours: expected 0, or {SHORTEST_MTBF_HOURS:g} and more")
         # With rounded epochs a finish is known only once it has happened, so nobody could decide on it.
         if self.epoch_resolution > 0 and self.decide_on == "events":
             raise ValueError(

@@ -11,6 +11,9 @@ from rlpto.forecasting.series import seconds
 from rlpto.paths import ConfigPath
 from rlpto.settings import Settings
 
+SHORTEST_STEP_S, LONGEST_STEP_S = 1.0, 366 * 86_400.0
+"""Of a forecast."""
+
 
 def _yaml_word(value: object) -> object:
     """YAML reads on and off as true and false."""
@@ -36,7 +39,7 @@ class ForecastSettings(Settings):
     no fit."""
     every: str = "10min"
     """Length of a step, such as 10min or 1h; that of the model, if there is one."""
-    horizon: int = Field(6, ge=1)
+    horizon: int = Field(6, ge=1, le=1000)
     """Steps ahead."""
     reserve: ReserveSettings = ReserveSettings()
     """GPUs held back for the jobs of class high that are expected next."""
@@ -52,9 +55,11 @@ class ForecastSettings(Settings):
     @classmethod
     def _is_a_time(cls, every: str) -> str:
         try:
-            seconds(every)
+            step = seconds(every)
         except ForecastError:
             raise ValueError(f"{every!r}: expected a time such as 10min or 1h") from None
+        if not SHORTEST_STEP_S <= step <= LONGEST_STEP_S:
+            raise ValueError(f"{every!r}: expected {SHORTEST_STEP_S:g} s to {LONGEST_STEP_S / 86400:g} days")
         return every
 
     @model_validator(mode="after")

@@ -15,8 +15,13 @@ from pydantic import Field, ValidationError, model_validator
 from rlpto.errors import ConfigError
 from rlpto.files import write_text
 from rlpto.settings import Settings
+from rlpto.yamlfile import dotted_key, read_yaml
 
 HOURS_OF_WEEK = 168
+LARGEST_GPUS = 1_000_000
+"""Of a job."""
+LARGEST_SUBMISSION = 1_000_000
+"""Jobs."""
 LEVELS = (
     *(0.0, 0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6),
     *(0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 1.0),
@@ -31,7 +36,7 @@ _BUILT_IN = Path(__file__).parent / "calibrations"
 class DurationCurve(Settings):
     """Durations of jobs that came in submissions of a certain size."""
 
-    submission_jobs: int = Field(1, ge=1)
+    submission_jobs: int = Field(1, ge=1, le=10**6)
     """Smallest submission, in jobs, that the curve is for; it serves up to the next curve."""
     seconds: Quantiles
     """Duration at the probabilities LEVELS, in s; between them the logarithm is linear."""
@@ -53,11 +58,18 @@ class GpuClass(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> GpuClass:
-        if not self.gpus or min(self.gpus) < 1 or abs(sum(self.gpus.values()) - 1) > 1e-3:
-            raise ValueError("gpus: expected shares of 1 or more GPUs that sum to 1")
+        if (
+            not self.gpus
+            or not 1 <= min(self.gpus) <= max(self.gpus) <= LARGEST_GPUS
+            or min(self.gpus.values()) < 0
+            or abs(sum(self.gpus.values()) - 1) > 1e-3
+        ):
+            raise ValueError(f"gpus: expected shares of 1 to {LARGEST_GPUS:,} GPUs that sum to 1")
         for name, curve in (("jobs", self.jobs), *(("seconds", durations.seconds) for durations in self.durations)):
             if curve[0] <= 0 or any(high < low for low, high in pairwise(curve)):
                 raise ValueError(f"{name}: expected ascending quantiles above 0")
+        if self.jobs[-1] > LARGEST_SUBMISSION:
+            raise ValueError(f"jobs: expected at most {LARGEST_SUBMISSION:,}")
         bounds = [curve.submission_jobs for curve in self.durations]
         if bounds[0] != 1 or any(high <= low for low, high in pairwise(bounds)):
             raise ValueError("durations: expected ascending submission_jobs, the first 1")
@@ -77,18 +89,18 @@ class Calibration(Settings):
     """Where the statistics come from, with the licence of that data."""
     first_day: date
     """First day of the trace that was counted."""
-    days: int = Field(ge=1)
+    days: int = Field(ge=1, le=36_500)
     """Days that were counted."""
-    pause: float = Field(gt=0)
+    pause: float = Field(gt=0, le=10**6)
     """Longest pause between two jobs of a submission, in s."""
-    gap: float = Field(ge=0)
+    gap: float = Field(ge=0, le=10**6)
     """Mean pause between two jobs of a submission, in s."""
-    day_sigma: float = Field(ge=0)
+    day_sigma: float = Field(ge=0, le=3)
     """Standard deviation of the logarithm of a day's submissions, beyond the hour of the week and chance."""
     day_correlation: float = Field(ge=0, lt=1)
     """Correlation of that logarithm between one day and the next."""
     submissions_per_hour: Annotated[
-        tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=HOURS_OF_WEEK, max_length=HOURS_OF_WEEK)
+        tuple[Annotated[float, Field(ge=0, le=10**6)], ...], Field(min_length=HOURS_OF_WEEK, max_length=HOURS_OF_WEEK)
     ]
     """Mean submissions in every hour of the week, from Monday 0:00."""
     classes: tuple[GpuClass, ...] = Field(min_length=1)
@@ -120,19 +132,14 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
             f"unknown calibration {text!r}: no such file, and the built-in ones are "
             f"{', '.join(built_in_calibrations())}; did you mean {', '.join(near)}?"
         )
+    file = read_yaml(path, "a calibration in YAML")
     try:
-        data = yaml.safe_load(path.read_bytes().decode("utf-8"))
-        return Calibration.model_validate(data)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the calibration: {(error.strerror or str(error)).lower()}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8, expected a calibration in YAML") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        return Calibration.model_validate(file.data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigError(f"{path}: {where}: {first['msg']}{_nearest(first['type'], first['loc'])}") from None
+        where = dotted_key(first["loc"]) or "the file"
+        hint = _nearest(first["type"], first["loc"])
+        raise ConfigError(f"{file.place(first['loc'])}: {where}: {first['msg']}{hint}") from None
 
 
 def _nearest(kind: str, location: Sequence[int | str]) -> str:

@@ -27,25 +27,25 @@ class ListedJob(Settings):
     """Name of the job; empty: its model and its place in the list."""
     model: str = Field(min_length=1)
     """What it trains: a model with a profile, or of `ray.programs`."""
-    submit: float = Field(0.0, ge=0)
+    submit: float = Field(0.0, ge=0, le=10**9)
     """Seconds since the start of the workload."""
-    count: int = Field(1, ge=1)
+    count: int = Field(1, ge=1, le=10_000)
     """So many jobs alike; from the second on their names end in -1, -2, ..."""
-    every: float = Field(0.0, ge=0)
+    every: float = Field(0.0, ge=0, le=10**9)
     """Seconds from one of them to the next."""
-    epochs: float | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0, le=10**6)
     """Work in epochs; null: a whole training of the model."""
     data_size: float | None = Field(None, ge=1)
     """Samples in one epoch; null: as many as the model usually has."""
-    gpus: int = Field(1, ge=1)
+    gpus: int = Field(1, ge=1, le=16_384)
     """GPUs it asks for."""
-    min_gpus: int = Field(1, ge=1)
+    min_gpus: int = Field(1, ge=1, le=16_384)
     """Fewest it can run on."""
-    max_gpus: int | None = Field(None, ge=1)
+    max_gpus: int | None = Field(None, ge=1, le=16_384)
     """Most it can use; null: what it asks for."""
     priority: Literal["high", "normal", "low"] = "normal"
     """Priority class."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1, le=10**9)
     """Total batch size in samples; null: the model's own."""
 
     @model_validator(mode="after")

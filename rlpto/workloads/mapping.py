@@ -58,9 +58,9 @@ class MappingSettings(Settings):
     """category: models of every GPU-time class, equally likely inside it."""
     adaptive_batch: bool = False
     """given: let jobs adapt their batch size instead of keeping the recorded one; other modes always adapt it."""
-    min_duration: float = Field(60.0, gt=0)
+    min_duration: float = Field(60.0, ge=0.001)
     """duration, category: shorter recorded durations are raised to so many seconds."""
-    max_duration: float = Field(86_400.0, gt=0)
+    max_duration: float = Field(86_400.0, ge=0.001)
     """duration, category: longer recorded durations are cut to so many seconds."""
     unknown_duration: Literal["skip", "error"] = "skip"
     """duration, category: what to do with a job whose duration is not recorded."""
@@ -69,9 +69,9 @@ class MappingSettings(Settings):
     takes longer in proportion."""
     rigid: bool = False
     """Fix every job at its requested GPUs."""
-    max_gpus_factor: float = Field(4.0, ge=1)
+    max_gpus_factor: float = Field(4.0, ge=1, le=10**6)
     """An elastic job may hold so many times its requested GPUs."""
-    max_gpus: int = Field(64, ge=1)
+    max_gpus: int = Field(64, ge=1, le=16_384)
     """An elastic job may hold so many GPUs, or as many as it requests if that is more."""
     model_max_gpus: dict[str, int] = Field(default_factory=dict)
     """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""

@@ -16,6 +16,10 @@ from rlpto.workloads.trace import Trace, make_trace
 HOUR, DAY = 3600.0, 86400.0
 MONDAY = pd.Timestamp("2018-01-01")
 """Local time of second 0 of a generated trace."""
+LONGEST_DAYS = 3650.0
+LARGEST_RATE = 1000.0
+MOST_JOBS = 5_000_000
+"""Of a generated trace; one of its days has hundreds, or thousands."""
 PAUSE = 60.0
 """Jobs of one virtual cluster and size that follow each other by at most so many seconds are one submission."""
 _CLASS_BOUNDS = (1, 2, 4, 8)
@@ -177,10 +181,16 @@ def generate(calibration: Calibration, days: float, seed: int, rate_scale: float
     class's curve with normal scores that correlate by `likeness`. Jobs that a submission begun
     before the end would submit after it are left out. The column user numbers the submissions.
 
-    Raises TraceError if days or rate_scale are not above 0, or not a single job comes about.
+    Raises TraceError if days or rate_scale are not above 0, or it would have no jobs, or far too many.
     """
-    if not (days > 0 and rate_scale > 0):
-        raise TraceError(f"synthetic trace: days {days}, rate_scale {rate_scale}, expected both above 0")
+    if not (0 < days <= LONGEST_DAYS and 0 < rate_scale <= LARGEST_RATE):
+        raise TraceError(
+            f"synthetic trace: days {days}, rate_scale {rate_scale}, expected both above 0, "
+            f"at most {LONGEST_DAYS:g} days at {LARGEST_RATE:g} times the rate"
+        )
+    expected = float(np.mean(calibration.submissions_per_hour)) * 24 * days * rate_scale
+    if expected > MOST_JOBS:
+        raise TraceError(f"synthetic trace: about {expected:.3g} submissions, expected at most {MOST_JOBS:,}")
     rng = np.random.default_rng(seed)
     begin = _submission_times(calibration, days, rate_scale, rng)
     shares = np.array([group.submissions for group in calibration.classes])
@@ -235,6 +245,8 @@ def _jobs_of_class(
     """
     count = len(mine)
     sizes = np.rint(_at(group.jobs, rng.random(count))).astype(np.int64)
+    if sizes.sum() > MOST_JOBS:
+        raise TraceError(f"synthetic trace: {sizes.sum():,} jobs, expected at most {MOST_JOBS:,}: fewer days")
     counts = np.array(list(group.gpus), dtype=np.int64)
     shares = np.array(list(group.gpus.values()))
     gpus = rng.choice(counts, size=count, p=shares / shares.sum())

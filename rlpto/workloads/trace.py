@@ -17,17 +17,30 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import TraceError
 from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
+from rlpto.workloads.calibration import LARGEST_GPUS
 
 UNKNOWN_PRIORITY = -1
 
 _TEXT = {"name": "", "user": "", "group": "", "model": ""}
 _FLOATS = {"submit_time": 0.0, "duration": np.nan}
 _INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
+LONGEST_S = 40 * 365 * 86_400.0
+"""From the first submission of a trace to the last, and of a job."""
+LARGEST_BATCH = 10**9
+"""Samples."""
 COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size")
 """Columns of `Trace.jobs`, in this order."""
 
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
+_EXPECTED = "a trace made by `rlpto trace import` or `generate`"
+_MOST_JOBS = 20_000_000
+EARLIEST, LATEST = pd.Timestamp("1970-01-01"), pd.Timestamp("2200-01-01")
+"""Local times that second 0 of a trace may be."""
+_ARROW = pa.schema(
+    [(name, pa.string() if name in _TEXT else pa.float64() if name in _FLOATS else pa.int64()) for name in COLUMNS]
+)
 
 
 @dataclass(frozen=True)
@@ -52,14 +65,22 @@ class Trace:
         missing = [name for name in COLUMNS if name not in self.jobs.columns]
         if missing:
             raise TraceError(f"{self.source}: column {missing[0]} missing, expected {', '.join(COLUMNS)}")
-        names = self.jobs["name"]
+        names, batch = self.jobs["name"], self.integers("batch_size")
         checks = (
-            ("submit_time", np.isfinite(self.submit_time) & (self.submit_time >= 0), "seconds, 0 or more"),
+            (
+                "submit_time",
+                (self.submit_time >= 0) & (self.submit_time <= LONGEST_S),
+                f"seconds, 0 or more and at most {LONGEST_S:g}",
+            ),
             ("submit_time", np.diff(self.submit_time, prepend=-np.inf) >= 0, "ascending times"),
-            ("duration", np.isnan(self.duration) | ((self.duration >= 0) & np.isfinite(self.duration)), "0 or more"),
-            ("gpus", self.gpus >= 1, "1 or more"),
+            (
+                "duration",
+                np.isnan(self.duration) | ((self.duration >= 0) & (self.duration <= LONGEST_S)),
+                f"0 to {LONGEST_S:g}",
+            ),
+            ("gpus", (self.gpus >= 1) & (self.gpus <= LARGEST_GPUS), f"1 to {LARGEST_GPUS:,}"),
             ("priority", (self.priority >= -1) & (self.priority < len(PRIORITY_CLASSES)), "-1 to 2"),
-            ("batch_size", self.integers("batch_size") >= 0, "0 or more"),
+            ("batch_size", (batch >= 0) & (batch <= LARGEST_BATCH), f"0 to {LARGEST_BATCH:,}"),
             ("name", ~names.duplicated().to_numpy(), "a name that no other job has"),
         )
         for column, good, expected in checks:
@@ -130,15 +151,16 @@ def make_trace(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise TraceError(f"{source}: column {unknown[0]} is none of {', '.join(COLUMNS)}")
-    count = len(columns["submit_time"])
-    jobs = pd.DataFrame(index=range(count))
-    for name in COLUMNS:
-        if name in _TEXT:
-            jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
-        elif name in _FLOATS:
-            jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
-        else:
-            jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
+    with parsing(source, "columns of equal length, of numbers or of text", TraceError):
+        count = len(columns["submit_time"])
+        jobs = pd.DataFrame(index=range(count))
+        for name in COLUMNS:
+            if name in _TEXT:
+                jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
+            elif name in _FLOATS:
+                jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
+            else:
+                jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
     jobs = jobs.sort_values("submit_time", kind="stable", ignore_index=True)
     jobs["name"] = _unique_names(jobs["name"])
     return Trace(jobs, origin, source)
@@ -170,23 +192,28 @@ def read_trace(path: Path) -> Trace:
 
     Raises TraceError if the file is missing, is no parquet file, or was not written by `write_trace`.
     """
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        reason = (
-            "not a parquet file" if path.is_file() else (getattr(error, "strerror", None) or "no such file").lower()
-        )
-        raise TraceError(
-            f"{path}: cannot read the trace: {reason}, expected a file made by `rlpto trace import` or `generate`"
-        ) from None
-    about = (table.schema.metadata or {}).get(_METADATA_KEY)
+    check_file(path, _EXPECTED, TraceError, LARGEST_TEXT_BYTES)
+    with parsing(path, _EXPECTED, TraceError):
+        file = pq.ParquetFile(path, thrift_string_size_limit=MIB, thrift_container_size_limit=MIB)
+        about = (file.schema_arrow.metadata or {}).get(_METADATA_KEY)
+        rows = file.metadata.num_rows
     if about is None:
         raise TraceError(f"{path}: a parquet file, but not a trace: import it with `rlpto trace import`")
-    facts = json.loads(about)
-    if facts.get("schema") != _SCHEMA:
-        raise TraceError(f"{path}: trace of schema {facts.get('schema')}, expected {_SCHEMA}: import it anew")
-    origin = None if facts["origin"] is None else pd.Timestamp(facts["origin"])
-    return Trace(table.to_pandas(), origin, facts["source"])
+    facts = parse_json(about, path, _EXPECTED, TraceError)
+    if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
+        schema = facts.get("schema") if isinstance(facts, dict) else None
+        raise TraceError(f"{path}: trace of schema {one_line(repr(schema))}, expected {_SCHEMA}: import it anew")
+    if rows > _MOST_JOBS:
+        raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
+    with parsing(path, _EXPECTED, TraceError):
+        table = file.read(columns=list(COLUMNS), use_threads=False).select(COLUMNS).cast(_ARROW)
+        empty = next((name for name in COLUMNS if name not in _FLOATS and table[name].null_count), None)
+        if empty is not None:
+            raise ValueError(f"empty values of {empty}")
+        origin = None if facts["origin"] is None else pd.Timestamp(facts["origin"])
+        if origin is not None and not (EARLIEST <= origin <= LATEST):
+            raise ValueError(f"origin {origin}")
+        return Trace(table.to_pandas(), origin, str(facts["source"]))
 
 
 def is_trace_file(path: Path) -> bool:

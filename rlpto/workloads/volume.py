@@ -15,6 +15,8 @@ from rlpto.workloads.trace import Trace
 Measure = Literal["jobs", "gpus"]
 """What is counted: jobs, or the GPUs they ask for."""
 
+MOST_INTERVALS = 10_000_000
+
 
 @dataclass(frozen=True)
 class TaskVolume:
@@ -44,6 +46,8 @@ def task_volume(trace: Trace, step: float, measure: Measure = "jobs", start: pd.
     kept = times >= first
     if not kept.any():
         raise TraceError(f"{trace.source}: no jobs{'' if start is None else f' from {start} on'}, expected some")
+    if (times[kept][-1] - times[kept][0]) / step > MOST_INTERVALS:
+        raise TraceError(f"{trace.source}: more than {MOST_INTERVALS:,} intervals of {step:g} s, expected longer ones")
     places = (times[kept] // step).astype(np.int64)
     weights = trace.gpus[kept].astype(np.float64) if measure == "gpus" else None
     counts = np.bincount(places - places[0], weights=weights).astype(np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rlpto.errors import ConfigError
-from rlpto.settings import Settings
+from rlpto.settings import LARGEST_SEED, Settings
 
 HOUR = 3600.0
 SPLITS = ("train", "validation", "test")
@@ -19,7 +19,7 @@ SPLITS = ("train", "validation", "test")
 class WindowSettings(Settings):
     """How a trace is cut: splits in order of time, windows of equal length laid end to end in each."""
 
-    hours: float = Field(8.0, gt=0)
+    hours: float = Field(8.0, ge=0.1, le=87_600)
     """Length of a window in hours."""
     train: float = Field(0.7, ge=0, le=1)
     """Share of the trace's span, its beginning, that training windows come from."""
@@ -27,9 +27,9 @@ class WindowSettings(Settings):
     """Share that follows, for validation windows."""
     test: float = Field(0.2, ge=0, le=1)
     """Share that follows, the end of the trace, for test windows."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1, le=10**6)
     """At most so many windows a split, spread over it; null: all."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of that choice."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto.agents import policy as policy_module
+from rlpto import paths
 from rlpto.agents.archive import read_archive, write_archive
 from rlpto.agents.brain import AGENT, CHECKPOINT, Brain, load_brain
 from rlpto.agents.checkpoint import export_agent
@@ -98,8 +98,9 @@ def test_a_run_without_a_best_checkpoint_is_used_from_its_last(trained: Path, tm
 
 
 def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    export_agent(trained / "best.zip", tmp_path / "small.zip")
-    monkeypatch.setattr(policy_module, "pretrained_folder", lambda: tmp_path)
+    (tmp_path / "pretrained").mkdir()
+    export_agent(trained / "best.zip", tmp_path / "pretrained" / "small.zip")
+    monkeypatch.setattr(paths, "EXAMPLES", tmp_path)
     assert make_policy("pretrained:small").name == "pretrained:small"
     assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):
@@ -113,7 +114,7 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
     ("spec", "reason"),
     [
         ("agent", "expected one of file=FILE and run=FOLDER"),
-        ("agent:file=none.zip", "none.zip: no such file"),
+        ("agent:file=none.zip", "none.zip: cannot read the file: no such file"),
         ("agent:run=nowhere", "nowhere: no best.zip or last.zip there"),
         ("agent:max_jobs=0", "max_jobs"),
         ("fifo:small", "expected name:option=value"),
@@ -166,8 +167,8 @@ def _flip(archive_path: Path) -> None:
         (_other_observation, "observation: 0, expected"),
         (_other_features, "job_features: without remaining; with colour"),
         (_other_width, "do not fit the network"),
-        (_truncate, "truncated, damaged or no file of RLPTO"),
-        (_flip, "truncated, damaged or no file of RLPTO"),
+        (_truncate, "truncated, damaged or foreign"),
+        (_flip, "truncated, damaged or foreign"),
     ],
 )
 def test_broken_files_are_refused_with_the_reason(

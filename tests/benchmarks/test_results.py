@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,15 +15,17 @@ import pytest
 from rlpto.config import load_config
 from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
+from rlpto.policies.registry import make_policy
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import _results_cases as cases  # noqa: E402
+import _results_numbers as numbers  # noqa: E402
 import _results_page as page  # noqa: E402
 import _results_plan as plans  # noqa: E402
-import _results_reward as reward  # noqa: E402
 import _results_runs as runs  # noqa: E402
+import large  # noqa: E402
 import results  # noqa: E402
 
 CONFIGS = ROOT / "configs"
@@ -38,6 +42,9 @@ evaluation: {reference: fifo}
 """
 
 
+STUDIES = plans.load_studies()
+
+
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
     """A small workload; agents of two seeds are the two-parameter index and one with other weights."""
@@ -50,12 +57,12 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
         return f"index:label={label}" + (f",weights={weights}" if seed else "")
 
     monkeypatch.setattr(runs, "trained", agent)
-    monkeypatch.setattr(reward, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
+    monkeypatch.setattr(runs, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
     return plans.Plan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
 
 
 def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, monkeypatch) -> None:
-    section = results.PARTS["reward"](plan)
+    section = results.run_study(plan, "reward", STUDIES["reward"])
     verdicts = pd.read_csv(plan.folder / "tables" / "reward.csv")
     cells = pd.read_csv(plan.folder / "tables" / "reward-cells.csv")
     assert list(verdicts["load"]) == [0.5, 0.9]
@@ -90,14 +97,14 @@ def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, m
         raise AssertionError("a finished cell was run again")
 
     monkeypatch.setattr(Experiment, "run_policy", never)
-    again = results.PARTS["reward"](plan)
+    again = results.run_study(plan, "reward", STUDIES["reward"])
     assert again == section
     assert runs.cpu_account(plan)["evaluation"] >= spent
 
 
 def test_time_part_divides_means_over_windows(plan) -> None:
-    cells = pd.concat([reward.reward_cells(plan, "synthetic", 0.9)])
-    found = reward.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
+    cells = runs.cells_of(replace(plan, loads=(0.9,)), STUDIES["reward"])
+    found = numbers.ratio(cells, "tuned_index", ["fifo", "equal_share"], "jct_mean")
     jct = cells.pivot_table(index="window", columns="policy", values="jct_mean").mean()
     assert found.estimate == pytest.approx(jct["tuned_index"] / min(jct["fifo"], jct["equal_share"]))
     assert found.low <= found.estimate <= found.high
@@ -147,7 +154,7 @@ def test_jobs_of_the_data_case_differ_in_their_data_alone(plan) -> None:
 
 def test_a_page_keeps_what_people_wrote(tmp_path: Path) -> None:
     path = tmp_path / "results.md"
-    section = page.Section("reward", "Total reward", "text of it", [page.Claim("largest", "12", np.bool_(False))])
+    section = page.Section("reward", "Total reward", "text of it", [page.Claim("largest", "12", False)])
     page.write_page(path, [section], {"training": 7200.0, "evaluation": 1800.0})
     path.write_text(f"Before.\n{path.read_text()}After.\n")
     page.write_page(path, [page.Section("jct", "Time", "other")], {"training": 3600.0})
@@ -197,13 +204,84 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
         runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1, "agent-1")
 
 
-def test_every_variant_is_a_valid_configuration() -> None:
-    for variant in (*plans.ABLATIONS.values(), plans.time_alone("synthetic")):
-        load_config(plans.config_file("synthetic"), variant.overrides)
+def test_every_run_of_the_studies_is_a_valid_configuration_and_belongs_to_a_function() -> None:
+    config = load_config(plans.config_file("synthetic"))
+    for study in STUDIES.values():
+        assert hasattr(numbers, study.numbers) != hasattr(cases, study.numbers)
+        for run in study.runs:
+            load_config(plans.config_file("synthetic"), runs._filled((*run.overrides, *run.see), "synthetic"))
+            for policy in runs._filled(set(run.policies) - {"config", "agents", "starts", "tuned_index"}, "synthetic"):
+                make_policy(policy)
+    assert "tuned_index" in map(runs.label_of, config.policies)
+
+
+def test_a_wrong_study_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "studies.yaml"
+    path.write_text(plans.STUDIES.read_text().replace("    fact: all_above", "    fct: all_above"))
+    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: reward\.claims\.0\.fct: "):
+        plans.load_studies(path)
+
+
+def test_numbers_become_tables_and_claims_as_the_study_says() -> None:
+    study = plans.Study.model_validate(
+        {
+            "title": "T",
+            "numbers": "reward",
+            "text": "On {home}.",
+            "runs": [],
+            "tables": [
+                {"of": "a", "columns": {"who": "{name}", "how much": "{x:.1f} of {y:g}"}},
+                {"of": "a", "split": "name", "columns": {"x": "{x:g}"}, "rest": "{:.0%}"},
+            ],
+            "claims": [
+                {"text": "low", "figure": "{most:.2f}", "fact": "most", "at_most": 2},
+                {"text": "high", "figure": "{most:.2f}", "fact": "most", "at_least": 4},
+                {"text": "true", "figure": "yes", "fact": "sure"},
+                {"text": "open", "figure": "who knows"},
+            ],
+        }
+    )
+    found = numbers.Numbers({"a": pd.DataFrame({"name": ["n", "m"], "x": [1.25, 2], "y": [0.5, 4]})}, {}, {"most": 3.0})
+    section = page.section_of("s", study, found, {"home": "earth", "sure": np.bool_(True)})
+    assert section.text == (
+        "On earth.\n\n| who | how much |\n| --- | --- |\n| n | 1.2 of 0.5 |\n| m | 2.0 of 4 |\n\n"
+        "**n**\n\n| x | y |\n| --- | --- |\n| 1.25 | 50% |\n\n**m**\n\n| x | y |\n| --- | --- |\n| 2 | 400% |"
+    )
+    assert [(claim.figure, claim.reached) for claim in section.claims] == [
+        ("3.00", False), ("3.00", False), ("yes", True), ("who knows", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "program", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_"))
+)
+def test_every_program_explains_itself(program: str, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(ROOT / "benchmarks" / program), run_name="__main__")
+    assert "usage: " in capsys.readouterr().out
+
+
+def test_decisions_are_timed_of_policies_that_need_no_file(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    timed: list[str] = []
+
+    def latencies(_experiment: object, name: str, *_: object) -> list[float]:
+        timed.append(name)
+        return [1.0]
+
+    monkeypatch.setattr(large, "latencies", latencies)
+    monkeypatch.setattr(large, "crowd", lambda _: [])
+    monkeypatch.setattr(sys, "argv", ["large.py"])
+    with pytest.raises(SystemExit, match="0"):
+        large.main()
+    assert {"fifo", "index"} <= set(timed)
+    assert not {"agent", "pretrained"} & set(timed)
+    assert "fifo, p99" in capsys.readouterr().out
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        results.chosen("--only", "reward,speed", tuple(results.PARTS))
+        results.chosen("--only", "reward,speed", tuple(STUDIES))
     assert "--only reward,speed: 'speed' is none of reward, jct" in capsys.readouterr().err
-    assert results.chosen("--only", "jct,reward", tuple(results.PARTS)) == ("reward", "jct")
+    assert results.chosen("--only", "jct,reward", tuple(STUDIES)) == ("reward", "jct")

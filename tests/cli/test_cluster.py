@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlpto.cli.main import app
+from rlpto.cli.main import make_app
 from rlpto.errors import ClusterError, ConfigError, JobError, RlptoError
 
 SMOKE = Path(__file__).resolve().parents[2] / "configs" / "ray_smoke.yaml"
@@ -19,7 +19,7 @@ SMOKE = Path(__file__).resolve().parents[2] / "configs" / "ray_smoke.yaml"
 
 def refused(*arguments: str) -> RlptoError:
     """The error that a command ends with."""
-    error = CliRunner().invoke(app, list(arguments)).exception
+    error = CliRunner().invoke(make_app(), list(arguments)).exception
     assert isinstance(error, RlptoError)
     assert "\n" not in str(error)
     return error
@@ -53,7 +53,9 @@ class TestEvaluate:
 
     def test_the_same_jobs_simulated(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "140")
-        done = CliRunner().invoke(app, ["evaluate", str(SMOKE), "--no-report", "--run-dir", str(tmp_path / "run")])
+        done = CliRunner().invoke(
+            make_app(), ["evaluate", str(SMOKE), "--no-report", "--run-dir", str(tmp_path / "run")]
+        )
         assert done.exit_code == 0, done.output
         assert "equal_share" in done.output
 
@@ -61,8 +63,8 @@ class TestEvaluate:
 class TestCluster:
     def test_without_one_status_and_down_say_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
-        assert "no local cluster is up" in CliRunner().invoke(app, ["cluster", "status"]).output
-        assert "no local cluster is up" in CliRunner().invoke(app, ["cluster", "down"]).output
+        assert "no local cluster is up" in CliRunner().invoke(make_app(), ["cluster", "status"]).output
+        assert "no local cluster is up" in CliRunner().invoke(make_app(), ["cluster", "down"]).output
 
     def test_a_broken_state_file_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         state = tmp_path / "cluster.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rlpto.cli.main import app
+from rlpto.cli.main import make_app
 from rlpto.errors import RlptoError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def agent(tmp_path: Path) -> Path:
 
 
 def refused(*arguments: str) -> str:
-    error = CliRunner().invoke(app, ["train", *arguments]).exception
+    error = CliRunner().invoke(make_app(), ["train", *arguments]).exception
     assert isinstance(error, RlptoError), error
     assert "\n" not in str(error)
     return str(error)
@@ -66,7 +66,7 @@ def test_what_jobs_report_is_not_known_of_simulated_ones(tmp_path: Path) -> None
     online = ("--set", "knowledge.mode=online", "--run-dir", str(tmp_path / "run"))
     assert "simulated jobs report nothing" in refused(SMOKE, *online)
     for where in ("sim", "both"):
-        error = CliRunner().invoke(app, ["evaluate", SMOKE, "--cluster", where, *online]).exception
+        error = CliRunner().invoke(make_app(), ["evaluate", SMOKE, "--cluster", where, *online]).exception
         assert isinstance(error, RlptoError)
         assert "simulated jobs report nothing" in str(error)
     assert not (tmp_path / "run").exists()

@@ -41,10 +41,23 @@ def test_every_verb_explains_itself_with_an_example(rlpto, monkeypatch, verb: tu
 
 
 def test_importing_the_command_line_imports_nothing_heavy() -> None:
-    code = "import sys, rlpto.cli.main; print(*sys.modules)"
+    code = "import sys, rlpto.cli.main; rlpto.cli.main.make_app(); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "rlpto.cli.evaluate" in modules
     assert not HEAVY & set(modules)
+
+
+def test_a_module_with_a_verb_is_all_that_a_verb_takes(rlpto, tmp_path: Path, monkeypatch) -> None:
+    from rlpto import cli
+
+    (tmp_path / "greet.py").write_text(
+        "from rlpto.cli.common import LISTS, Verb\n\n\n"
+        "def greet(name: str) -> None:\n    print(f'hello {name}')\n\n\n"
+        "VERB = Verb(greet, LISTS, 'rlpto greet you')\n"
+    )
+    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    assert rlpto("greet", "you") == (0, "hello you\n", "")
+    assert "Example: rlpto greet you" in rlpto("greet", "--help").out
 
 
 def test_version_and_help_end_well() -> None:

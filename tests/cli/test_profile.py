@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.cli.evaluate import run_cells
-from rlpto.cli.profile import chosen_programs, measured_before, summary, told
+from rlpto.cli.profile import summary, told
 from rlpto.config import load_config
 from rlpto.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
 from rlpto.ray_cluster.measuring.measured_profile import fit_program
 from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements
 from rlpto.ray_cluster.messages import Measured
+from rlpto.runs.evaluation import run_cells
+from rlpto.runs.profiling import chosen_programs, measured_before
 
 EXPERIMENT = """
 workload:
@@ -104,11 +105,11 @@ def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
 def test_both_compares_what_the_two_evaluations_say(
     rlpto, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_ray(config, folder, *, address, fresh, keep, quiet):
+    def without_ray(config, folder, *, address, fresh, keep, progress, **_):
         """The simulator in place of the real cluster, with steps that take longer."""
         assert (address, keep) == (None, False)
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
-        return config, run_cells(slower, folder, fresh=fresh, jobs=1, quiet=quiet)
+        return config, run_cells(slower, folder, fresh=fresh, jobs=1, progress=progress)
 
     monkeypatch.setattr("rlpto.runs.both.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.cli.tune import Goal
 from rlpto.config import load_config
 from rlpto.experiment import Experiment
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.runs.tuning import Arena, Cost, Place, change, costs_in, places_of, simulated_cost
+from rlpto.runs.tuning import Arena, Cost, Goal, Place, change, costs_in, places_of, simulated_cost
 
 OTHER = IndexWeights(remaining=-0.7, age=0.4, held=0.3)
 

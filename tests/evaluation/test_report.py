@@ -7,8 +7,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from rlpto.evaluation.metrics import LOWER_BOUND, METRICS
+from rlpto.evaluation.plots import Plot
 from rlpto.evaluation.report import About, finding, make_plots, report_html, write_report
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.statistics import Comparison, Interval, Verdict
@@ -126,3 +128,24 @@ def test_report_of_one_policy_has_no_paired_part(tmp_path: Path) -> None:
     text = Page(path.read_text()).text
     assert "Paired differences from" not in text
     assert "Policy only on 1 window and 1 seed, 40 jobs in all" in text
+
+
+HOSTILE = """<script>alert("1")</script>'&{{ 7 * 7 }}"""
+
+
+def test_hostile_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    policies = [f"{name}{HOSTILE}" for name in "ab"]
+    done = evaluate([Cell(name, f"w{HOSTILE}", 0) for name in policies], toy_record, tmp_path, False, config={})
+    found = results(done, "exact", resamples=50)
+    about = About(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE})
+    plot = Plot(HOSTILE, HOSTILE, HOSTILE, Figure())
+    html = report_html(found, [plot], about)
+    page = Page(html)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "<script" not in html
+    (figure,) = (attributes for tag, attributes in page.tags if tag == "figure")
+    (image,) = (attributes for tag, attributes in page.tags if tag == "img")
+    assert figure == {"id": HOSTILE}
+    assert image["alt"] == f"{HOSTILE}: {HOSTILE}"
+    assert image.keys() == {"alt", "src"}
+    assert page.text.count(HOSTILE) > 10

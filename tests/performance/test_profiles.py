@@ -101,22 +101,28 @@ def test_wrong_keys_are_named_with_their_file(
     builtin: dict[str, Profile], tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     path = broken(builtin, tmp_path, key, value)
-    with pytest.raises(ProfileError, match=rf"broken.yaml: .*{message}") as caught:
+    with pytest.raises(ProfileError, match=rf"broken.yaml.*: .*{message}") as caught:
         load_profile(path)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("- 1", "expected the keys of a profile")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", ":1: not valid YAML: .*expected a profile in YAML"),
+        ("- 1", ": expected a profile in YAML, keys and values at the top, got a list"),
+    ],
+)
 def test_files_that_are_no_profile_are_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
-    with pytest.raises(ProfileError, match=rf"odd.yaml: {message}") as caught:
+    with pytest.raises(ProfileError, match=rf"odd.yaml{message}") as caught:
         load_profile(path)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"none.yaml: cannot be read"):
+    with pytest.raises(ProfileError, match=r"none.yaml: cannot read the file"):
         load_profile(tmp_path / "none.yaml")
 
 

@@ -88,7 +88,7 @@ def test_options_take_effect_from_text_and_from_a_mapping() -> None:
         ("las:levels=[3,2]", r"policy las: option levels: .*ascending"),
         ("srtf:max", r"expected name:option=value"),
         ("srtf:gpus=max,gpus=max", r"option gpus is given twice"),
-        ("las:levels=[1", r"option levels: cannot read"),
+        ("las:levels=[1", r"option levels: not valid YAML"),
         ({"gpus": "max"}, r"expected a key `name`"),
         ({"name": "srtf", "label": 3}, r"label: expected a name"),
         ({"name": "reward_greedy", "weights": {"tme": 1.0}}, r"unknown option weights.tme; did you mean time\?"),

@@ -39,9 +39,9 @@ def test_a_file_of_index_weights_steers_like_the_index(tmp_path: Path) -> None:
     [
         ({"price": None}, "weights.price: missing"),
         ({"pric": 1.0}, "weights.pric: unknown feature, did you mean price?"),
-        ({"gain": float("nan")}, "weights.gain: expected a finite number, got nan"),
-        ({"gain": "much"}, "weights.gain: expected a finite number, got 'much'"),
-        ({"gain": True}, "weights.gain: expected a finite number, got True"),
+        ({"gain": float("nan")}, "weights.gain: expected a number from -1000 to 1000, got nan"),
+        ({"gain": "much"}, "weights.gain: expected a number from -1000 to 1000, got 'much'"),
+        ({"gain": True}, "weights.gain: expected a number from -1000 to 1000, got True"),
     ],
 )
 def test_a_broken_weight_is_named_with_file_and_line(tmp_path: Path, changes: dict[str, object], said: str) -> None:

@@ -34,10 +34,10 @@ class Tiny(Classifier):
 
 
 class Plain(Tiny):
-    """The same without batch normalisation, whose statistics depend on how a batch is shared out."""
+    """The same with dropout, without batch normalisation, whose statistics depend on how a batch is shared out."""
 
     def model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 2))
+        return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
 class Recorded(Plain):

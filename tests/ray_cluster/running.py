@@ -17,6 +17,7 @@ from rlpto.ray_cluster.controllers import control_node, find_controllers, stop_c
 from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.machine_load import load_factor
 
 PATIENCE = 120.0
 SESSION = f"tests-{os.getpid()}"
@@ -52,8 +53,8 @@ class Running:
 
     def until(self, holds: Callable[[JobReport], bool], patience: float = PATIENCE) -> JobReport:
         """The first report of which something holds."""
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() - began < patience * load_factor():
             report = self.report()
             if holds(report):
                 return report
@@ -85,15 +86,16 @@ def running(cluster: LocalCluster, spec: JobSpec, resume: bool = False) -> Itera
     try:
         yield job
     finally:
-        for name, controller in find_controllers(spec.session).items():
-            if name == spec.name:
+        for job_id, controller in find_controllers(spec.session).items():
+            if job_id == spec.id:
                 stop_controller(controller)
 
 
 def make_spec(folder: Path, **more: Any) -> JobSpec:
     """A job of the tests' tiny program, slow enough to be changed while it trains."""
     values: dict[str, Any] = {
-        "name": "job",
+        "id": "job",
+        "name": "a label / of any kind: ..",
         "session": SESSION,
         "training": "tests.ray_cluster.programs:Plain",
         "folder": str(folder),

@@ -36,7 +36,7 @@ def database(tmp_path: Path) -> Iterator[SessionDatabase]:
 
 def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
     return [
-        JobSpec(job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, retries=retries)
+        JobSpec(job.name, job.name, "s", "some.module:Program", f"jobs/{job.name}", 8, job.epochs, 100, retries=retries)
         for job in jobs
     ]
 
@@ -270,9 +270,30 @@ class TestRestart:
 
     def test_controllers_nobody_needs_are_ended(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
+        make_cluster(backend, [elastic(0, 50.0)], database)
         backend.start(specs([elastic(7)])[0], resume=False)
         make_cluster(backend, [elastic(0, 50.0)], database)
         assert not backend.controllers
+
+    def test_jobs_that_train_without_a_database_are_left_alone_and_the_way_out_is_told(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        jobs = [elastic(0), elastic(1)]
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            run_until(make_cluster(backend, jobs, database), 5.0)
+        (tmp_path / "state.sqlite").unlink()
+        told = r"no session database, but 2 jobs .* put the file back .* or .*--fresh"
+        for _ in range(2):  # the first try leaves nothing that the second would take for a session
+            with SessionDatabase(tmp_path / "state.sqlite") as database, pytest.raises(ClusterError, match=told):
+                make_cluster(backend, jobs, database)
+        assert set(backend.controllers) == {"job0", "job1"}
+
+    def test_files_of_jobs_without_a_database_are_not_overwritten(
+        self, database: SessionDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "jobs" / "job0").mkdir(parents=True)
+        with pytest.raises(ClusterError, match="no session database, but files of 1 jobs of the session are there"):
+            make_cluster(FakeBackend(FakeTime(), {"n": 2}), [elastic(0), elastic(1)], database)
 
     def test_a_node_that_died_meanwhile_is_no_longer_counted_on(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})

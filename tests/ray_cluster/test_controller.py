@@ -91,7 +91,7 @@ def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: Local
 
 def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a = ray_cluster.node_ids[0]
-    spec = make_spec(tmp_path, name="once")
+    spec = make_spec(tmp_path, id="once")
     with running(ray_cluster, spec) as job:
         assert ray.get(job.controller.command.remote(7, ())).generation == 7
         assert ray.get(job.controller.command.remote(6, (a,))).generation == 7

@@ -32,11 +32,11 @@ def test_training_code_that_raises_fails_its_job_alone(ray_cluster: LocalCluster
         folder.mkdir()
     # Without a checkpoint meanwhile: a job that gets on between failures is tried again for ever.
     patient = {"retries": 1, "pace": 0.05, "checkpoint_interval": 600.0}
-    always = make_spec(tmp_path / "a", name="always", training=FAULTY, options={"folder": str(counts[0])}, **patient)
+    always = make_spec(tmp_path / "a", id="always", training=FAULTY, options={"folder": str(counts[0])}, **patient)
     once = make_spec(
-        tmp_path / "b", name="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
+        tmp_path / "b", id="once", training=FAULTY, options={"folder": str(counts[1]), "times": 1}, pace=0.05
     )
-    wrong = make_spec(tmp_path / "c", name="wrong", training="tests.ray_cluster.programs:Missing")
+    wrong = make_spec(tmp_path / "c", id="wrong", training="tests.ray_cluster.programs:Missing")
     with running(ray_cluster, always) as bad, running(ray_cluster, once) as good, running(ray_cluster, wrong) as none:
         bad.command([a], wait=False)
         good.command([b], wait=False)

@@ -41,7 +41,7 @@ PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=2
 
 def estimates(program: ProgramSettings = PROGRAM, count: int = 1) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m") for i in range(count)]
-    made = [JobSpec(job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
+    made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
     return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, PER_NODE)
 
 
@@ -139,8 +139,8 @@ class Reporting(FakeBackend):
         said = super().report(controller)
         count = len(controller.training_on)
         if count:
-            self.seen.setdefault(controller.spec.name, {})[count] = Measured(count, 1, 10.0 * count, 50)
-        speeds = self.seen.get(controller.spec.name, {})
+            self.seen.setdefault(controller.spec.id, {})[count] = Measured(count, 1, 10.0 * count, 50)
+        speeds = self.seen.get(controller.spec.id, {})
         return replace(said, throughput=tuple(speeds[count] for count in sorted(speeds)))
 
     @property

@@ -17,7 +17,7 @@ from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.scheduler.events import last_line
 from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -55,8 +55,8 @@ class TestSwitching:
         with database:
             switches = [event for event in database.events() if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
-            rows = database._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
-            assert all(name == ("fifo" if time < switches[0][0] else "equal_share") for time, name in rows)
+            rows = read_table(database.path, "decisions")[1]
+            assert all(row[2] == ("fifo" if row[1] < switches[0][0] else "equal_share") for row in rows)
             assert policy_answer(database.path, 1) == ""
         assert policy.name == "fifo"
 

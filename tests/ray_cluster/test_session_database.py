@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import Checkpoint, JobReport, Measured
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 
@@ -20,7 +20,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "session" / "state.sqlite"
 
 
-class TestStore:
+def spec(job: str) -> JobSpec:
+    return JobSpec(job, "a name", "s", "some.module:Program", "folder", 8, 1.0, 100)
+
+
+class TestSessionDatabase:
     def test_generations_go_on_after_a_restart(self, path: Path) -> None:
         with SessionDatabase(path) as database:
             first = [database.next_generation() for _ in range(3)]
@@ -40,8 +44,7 @@ class TestStore:
         program = (
             "import os, sys; from pathlib import Path\n"
             "from rlpto.ray_cluster.scheduler.session_database import SessionDatabase\n"
-            "database = SessionDatabase(Path(sys.argv[1])); database.expect([('a', 'spec', 0.0)])\n"
-            "database.event(1.0, 'submitted', 'a')\n"
+            "database = SessionDatabase(Path(sys.argv[1])); database.event(1.0, 'submitted', 'a')\n"
             "with database.transaction():\n"
             "    database.event(2.0, 'half'); os.kill(os.getpid(), 9)\n"
         )
@@ -75,19 +78,19 @@ class TestStore:
     def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
         empty = tmp_path / "state.sqlite"
         empty.touch()
-        with pytest.raises(ClusterError, match="session database of version 0, expected 1; use another run folder"):
+        with pytest.raises(ClusterError, match="session database of version 0, expected 2: go on with the version"):
             SessionDatabase(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            database.expect([("a", "spec", 0.0)])
+            database.enter_jobs([(spec("a"), 0.0)])
         with SessionDatabase(path) as database, pytest.raises(ClusterError, match="a session with other jobs"):
-            database.expect([("a", "spec", 1.0)])
+            database.enter_jobs([(spec("a"), 1.0)])
 
     def test_a_file_that_is_no_database_is_refused(self, path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("not a database, but long enough to be looked at as one\n" * 20)
-        with pytest.raises(ClusterError, match="cannot be used as the session database"):
+        with pytest.raises(ClusterError, match="cannot be used as a session database: file is not a database"):
             SessionDatabase(path)
 
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
@@ -117,7 +120,7 @@ class TestStore:
             checkpoint=Checkpoint(20, "there", "f" * 64),
         )
         with SessionDatabase(path) as database:
-            database.expect([("a", "spec", 0.0)])
+            database.enter_jobs([(spec("a"), 0.0)])
             database.note_report(report, gpu_seconds=12.0, peak_gpus=2)
             database.note_report(report, gpu_seconds=13.0, peak_gpus=2)
             (row,) = database.jobs()

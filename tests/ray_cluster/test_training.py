@@ -16,7 +16,8 @@ from torch import nn
 from rlpto.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
-from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard, step_seed
+from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
+from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
 from rlpto.ray_cluster.worker.training import Trainer, weights_of
 from tests.ray_cluster.running import make_spec
 
@@ -52,7 +53,7 @@ def test_the_order_of_samples_depends_on_seed_and_epoch_alone() -> None:
     assert (second.batch(Position(epoch=3), 50) == later).all()
     assert (first.batch(Position(epoch=4), 50) != later).any()
     assert (DataOrder(50, 2).batch(Position(epoch=3), 50) != later).any()
-    assert len({step_seed(0, step, rank) for step in range(50) for rank in range(4)}) == 200
+    assert len({step_seed(seed, step) for step in range(50) for seed in range(4)}) == 200
 
 
 def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
@@ -65,7 +66,7 @@ def plain_torch(spec: JobSpec, steps: int) -> nn.Module:
     while step < steps:
         order = np.random.default_rng((spec.seed, epoch)).permutation(spec.data_size)
         for start in range(0, spec.data_size, spec.batch_size):
-            torch.manual_seed(step_seed(spec.seed, step, 0))
+            torch.manual_seed(step_seed(spec.seed, step))
             loss = program.loss(model, program.batch(torch.from_numpy(order[start : start + spec.batch_size])))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -86,6 +87,71 @@ def test_one_worker_trains_bitwise_as_plain_torch_does(tmp_path: Path, name: str
     chunk = trainer.run(30)
     assert chunk.steps == 20
     assert torch.equal(weights_of(trainer.network), weights_of(plain_torch(spec, 30)))
+
+
+class Attention(nn.Module):
+    """Self-attention over 5 places of 4 numbers each."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+        self.weights = weights
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        places = inputs.unflatten(1, (5, 4))
+        found: torch.Tensor = self.attention(places, places, places, need_weights=self.weights)[0]
+        return found.flatten(1)
+
+
+class Noise(nn.Module):
+    """Random numbers of other kinds: factories, those like a tensor, in place, with a probability for each entry."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(inputs) + torch.rand(len(inputs), 1) + torch.empty_like(inputs).exponential_(2.0)
+        return inputs + noise * torch.bernoulli(torch.sigmoid(inputs.detach()))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 7, 12])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(0.5),
+        nn.Sequential(nn.Unflatten(1, (5, 4)), nn.Dropout1d(0.5), nn.Flatten()),
+        nn.AlphaDropout(0.3),
+        Attention(weights=True),
+        Attention(weights=False),
+        Noise(),
+        nn.Identity(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_random_numbers_do_not_depend_on_the_number_of_workers(layer: nn.Module, workers: int) -> None:
+    inputs = torch.randn(11, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    layer = layer.double().train()
+    torch.manual_seed(5)
+    whole = layer(inputs)
+    after = torch.rand(1)
+    for rank in range(workers):
+        own = shard(np.arange(11), rank, workers)
+        torch.manual_seed(5)
+        with DrawForWholeBatch(rank, workers, 11):
+            part = layer(inputs[own if len(own) else [0]])
+        torch.testing.assert_close(part, whole[own if len(own) else [0]], rtol=1e-12, atol=1e-12)
+        assert torch.equal(torch.rand(1), after), "what is drawn next is the same too"
+
+
+def test_a_step_of_several_workers_with_dropout_is_that_of_one(tmp_path: Path) -> None:
+    spec = make_spec(tmp_path, training=f"{DIGITS}:DigitsCnn", **SIZES | {"float64": True}, options={"channels": 4})
+
+    def gradient(rank: int, world: int) -> torch.Tensor:
+        trainer = Trainer(spec)
+        trainer.warm_up()
+        trainer.group.rank, trainer.group.world = rank, world
+        trainer.step()
+        return torch.cat([p.grad.flatten() for p in trainer.network.parameters() if p.grad is not None])
+
+    mean = torch.stack([gradient(rank, 3) for rank in range(3)]).mean(0)
+    torch.testing.assert_close(mean, gradient(0, 1), rtol=1e-12, atol=1e-14)
 
 
 def test_a_digits_job_learns(tmp_path: Path) -> None:
@@ -179,7 +245,8 @@ def test_steps_are_stretched_to_their_pace(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"name": "a:b"}, "name is 'a:b'"),
+        ({"id": "../b"}, "id is '../b'"),
+        ({"session": "a:b"}, "session is 'a:b'"),
         ({"training": "package.module"}, "expected 'package.module:Class'"),
         ({"architecture": "ring"}, "expected one of all_reduce, parameter_server"),
         ({"epochs": math.nan}, "epochs is nan: expected a positive number"),
@@ -200,7 +267,7 @@ def test_a_job_survives_its_way_through_json(tmp_path: Path) -> None:
         (lambda: JobSpec.from_json("[]"), "expected an object, found list"),
         (lambda: JobSpec.from_json("{"), "not a job"),
         (lambda: JobSpec.from_json('{"colour": 1}'), "unknown key 'colour'"),
-        (lambda: JobSpec.from_json('{"name": "a"}'), "missing"),
+        (lambda: JobSpec.from_json('{"id": "a"}'), "missing"),
         (lambda: make_spec(tmp_path, options={"when": object()}).to_json(), "cannot be written as JSON"),
     ]
     for call, message in broken:

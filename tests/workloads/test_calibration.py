@@ -47,7 +47,7 @@ def test_unknown_names_get_the_nearest() -> None:
         ("likeness: 0.9722", "likenes: 0.9722", r"classes.3.likeness: Field required|did you mean likeness\?"),
         ("pause: 60.0", "pause: -1", "pause: Input should be greater than 0"),
         ("days: 43", "days: many", "days: Input should be a valid integer"),
-        ("gpus: {1: 1}", "gpus: {1: 0.5}", "shares of 1 or more GPUs that sum to 1"),
+        ("gpus: {1: 1}", "gpus: {1: 0.5}", "shares of 1 to 1,000,000 GPUs that sum to 1"),
         ("submission_jobs: 10\n", "submission_jobs: 1\n", "ascending submission_jobs"),
         ("submissions_per_hour: [", "submissions_per_hour: [1,", "at most 168 items"),
         ("name: philly", "name: [", "not valid YAML"),
@@ -68,7 +68,7 @@ def test_files_that_are_no_calibration(tmp_path) -> None:
     empty, binary = tmp_path / "empty.yaml", tmp_path / "binary.yaml"
     empty.write_text("")
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, reason in ((empty, "expected|valid"), (binary, "not a text file"), (tmp_path, "cannot read")):
+    for path, reason in ((empty, "expected|valid"), (binary, "not a text in UTF-8"), (tmp_path, "cannot read")):
         with pytest.raises(ConfigError, match=reason):
             load_calibration(path)
 

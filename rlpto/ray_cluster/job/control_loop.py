@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from torch._C._distributed_c10d import TCPStore
 
 from rlpto.errors import CheckpointError
 from rlpto.ray_cluster.job.checkpointing import Checkpointer
@@ -28,6 +27,7 @@ from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, Worker, W
 from rlpto.ray_cluster.job.worker_roster import WorkerRoster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState
 from rlpto.ray_cluster.worker.actor import Failure, GroupPlace
+from rlpto.ray_cluster.worker.network import start_store
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
 
@@ -45,7 +45,7 @@ class ControlLoop:
         self._spec = spec
         self._node = node
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
+        self._store = start_store(self._host)
         self._job_folder = JobFolder(spec)
         self._statistics = TrainingStatistics()
         self._checkpointer = Checkpointer(self._job_folder, spec.checkpoint_interval, self._record)
@@ -99,7 +99,7 @@ class ControlLoop:
         if self._in_force():
             self._applied = self._generation
         return JobReport(
-            name=self._spec.name,
+            job=self._spec.id,
             generation=self._generation,
             applied=self._applied,
             state=self._outcome or ("running" if self._roster.training else "starting" if self._nodes else "waiting"),

@@ -62,7 +62,7 @@ def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
 
     Raises JobError if the job has a controller already.
     """
-    name = controller_name(spec.session, spec.name)
+    name = controller_name(spec.session, spec.id)
     actor: Any = ray.remote(JobController)
     try:
         return actor.options(
@@ -75,4 +75,4 @@ def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         ).remote(spec.to_json(), resume)
     except ValueError:
-        raise JobError(f"job {spec.name!r}: session {spec.session!r} has a controller of this name already") from None
+        raise JobError(f"job {spec.id}: session {spec.session} has a controller of this id already") from None

@@ -148,7 +148,7 @@ def stages(gpus: Mapping[str, int], most: int) -> int:
 
 def _part(spec: JobSpec, name: str) -> JobSpec:
     """The program as one of the jobs that are measured."""
-    return replace(spec, name=f"{spec.name}-{name}", folder=str(Path(spec.folder, name)))
+    return replace(spec, id=f"{spec.id}-{name}", folder=str(Path(spec.folder, name)))
 
 
 def _through_sizes(

@@ -21,8 +21,10 @@ class TrainingProgram(ABC):
     """A model, its optimizer, and data that are found by index.
 
     Options of a job are the keyword arguments of its class. Random numbers come from torch alone, whose generators
-    are seeded before every step: a step that is repeated, wherever that is, is repeated exactly. Tensors are made on
-    the CPU in single precision; whoever trains moves them.
+    are seeded before every step: a step that is repeated, wherever that is, is repeated exactly. With a batch that is
+    fixed they do not depend on the number of workers either, within the limits of `worker.random_numbers`; a program
+    that draws none in its first step is taken to draw none at all. Tensors are made on the CPU in single precision;
+    whoever trains moves them.
     """
 
     data_size: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -26,9 +27,9 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
 
-WRITE_SECONDS = 1.0
+WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
-ATTACH_SECONDS = 5.0
+ATTACH_TIMEOUT_S = 5.0
 """Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 
 
@@ -42,6 +43,7 @@ class RayCluster:
     `tables`, learned from what jobs report; None: the tables.
     observers: called about once a second, and after every event and decision.
 
+    ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
     held_gpus: those that the decision in force gives to jobs; some may still be on their way. active_jobs: submitted,
     and neither finished nor failed.
 
@@ -74,8 +76,9 @@ class RayCluster:
         self.store = self.columns.store
         self.reports: dict[str, JobReport] = {}
         self._backend = backend
-        self._specs = {job.name: spec for job, spec in zip(jobs, specs, strict=True)}
-        self._number = {job.name: i for i, job in enumerate(jobs)}
+        self.ids = tuple(spec.id for spec in specs)
+        self._specs = {spec.id: spec for spec in specs}
+        self._number = {job: number for number, job in enumerate(self.ids)}
         self._commands = CommandLog(backend, database, self._specs, nodes)
         self._rules = rules
         self._noise = noise
@@ -88,15 +91,17 @@ class RayCluster:
         self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
-        self._hopeless: RlptoError | None = None
+        self._fatal: RlptoError | None = None
         self.changed = True
         self.shape = ClusterShape()
         self.up_gpus = self.held_gpus = self.active_jobs = 0
-        database.expect([(job.name, self._specs[job.name].to_json(), job.submit_time) for job in jobs])
         controllers = backend.find()
-        began, left = database.fact("began"), float(database.fact("beat") or 0.0)
+        if not database.begun:
+            _refuse_lost_database(database.path, specs, controllers)
+        database.enter_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+        began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
-        self._clock = clock(float(began), left) if began is not None and controllers else clock(None, left)
+        self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
         database.set_fact("began", repr(self._clock.began))
         self.time = self._gpus_seen = left
         for node, gpus in nodes.items():
@@ -129,10 +134,10 @@ class RayCluster:
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
-        names = [self.jobs[job].name for job in index.tolist()]
-        trains = [self.reports[name].training_on if name in self.reports else () for name in names]
+        ids = [self.ids[number] for number in index.tolist()]
+        trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
         left = self.columns.left_of_rescale(index, self.time)
-        return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, names)), trains, left)
+        return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, ids)), trains, left)
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
@@ -145,7 +150,7 @@ class RayCluster:
         )
 
     def nodes_of(self, job: str) -> Nodes:
-        """Ray's node id of each GPU that the plan gives to a job."""
+        """Ray's node id of each GPU that the plan gives to the job with this id."""
         return self._commands.claims.entry(job).planned
 
     # what the scheduler does
@@ -161,12 +166,12 @@ class RayCluster:
         as soon as there is room.
         """
         claims = self._commands.claims
-        names = [self.jobs[index].name for index in state.jobs.index.tolist()]
-        present = {name: claims.entry(name).planned for name in names}
-        after = dict(zip(names, allocation.gpus.tolist(), strict=True))
+        ids = [self.ids[number] for number in state.jobs.index.tolist()]
+        present = {job: claims.entry(job).planned for job in ids}
+        after = dict(zip(ids, allocation.gpus.tolist(), strict=True))
         with self.database.transaction():
             placed = place(claims.capacity, present, after)
-            self._give({name: tuple(nodes) for name, nodes in placed.items()})
+            self._give({job: tuple(nodes) for job, nodes in placed.items()})
             self._count()
             policy, latency = self._policy
             self.database.decision(
@@ -178,7 +183,7 @@ class RayCluster:
                     held=self.held_gpus,
                     active=self.active_jobs,
                     waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={name: len(nodes) for name, nodes in present.items()},
+                    observation={job: len(nodes) for job, nodes in present.items()},
                     action=after,
                 )
             )
@@ -205,11 +210,13 @@ class RayCluster:
 
     def close(self, keep: bool = False) -> None:
         """Leave the session. keep: its controllers go on training; otherwise they write a checkpoint and end."""
-        with self.database.transaction():
-            self._write_all()
-            self.database.event(self.time, "scheduler_left", detail="its controllers go on" if keep else "")
-        if not keep:
-            self._backend.end_all()
+        try:
+            with self.database.transaction():
+                self._write_all()
+                self.database.event(self.time, "scheduler_left", detail="its controllers go on" if keep else "")
+        finally:
+            if not keep:
+                self._backend.end_all()
 
     # looking at the cluster
 
@@ -222,23 +229,25 @@ class RayCluster:
         self.columns.pass_time(now - self.time)
         self.time = now
         with self.database.transaction():
+            for seconds in self.database.take_waits():
+                self.database.event(now, "disk_full", value=seconds)
             self._look_at_nodes()
             for report in heard:
                 self._hear(report)
-            for job in self._backend.gone():
-                self._controller_gone(job)
+            for job, reason in self._backend.gone().items():
+                self._controller_gone(job, reason)
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
-            if self.changed or now >= self._written + WRITE_SECONDS:
+            if self.changed or now >= self._written + WRITE_INTERVAL_S:
                 self._write_all()
         self._commands.send_due(now)
         if self.estimates is not None:
             self.estimates.learn()
         if self._written == now:
             self._tell()
-        if self._hopeless is not None:
-            raise self._hopeless
+        if self._fatal is not None:
+            raise self._fatal
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
@@ -253,7 +262,7 @@ class RayCluster:
         if self.up_gpus:
             self._gpus_seen = self.time
         elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
-            self._hopeless = ClusterError(
+            self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
             )
@@ -291,16 +300,16 @@ class RayCluster:
     def _let_in(self) -> None:
         """Jobs that have been submitted by now."""
         while self._next < len(self.jobs) and self.jobs[self._next].submit_time <= self.time:
-            name = self.jobs[self._next].name
+            job = self.ids[self._next]
             self.columns.arrive(self._next)
-            self.database.set_job(name, state="active")
-            self.database.event(self.time, "submitted", name)
+            self.database.set_job(job, state="active")
+            self.database.event(self.time, "submitted", job)
             self._next += 1
             self.changed = True
 
     def _hear(self, report: JobReport) -> None:
         """Take in what a controller says of its job."""
-        job, number = report.name, self._number[report.name]
+        job, number = report.job, self._number[report.job]
         before, claims = self.reports.get(job), self._commands.claims
         if not claims.reported(job, report.generation, report.applied, report.holding, report.time):
             return
@@ -320,7 +329,7 @@ class RayCluster:
 
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
-        job = self.jobs[number].name
+        job = self.ids[number]
         at = min(max(self._clock.of(report.time), self.jobs[number].submit_time), self.time)
         if report.state == "finished":
             self.columns.finish(number, at)
@@ -335,9 +344,9 @@ class RayCluster:
         if self.columns.failed.all():
             # Raised once this look is in the database.
             reason = last_line(report.failure)
-            self._hopeless = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
-    def _controller_gone(self, job: str) -> None:
+    def _controller_gone(self, job: str, reason: str) -> None:
         """A controller does not exist any more, and with it its workers: as it was told, or by a fault."""
         planned = self._commands.gone(job)
         number = self._number.get(job)
@@ -351,10 +360,11 @@ class RayCluster:
         losses = 1 if known > progress else losses + 1
         self._losses[job] = (known, losses)
         self.reports.pop(job, None)
-        self.database.event(self.time, "controller_lost", job, value=losses)
+        self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
         if losses > self._specs[job].retries:
             self._end(
-                number, JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row")
+                number,
+                JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row: {reason}"),
             )
         else:
             self._commands.plan({job: planned}, self.time)
@@ -378,14 +388,14 @@ class RayCluster:
         """Note what a job's controller says it holds, if that is news."""
         if not self.columns.hold(number, len(holding), self.time):
             return
-        name = self.jobs[number].name
-        self.database.change(self.time, name, len(holding), self.columns.accuracy_of(number), holding)
-        self.database.set_job(name, start_time=_or_null(float(self.store.start_time[number])))
+        job = self.ids[number]
+        self.database.change(self.time, job, len(holding), self.columns.accuracy_of(number), holding)
+        self.database.set_job(job, start_time=_or_null(float(self.store.start_time[number])))
 
     def _write_all(self) -> None:
         """Bring the database up to date."""
         for number in np.flatnonzero(self.columns.active).tolist():
-            report = self.reports.get(self.jobs[number].name)
+            report = self.reports.get(self.ids[number])
             if report is not None:
                 self._write(number, report)
         self.database.set_fact("beat", repr(self.time))
@@ -403,7 +413,7 @@ class RayCluster:
         """Take over what the database and the controllers say, and look at the cluster for the first time."""
         rows, held = self.database.jobs(), self.database.held()
         for number, row in enumerate(rows):
-            self.columns.restore(number, row, held.get(row.name, 0))
+            self.columns.restore(number, row, held.get(row.id, 0))
         self._next = sum(row.state != "expected" for row in rows)
         left, at = self.time, self._clock.now()
         found = self._commands.reopen(controllers)
@@ -426,11 +436,29 @@ class RayCluster:
     def _first_words(self, adopted: set[str]) -> list[JobReport]:
         """A report of every controller that was taken over, as far as they answer in time."""
         heard: dict[str, JobReport] = {}
-        by = self._clock.now() + ATTACH_SECONDS
+        by = self._clock.now() + ATTACH_TIMEOUT_S
         while adopted - heard.keys() and self._clock.now() < by:
-            heard.update({report.name: report for report in self._backend.reports(0.05)})
+            heard.update({report.job: report for report in self._backend.reports(0.05)})
         return list(heard.values())
 
 
 def _or_null(value: float) -> float | None:
     return None if np.isnan(value) else value
+
+
+def _refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
+    """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
+
+    Without its database they could go on, but nobody would know what they had cost and when they had begun.
+    """
+    left = sum(Path(spec.folder).exists() for spec in specs)
+    if controllers:
+        there = f"{len(controllers)} jobs of the session are at work"
+    elif left:
+        there = f"files of {left} jobs of the session are there"
+    else:
+        return
+    raise ClusterError(
+        f"{path}: there is no session database, but {there}: put the file back to go on with them, or give --fresh to "
+        "end them and delete their checkpoints"
+    )

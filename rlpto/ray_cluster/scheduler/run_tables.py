@@ -19,15 +19,17 @@ from rlpto.rewards import RewardWeights, reward_terms
 def write_tables(database: SessionDatabase, folder: Path) -> None:
     """Write `allocation_by_node.csv`, `rescale_pauses.csv`, `recovery_times.csv`, `jobs.csv` and `events.csv`.
 
-    allocation_by_node: from `time_s` on, so many GPUs of a node are held by a job. Raises CheckpointError if they
-    cannot be written.
+    Jobs go by their names; jobs.csv has their ids, which folders are called by. allocation_by_node: from `time_s` on,
+    so many GPUs of a node are held by a job. Raises CheckpointError if they cannot be written.
     """
     numbers = {node: number for node, number, _, _ in database.nodes()}
-    events = database.events()
+    rows = database.jobs()
+    names = {"": "", **{row.id: row.name for row in rows}}
+    events = [(time, kind, names.get(job, job), *rest) for time, kind, job, *rest in database.events()]
     _write(
         folder / "allocation_by_node.csv",
         ("time_s", "node", "node_id", "job", "gpus"),
-        allocation_by_node(database, numbers),
+        [(*at, names.get(job, job), gpus) for *at, job, gpus in allocation_by_node(database, numbers)],
     )
     pauses = [(f"{time:.3f}", job, detail, value) for time, kind, job, _, value, detail in events if kind == "rescale"]
     _write(folder / "rescale_pauses.csv", ("time_s", "job", "to", "pause_s"), pauses)
@@ -42,13 +44,12 @@ def write_tables(database: SessionDatabase, folder: Path) -> None:
         ("time_s", "kind", "job", "node", "value", "detail"),
         [(f"{time:.3f}", *rest) for time, *rest in events],
     )
-    rows = database.jobs()
     columns = tuple(name for name in rows[0].__dataclass_fields__ if name != "number") if rows else ()
     _write(folder / "jobs.csv", columns, [tuple(getattr(row, name) for name in columns) for row in rows])
 
 
 def allocation_by_node(database: SessionDatabase, numbers: dict[str, int]) -> list[tuple[str, int, str, str, int]]:
-    """Every change of what a job holds of a node, in order of time: time [s], number and id of the node, job, GPUs."""
+    """Every change of what a job holds of a node, in order: time [s], number and id of the node, job's id, GPUs."""
     before: dict[str, dict[str, int]] = {}
     rows: list[tuple[str, int, str, str, int]] = []
     for time, job, _, _, nodes in database.changes():
@@ -60,11 +61,6 @@ def allocation_by_node(database: SessionDatabase, numbers: dict[str, int]) -> li
         ]
         before[job] = now
     return rows
-
-
-def failures(database: SessionDatabase) -> list[tuple[str, str]]:
-    """Name and reason of every job that has failed."""
-    return [(row.name, row.failure) for row in database.jobs() if row.state == "failed"]
 
 
 def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:

@@ -1,53 +1,61 @@
-"""The tables of the session database, and what rows of theirs are to the rest of the room."""
+"""The tables of the session database, and what their rows are to the rest of the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-SCHEMA = 1
-"""Version of the tables."""
+SCHEMA = 2
+"""Version of the tables. In 1 jobs had names, but no ids."""
 
+# STRICT and the checks are what SQLite's integrity check can tell damage by.
 TABLES = """
-CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE jobs (
-    name TEXT PRIMARY KEY, number INTEGER NOT NULL, spec TEXT NOT NULL, submit_time REAL NOT NULL,
-    state TEXT NOT NULL DEFAULT 'expected', started INTEGER NOT NULL DEFAULT 0, start_time REAL, finish_time REAL,
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, number INTEGER NOT NULL UNIQUE, spec TEXT NOT NULL,
+    submit_time REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'expected' CHECK (state IN ('expected', 'active', 'finished', 'failed')),
+    started INTEGER NOT NULL DEFAULT 0 CHECK (started IN (0, 1)), start_time REAL, finish_time REAL,
     progress REAL NOT NULL DEFAULT 0, step INTEGER NOT NULL DEFAULT 0, accuracy REAL, loss REAL,
     gpu_seconds REAL NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescales INTEGER NOT NULL DEFAULT 0,
-    rescale_seconds REAL NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL DEFAULT '');
+    rescale_seconds REAL NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL DEFAULT ''
+) STRICT;
 CREATE TABLE allocations (
-    generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL, state TEXT NOT NULL,
-    planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL);
+    generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('planned', 'commanded', 'applied', 'superseded')),
+    planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL) STRICT;
 CREATE INDEX allocations_of_job ON allocations (job, generation);
 CREATE TABLE checkpoints (
     job TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, time REAL NOT NULL,
-    PRIMARY KEY (job, step, sha256));
+    PRIMARY KEY (job, step, sha256)) STRICT;
 CREATE TABLE decisions (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, policy TEXT NOT NULL, latency REAL NOT NULL,
     capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL, waiting INTEGER NOT NULL,
     observation TEXT NOT NULL, action TEXT NOT NULL,
     gain_high REAL NOT NULL DEFAULT 0, gain_normal REAL NOT NULL DEFAULT 0, gain_low REAL NOT NULL DEFAULT 0,
-    unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0);
+    unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0
+) STRICT;
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, job TEXT, node TEXT, value REAL,
-    detail TEXT NOT NULL DEFAULT '');
+    detail TEXT NOT NULL DEFAULT '') STRICT;
 CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
-    nodes TEXT NOT NULL);
+    nodes TEXT NOT NULL) STRICT;
 CREATE TABLE profile (
     job TEXT NOT NULL, workers INTEGER NOT NULL, nodes INTEGER NOT NULL, samples_per_second REAL NOT NULL,
-    count INTEGER NOT NULL, PRIMARY KEY (job, workers, nodes));
+    count INTEGER NOT NULL, PRIMARY KEY (job, workers, nodes)) STRICT;
 CREATE TABLE nodes (
-    id TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, since REAL NOT NULL);
-CREATE TABLE requests (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, answered_at REAL, answer TEXT);
+    id TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, since REAL NOT NULL
+) STRICT;
+CREATE TABLE requests (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, answered_at REAL, answer TEXT) STRICT;
 """
 
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as the database have it: columns of table `jobs`. state: expected, active, finished or failed."""
+    """A job as the database has it: columns of table `jobs`. state: expected, active, finished or failed."""
 
+    id: str
     name: str
     number: int
     state: str

@@ -6,65 +6,103 @@ for another policy.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, Nodes
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
+from rlpto.ray_cluster.scheduler.session_lock import SessionLock, is_locked
+
+
+def say_on_stderr(line: str) -> None:
+    """One line for people."""
+    print(line, file=sys.stderr, flush=True)
 
 
 class SessionDatabase:
-    """The session database of one session, opened for the scheduler: nobody else may write while they are open.
+    """The session database of one session, opened for the scheduler: nobody else may write while it is open.
 
-    path: of the file, made if need be. Raises ClusterError if another scheduler has it open, or it is no such file.
+    path: of the file, made if need be; `path` of the object is without symbolic links. say: is told in one line that
+    writes wait because the disk is full, and when they go on.
+
+    Raises ClusterError if another scheduler has it open, it is of another version, damaged, or no such file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = _lock(path)
+    def __init__(self, path: Path, say: Callable[[str], object] = say_on_stderr) -> None:
+        self.path = path.resolve()
+        self._lock = SessionLock(self.path)
         try:
-            if not path.exists():
-                _make(path)
-            self._base = _open(path)
-            self._prepare()
-        except (sqlite3.Error, OSError) as error:
+            if not self.path.exists():
+                _make(self.path)
+            self._connection = DurableConnection(self.path, say)
+        except (*DAMAGE, OSError) as error:
             self._lock.close()
-            raise ClusterError(f"{path}: cannot be used as the session database: {error}") from None
-        self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
+            raise unusable(self.path, error) from None
+        except BaseException:
+            self._lock.close()
+            raise
+        try:
+            self._prepare()
+            self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
+        except BaseException:
+            self.close()
+            raise
+        self._connection.wait_for_room()
 
     def _prepare(self) -> None:
         # WAL lets others read while we write; a crash of this process loses nothing, one of the machine at most the
         # last moments, which the controllers' own reports make good.
-        self._base.execute("PRAGMA journal_mode = WAL")
-        self._base.execute("PRAGMA synchronous = NORMAL")
+        self._connection.rows("PRAGMA journal_mode = WAL")
+        self._connection.rows("PRAGMA synchronous = NORMAL")
         version = self._one("PRAGMA user_version")
         if version != SCHEMA:
             raise ClusterError(
-                f"{self.path}: session database of version {version}, expected {SCHEMA}; use another run folder"
+                f"{self.path}: session database of version {version}, expected {SCHEMA}: go on with the version of "
+                "rlpto that has written it, or start over with --fresh or another run folder"
             )
+        ((found,),) = self._connection.rows("PRAGMA integrity_check(1)")
+        if found != "ok":
+            raise unusable(self.path, f"it is damaged: {found}")
+        self._read_all()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything written inside is kept, or nothing of it. Inside another one: part of that."""
-        if self._base.in_transaction:
-            yield
-            return
-        self._base.execute("BEGIN IMMEDIATE")
+    def _read_all(self) -> None:
+        """Find out that all that a scheduler will read is what a scheduler has written."""
+        self.newest_commands()
+        self.changes()
+        self.events()
+        for key in ("began", "beat"):
+            self.number(key)
         try:
-            yield
-        except BaseException:
-            self._base.execute("ROLLBACK")
-            raise
-        self._base.execute("COMMIT")
+            for (spec,) in self._connection.rows("SELECT spec FROM jobs"):
+                json.loads(spec)
+            for texts in self._connection.rows("SELECT observation, action FROM decisions"):
+                for text in texts:
+                    json.loads(text)
+        except ValueError as error:
+            raise unusable(self.path, f"it is damaged: {error}") from None
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Everything written inside is kept, or nothing of it. Inside another one: part of that."""
+        return self._connection.transaction()
+
+    def take_waits(self) -> list[float]:
+        """Seconds of each wait for a full disk since this was last asked."""
+        waits, self._connection.waits = self._connection.waits, []
+        return waits
+
+    @property
+    def begun(self) -> bool:
+        """True if a scheduler has entered its jobs here."""
+        return bool(self._connection.rows("SELECT 1 FROM jobs LIMIT 1"))
 
     def next_generation(self) -> int:
         """A generation larger than all there ever were in this session, also before a restart."""
@@ -75,46 +113,54 @@ class SessionDatabase:
 
     def fact(self, key: str) -> str | None:
         """A single value of the session; None if it was never set."""
-        row = self._base.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._connection.rows("SELECT value FROM facts WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def number(self, key: str) -> float | None:
+        """A fact that is a number; None if it was never set."""
+        value = self.fact(key)
+        try:
+            return None if value is None else float(value)
+        except ValueError:
+            raise unusable(self.path, f"it is damaged: {key} is {value!r}, expected a number") from None
 
     def set_fact(self, key: str, value: str) -> None:
         """Keep a single value of the session."""
-        self._base.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
+        self._connection.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
 
     # jobs
 
-    def expect(self, jobs: Sequence[tuple[str, str, float]]) -> None:
-        """Enter the workload: name, specification as JSON and submit time of each job, unless it stands there already.
+    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
+        """Enter the workload, what each job's controller needs and its submit time, unless it stands there already.
 
         Raises ClusterError if the database is about other jobs.
         """
-        present = self._base.execute("SELECT name, spec, submit_time FROM jobs ORDER BY number").fetchall()
-        if present and present != list(jobs):
+        entered = [(spec.id, spec.name, spec.to_json(), submit) for spec, submit in jobs]
+        present = self._connection.rows("SELECT id, name, spec, submit_time FROM jobs ORDER BY number")
+        if present and present != entered:
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
         if not present:
-            with self.transaction():
-                self._base.executemany(
-                    "INSERT INTO jobs (name, number, spec, submit_time) VALUES (?, ?, ?, ?)",
-                    [(name, number, spec, submit) for number, (name, spec, submit) in enumerate(jobs)],
-                )
+            self._connection.write(
+                "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
+                *((*job, number) for number, job in enumerate(entered)),
+            )
 
     def jobs(self) -> list[JobRow]:
         """All jobs in order of submission."""
         columns = tuple(JobRow.__dataclass_fields__)
-        rows = self._base.execute(f"SELECT {', '.join(columns)} FROM jobs ORDER BY number").fetchall()
+        rows = self._connection.rows(f"SELECT {', '.join(columns)} FROM jobs ORDER BY number")
         return [JobRow(**dict(zip(columns, row, strict=True))) for row in rows]
 
-    def set_job(self, name: str, **columns: object) -> None:
-        """Change columns of a job."""
+    def set_job(self, job: str, **columns: object) -> None:
+        """Change columns of the job with this id."""
         assignments = ", ".join(f"{column} = ?" for column in columns)
-        self._base.execute(f"UPDATE jobs SET {assignments} WHERE name = ?", (*columns.values(), name))
+        self._connection.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
     def note_report(self, report: JobReport, gpu_seconds: float, peak_gpus: int) -> None:
         """What a controller has said: state of the job, its checkpoint, and throughput as measured."""
         with self.transaction():
             self.set_job(
-                report.name,
+                report.job,
                 progress=report.progress,
                 step=report.step,
                 accuracy=report.accuracy,
@@ -127,16 +173,16 @@ class SessionDatabase:
             )
             if report.checkpoint is not None:
                 kept = report.checkpoint
-                self._base.execute(
+                self._connection.write(
                     "INSERT OR IGNORE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
-                    (report.name, kept.step, kept.path, kept.sha256, report.time),
+                    (report.job, kept.step, kept.path, kept.sha256, report.time),
                 )
-            self._base.executemany(
+            self._connection.write(
                 "INSERT OR REPLACE INTO profile VALUES (?, ?, ?, ?, ?)",
-                [
-                    (report.name, size.workers, size.nodes, size.samples_per_second, size.count)
+                *(
+                    (report.job, size.workers, size.nodes, size.samples_per_second, size.count)
                     for size in report.throughput
-                ],
+                ),
             )
 
     # allocations
@@ -145,29 +191,29 @@ class SessionDatabase:
         """Enter commands before any is sent; what was planned for these jobs and never sent is superseded."""
         with self.transaction():
             for job in {command.job for command in commands}:
-                self._base.execute(
+                self._connection.write(
                     "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,)
                 )
-            self._base.executemany(
+            self._connection.write(
                 "INSERT INTO allocations (generation, job, nodes, state, planned_at) VALUES (?, ?, ?, 'planned', ?)",
-                [(command.generation, command.job, json.dumps(command.nodes), time) for command in commands],
+                *((command.generation, command.job, json.dumps(command.nodes), time) for command in commands),
             )
 
     def commanded(self, generation: int, time: float) -> None:
         """A command has been sent."""
-        self._base.execute(
+        self._connection.write(
             "UPDATE allocations SET state = 'commanded', commanded_at = ? WHERE generation = ?", (time, generation)
         )
 
     def applied(self, job: str, generation: int, time: float) -> None:
         """A controller has put a generation wholly in force; what was sent before it is so too, or superseded."""
         with self.transaction():
-            self._base.execute(
+            self._connection.write(
                 "UPDATE allocations SET state = 'superseded' "
                 "WHERE job = ? AND generation < ? AND state IN ('planned', 'commanded')",
                 (job, generation),
             )
-            self._base.execute(
+            self._connection.write(
                 "UPDATE allocations SET state = 'applied', applied_at = ? "
                 "WHERE generation = ? AND job = ? AND state = 'commanded'",
                 (time, generation, job),
@@ -176,23 +222,23 @@ class SessionDatabase:
     def newest_commands(self) -> dict[str, list[Command]]:
         """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
         force, and all after it."""
-        rows = self._base.execute(
+        rows = self._connection.rows(
             "SELECT job, generation, nodes, state FROM allocations WHERE state != 'superseded' ORDER BY generation"
-        ).fetchall()
+        )
         found: dict[str, list[Command]] = {}
         for job, generation, nodes, state in rows:
             if state == "applied":
                 found[job] = []
-            found.setdefault(job, []).append(Command(job, generation, tuple(json.loads(nodes))))
+            found.setdefault(job, []).append(Command(job, generation, self._nodes(nodes)))
         return found
 
     def forget_commands(self, job: str) -> None:
         """The controller that was told them is gone."""
-        self._base.execute("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
+        self._connection.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
-        """Generations that are planned, and not sent as far as the database know."""
-        return {row[0] for row in self._base.execute("SELECT generation FROM allocations WHERE state = 'planned'")}
+        """Generations that are planned, and not sent as far as the database knows."""
+        return {row[0] for row in self._connection.rows("SELECT generation FROM allocations WHERE state = 'planned'")}
 
     # what happened
 
@@ -200,19 +246,19 @@ class SessionDatabase:
         self, time: float, kind: str, job: str = "", node: str = "", value: float | None = None, detail: str = ""
     ) -> None:
         """Note something that happened."""
-        self._base.execute(
+        self._connection.write(
             "INSERT INTO events (time, kind, job, node, value, detail) VALUES (?, ?, ?, ?, ?, ?)",
             (time, kind, job or None, node or None, value, detail),
         )
 
     def events(self) -> list[tuple[float, str, str, str, float | None, str]]:
         """Time, kind, job, node, value and detail of all events, in order."""
-        rows = self._base.execute("SELECT time, kind, job, node, value, detail FROM events ORDER BY id")
+        rows = self._connection.rows("SELECT time, kind, job, node, value, detail FROM events ORDER BY id")
         return [(time, kind, job or "", node or "", value, detail) for time, kind, job, node, value, detail in rows]
 
     def decision(self, taken: Decision) -> None:
         """Enter a decision that has just been taken."""
-        self._base.execute(
+        self._connection.write(
             "INSERT INTO decisions (time, policy, latency, capacity, held, active, waiting, observation, action) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -223,7 +269,7 @@ class SessionDatabase:
 
     def followed(self, gains: Sequence[float], unfinished: float, gpu_seconds: float, rescale_seconds: float) -> None:
         """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
-        self._base.execute(
+        self._connection.write(
             "UPDATE decisions SET gain_high = gain_high + ?, gain_normal = gain_normal + ?, gain_low = gain_low + ?, "
             "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ? "
             "WHERE id = (SELECT MAX(id) FROM decisions)",
@@ -233,65 +279,78 @@ class SessionDatabase:
     def decisions(self) -> list[tuple[float, ...]]:
         """Time, latency, capacity, held, active, waiting, then gains by class, unfinished, gpu_seconds and
         rescale_seconds that followed, of all decisions in order."""
-        return self._base.execute(
+        return self._connection.rows(
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
             "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
-        ).fetchall()
+        )
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        return self._base.execute("SELECT time, policy FROM decisions ORDER BY id").fetchall()
+        rows = self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
+        return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
-        self._base.execute(
+        self._connection.rows(
             "INSERT INTO changes (time, job, gpus, accuracy, nodes) VALUES (?, ?, ?, ?, ?)",
             (time, job, gpus, accuracy, json.dumps(nodes)),
         )
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
         """All such changes, in order of time."""
-        rows = self._base.execute("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
-        return [(time, job, gpus, accuracy, tuple(json.loads(nodes))) for time, job, gpus, accuracy, nodes in rows]
+        rows = self._connection.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
+        return [(time, job, gpus, accuracy, self._nodes(nodes)) for time, job, gpus, accuracy, nodes in rows]
 
     def held(self) -> dict[str, int]:
         """GPUs that each job held last; jobs that never held any are missing."""
-        return dict(self._base.execute("SELECT job, gpus FROM changes ORDER BY id").fetchall())
+        return dict(self._connection.rows("SELECT job, gpus FROM changes ORDER BY id"))
 
     def node(self, node: str, number: int, gpus: int, alive: bool, time: float) -> None:
         """A node has come or gone."""
-        self._base.execute(
+        self._connection.write(
             "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)", (node, number, gpus, int(alive), time)
         )
 
     def nodes(self) -> list[tuple[str, int, int, bool]]:
         """Id, number, GPUs and whether it is alive, of all nodes there ever were."""
-        rows = self._base.execute("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
+        rows = self._connection.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
         return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
 
     # policies
 
     def policy_request(self) -> tuple[int, str] | None:
         """The newest request for another policy that has not been answered."""
-        row = self._base.execute(
+        rows = self._connection.rows(
             "SELECT id, policy FROM requests WHERE answered_at IS NULL ORDER BY id DESC LIMIT 1"
-        ).fetchone()
-        return None if row is None else (int(row[0]), str(row[1]))
+        )
+        return (int(rows[0][0]), str(rows[0][1])) if rows else None
 
     def answer(self, request: int, time: float, answer: str) -> None:
         """Answer a request, and with it those before it."""
-        self._base.execute(
+        self._connection.write(
             "UPDATE requests SET answered_at = ?, answer = ? WHERE id <= ? AND answered_at IS NULL",
             (time, answer, request),
         )
 
     def _one(self, query: str) -> int:
-        return int(self._base.execute(query).fetchone()[0])
+        return int(self._connection.rows(query)[0][0])
+
+    def _nodes(self, text: str) -> Nodes:
+        """Node ids that were written as JSON."""
+        try:
+            nodes = json.loads(text)
+        except ValueError:
+            nodes = None
+        if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
+            raise unusable(self.path, f"it is damaged: {text!r}, expected a list of node ids")
+        return tuple(nodes)
 
     def close(self) -> None:
         """Write what is open, and let others in."""
-        self._base.close()
-        self._lock.close()
+        try:
+            self._connection.close()
+        finally:
+            self._lock.close()
 
     def __enter__(self) -> SessionDatabase:
         return self
@@ -304,14 +363,8 @@ class SessionDatabase:
 
 def sessions_at_work(run: Path) -> list[Path]:
     """Session databases below a run folder that a scheduler has open."""
-    found = []
-    for lock in sorted(run.glob("**/*.sqlite.lock")):
-        with lock.open(encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                found.append(lock.with_name(lock.name.removesuffix(".lock")))
-    return found
+    databases = sorted({path.resolve() for path in run.glob("**/*.sqlite")})
+    return [path for path in databases if is_locked(path)]
 
 
 def request_policy(path: Path, policy: str) -> int:
@@ -347,8 +400,8 @@ def _looking(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         base = _open(path)
         yield base
-    except sqlite3.Error as error:
-        raise ClusterError(f"{path}: cannot be read as a session database: {error}") from None
+    except DAMAGE as error:
+        raise unusable(path, error) from None
     finally:
         if base is not None:
             base.close()
@@ -367,24 +420,4 @@ def _make(path: Path) -> None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=10.0, isolation_level=None)
-
-
-def _lock(path: Path) -> Any:
-    """A file that only one process can hold; it is free again when the process ends, however it ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_name(path.name + ".lock").open("a+", encoding="utf-8")
-    except OSError as error:
-        raise ClusterError(f"{path}: cannot keep the session database there: {error.strerror or error}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none") from None
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+    return sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)

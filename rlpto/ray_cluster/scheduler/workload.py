@@ -13,7 +13,7 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import ThroughputParams
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, job_id
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
 
 
@@ -21,7 +21,7 @@ def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: 
     """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
     own.
 
-    Raises ConfigError for a model without a program, JobError for a job whose name cannot be one of an actor.
+    Ids count the jobs in the order given. Raises ConfigError for a model without a program.
     """
     missing = next((job for job in jobs if job.model not in settings.programs), None)
     if missing is not None:
@@ -29,28 +29,28 @@ def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: 
         raise ConfigError(
             f"ray.programs: job {missing.name} trains {missing.model}, which has no program; there are: {known}"
         )
-    return [_spec(job, settings.programs[job.model], settings, session, folder, seed + i) for i, job in enumerate(jobs)]
-
-
-def _spec(job: Job, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int) -> JobSpec:
-    return replace(
-        program_spec(job.name, program, settings, session, folder, seed),
-        batch_size=job.batch_size or program.batch_size,
-        epochs=job.epochs,
-        data_size=max(round(job.data_size), 1),
-    )
+    return [
+        replace(
+            program_spec(number, job.name, settings.programs[job.model], settings, session, folder, seed + number),
+            batch_size=job.batch_size or settings.programs[job.model].batch_size,
+            epochs=job.epochs,
+            data_size=max(round(job.data_size), 1),
+        )
+        for number, job in enumerate(jobs)
+    ]
 
 
 def program_spec(
-    name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
+    number: int, name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
 ) -> JobSpec:
-    """A whole training of a program, as a job of that name."""
+    """A whole training of a program, as the job with this number (from 0) in its session. name: its label."""
     return JobSpec(
+        id=job_id(number),
         name=name,
         session=session,
         training=program.training,
         options=dict(program.options),
-        folder=str((folder / name.replace("/", "_")).absolute()),
+        folder=str((folder / job_id(number)).absolute()),
         architecture=program.architecture,
         servers=program.servers,
         asynchronous=program.asynchronous,

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from rlpto.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec
+from rlpto.ray_cluster.worker.network import use_interface_of
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Trainer
@@ -147,6 +148,7 @@ class TrainWorker:
 
     def _prepare(self) -> Ready:
         use_few_threads(self._spec.device)
+        use_interface_of(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
         self._trainer = Trainer(self._spec)
         step, evaluation = self._trainer.warm_up()
         if self._spec.architecture == "all_reduce":

@@ -55,8 +55,3 @@ class DataOrder:
 def shard(batch: IntArray, rank: int, world: int) -> IntArray:
     """What worker `rank` of `world` takes of a global batch; empty where there are fewer samples than workers."""
     return batch[rank::world]
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of the random numbers of one worker in one step: well mixed, and the same whenever the step is repeated."""
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))

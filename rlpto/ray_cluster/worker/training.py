@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,7 +16,8 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor
-from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard, step_seed
+from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
+from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup
 
 EVALUATION_SHARE = 0.01
@@ -79,6 +81,7 @@ class Trainer:
         self._evaluation_due = 0.0
         self._deadline = 0.0
         self._paced = spec.pace is not None
+        self._draws = True
 
     @property
     def epochs_done(self) -> float:
@@ -146,7 +149,9 @@ class Trainer:
         # A worker without a sample takes part all the same, with gradients that count nothing.
         taken = torch.from_numpy(own if len(own) else everyone[:1])
         self.optimizer.zero_grad()
-        loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
+        together = DrawForWholeBatch(group.rank, group.world, len(everyone))
+        with together if self._draws and group.world > 1 else nullcontext():
+            loss = self.program.loss(group.model, self._placed(self.program.batch(taken)))
         if weight != 1.0:
             loss = loss * weight
         self.phase = "shared"
@@ -218,7 +223,10 @@ class Trainer:
         """Do what is slow the first time, and undo its effect. Seconds that a step and an evaluation take then."""
         start = self.state()
         self._paced = False
+        self._seed()
+        seeded = self._random_state()
         self.step()
+        self._draws = not torch.equal(self._random_state(), seeded)
         began = time.perf_counter()
         self.step()
         stepped = time.perf_counter()
@@ -235,10 +243,15 @@ class Trainer:
             self._interrupted = [buffer.detach().clone() for buffer in self.network.buffers()]
 
     def _seed(self) -> None:
-        seed = step_seed(self.spec.seed, self.position.step, self.group.rank)
+        seed = step_seed(self.spec.seed, self.position.step)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+    def _random_state(self) -> Tensor:
+        """State of the generators of random numbers."""
+        cuda = [torch.cuda.get_rng_state()] if self.device.type == "cuda" else []
+        return torch.cat([torch.default_generator.get_state(), *cuda])
 
     def _placed(self, batch: Batch) -> Batch:
         return tuple(

@@ -7,6 +7,7 @@ A group is made for a number of workers and thrown away when that number changes
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -112,6 +113,9 @@ class AllReduceGroup:
 
     store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
     seconds, or one of them is lost while another waits for it.
+
+    With nccl a wait ends by `abort` alone: torch's own watchdog would end the process, and with it the newest state.
+    What was interrupted then seems to have gone well, so that every step asks before it changes weights.
     """
 
     def __init__(
@@ -121,10 +125,12 @@ class AllReduceGroup:
         self._bare, self._optimizer = model, optimizer
         device = next(model.parameters()).device
         backend = "nccl" if device.type == "cuda" else "gloo"
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         before = open_sockets()
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
         self._sockets = open_sockets() - before
-        self._open = True
+        self._process_group = dist.group.WORLD
+        self._open, self._aborted = True, False
         self._device = device
         self._measuring = False
         self._weight = 1.0
@@ -147,6 +153,7 @@ class AllReduceGroup:
         else:
             content = torch.empty(int(size), dtype=torch.uint8, device=self._device)
         dist.broadcast(content, source)
+        self._wait()
         return data if data is not None else content.cpu().numpy().tobytes()
 
     def begin(self, step: int, own: int, samples: int) -> None:
@@ -175,6 +182,7 @@ class AllReduceGroup:
 
     def update(self, factor: float) -> SquaredNorms | None:
         """Every worker makes the same update of its own weights."""
+        self._wait()
         norms = None
         if self._measuring:
             mean = squared_norm(gradients_of(self._bare))
@@ -188,11 +196,16 @@ class AllReduceGroup:
         """Every worker holds all."""
 
     def abort(self) -> None:
-        """Cut the connections to the other workers.
+        """End all waiting for other workers: nccl's own way, or by cutting the connections.
 
         Nothing that gloo offers wakes a thread that waits for a frozen process: aborting has no effect there, and
         leaving the group waits itself. An end of the connection does.
         """
+        self._aborted = True
+        if self._device.type == "cuda":
+            if self._process_group is not None:
+                threading.Thread(target=self._process_group.abort, daemon=True).start()  # it may take its time
+            return
         for descriptor, _ in self._sockets & open_sockets():
             with socket.socket(fileno=os.dup(descriptor)) as connection, suppress(OSError):
                 # Gloo ends the process if the socket on which it listens is touched.
@@ -205,11 +218,17 @@ class AllReduceGroup:
             return
         self._open = False
         self.model = self._bare
-        group = dist.group.WORLD
-        if group is not None and self._device.type == "cuda":
-            group.abort()
+        if self._process_group is not None and self._device.type == "cuda":
+            self._process_group.abort()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _wait(self) -> None:
+        """Wait until what was sent has come. Raises RuntimeError if the group was aborted meanwhile."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        if self._aborted:
+            raise RuntimeError("the worker group was aborted")
 
 
 def _all_reduce(

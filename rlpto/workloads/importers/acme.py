@@ -46,7 +46,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="acme",
     description="Shanghai AI Lab Acme trace_seren.csv, trace_kalos.csv",
     read=read,
     recognises=lambda head: head.startswith("job_id,user,node_num,gpu_num"),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,9 @@ import pandas as pd
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import TraceError
-from rlpto.workloads.trace import Trace, make_trace
+from rlpto.reading import one_line, read_text
+from rlpto.workloads.calibration import LARGEST_GPUS
+from rlpto.workloads.trace import LARGEST_BATCH, LONGEST_S, Trace, make_trace
 
 NEVER_RAN = "never ran"
 """Reason under which jobs that never held a GPU are left out: not an error of the file."""
@@ -55,38 +55,19 @@ class Importer(Protocol):
 
 
 class Format(NamedTuple):
-    """An importable format. recognises: whether the first lines of a file look like it."""
+    """An importable format, called as its module. recognises: whether the first lines of a file look like it."""
 
-    name: str
     description: str
     read: Importer
     recognises: Callable[[str], bool]
 
 
-def read_text(path: Path) -> str:
+def read_log(path: Path) -> str:
     """A text file, also gzip-compressed whatever its name.
 
-    Raises TraceError if it is missing, broken, empty or not UTF-8 text.
+    Raises TraceError if it is missing, broken, too large, empty or not UTF-8 text.
     """
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise TraceError(f"{path}: broken gzip data, expected a complete .gz file") from None
-    except OSError as error:
-        raise TraceError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TraceError(f"{path}:{line}: not a text file, expected UTF-8") from None
-    if "\0" in text:
-        line = text.count("\n", 0, text.index("\0")) + 1
-        raise TraceError(f"{path}:{line}: not a text file, expected UTF-8")
-    if not text.strip():
-        raise TraceError(f"{path}: the file is empty")
-    return text
+    return read_text(path, "a trace", TraceError, packed=True)
 
 
 @dataclass
@@ -137,9 +118,9 @@ class Lines:
         rebase: make the first submission second 0 (and move the origin along).
         Raises TraceError at the first broken line unless they are skipped, and if no job is left.
         """
+        self._check_ranges(columns)
+        self.refuse_broken()
         broken = sorted(self._broken)
-        if broken and not self.skip_bad_lines:
-            raise TraceError(f"{self.path}:{broken[0].line}: {broken[0].reason}")
         if not self.good.any():
             why = f", {len(broken)} broken lines" if broken else ""
             raise TraceError(
@@ -154,13 +135,37 @@ class Lines:
         trace = make_trace(kept, source=self.path.name, origin=origin)
         return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
 
+    def refuse_broken(self) -> None:
+        """Raise TraceError for the first line that is broken, unless they are to be skipped."""
+        if self._broken and not self.skip_bad_lines:
+            first = min(self._broken)
+            raise TraceError(f"{self.path}:{first.line}: {first.reason}")
 
+    def _check_ranges(self, columns: dict[str, AnyArray]) -> None:
+        """Reject what no trace can hold: a job far from all others in time, too long, or too large."""
+        submit = np.asarray(columns["submit_time"], dtype=np.float64)
+        middle = float(np.median(submit[self.good])) if self.good.any() else 0.0
+        most = f"{LONGEST_S / 2 / _YEAR_S:g} years"
+        self.reject(
+            ~(np.abs(submit - middle) <= LONGEST_S / 2), lambda _: f"submitted more than {most} from other jobs"
+        )
+        for name, largest in (("duration", LONGEST_S), ("gpus", LARGEST_GPUS), ("batch_size", LARGEST_BATCH)):
+            if name in columns:
+                self._reject_beyond(name, np.asarray(columns[name], dtype=np.float64), largest)
+
+    def _reject_beyond(self, name: str, values: FloatArray, largest: float) -> None:
+        self.reject(values > largest, lambda row: f"{name} {values[row]:g}, expected at most {largest:g}")
+
+
+_YEAR_S = 365 * 86_400.0
 BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A"))
 """Texts that stand for an unknown value in public traces."""
 
 
-_LARGEST = 1e15
+_LARGEST = 1e10
 """Numbers beyond are no seconds and no GPUs of this world."""
+LAST_SECOND = 130 * 365.25 * 86_400.0
+"""Seconds since 1970 that a date may be at most: the year 2100."""
 
 
 def is_blank(texts: Sequence[str]) -> BoolArray:
@@ -184,8 +189,12 @@ def numbers(
         empty = is_blank(texts)
         values, good = np.where(empty, blank, values), good | empty
     kind = "an integer" if whole else "a number"
-    lines.reject(~good, lambda row: f"{name} {texts[row]!r}, expected {kind}, {low:g} or more")
+    lines.reject(~good, lambda row: f"{name} {_shown(texts[row])}, expected {kind}, {low:g} or more")
     return np.where(good, values, 0.0)
+
+
+def _shown(text: str) -> str:
+    return one_line(repr(text), 60)
 
 
 EPOCH = pd.Timestamp(0)
@@ -206,10 +215,13 @@ def times(lines: Lines, name: str, texts: Sequence[str], blank: bool = False, ho
     if with_offset.any():
         aware = pd.to_datetime(series[with_offset], format=f"{TIME_FORMAT}%z", errors="coerce", utc=True)
         seconds[with_offset] = _seconds(aware.dt.tz_localize(None)) + hours_from_utc * 3600.0
-    good = np.isfinite(seconds)
+    with np.errstate(invalid="ignore"):
+        good = (seconds >= 0) & (seconds <= LAST_SECOND)
     if blank:
         good |= is_blank(texts)
-    lines.reject(~good, lambda row: f"{name} {texts[row]!r}, expected a date as 2017-10-03 00:00:00")
+    lines.reject(
+        ~good, lambda row: f"{name} {_shown(texts[row])}, expected a date as 2017-10-03 00:00:00, from 1970 to 2100"
+    )
     return seconds
 
 

@@ -11,7 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.errors import TraceError
-from rlpto.workloads.importers.base import Lines, read_text
+from rlpto.workloads.importers.base import Lines, read_log
+
+_MOST_COLUMNS = 1000
+_LONGEST_LINE = 100_000
+"""Characters of a line with quotes."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +47,45 @@ def read_csv(
     Raises TraceError if the header lacks a column. Rows with another number of fields than the
     header are rejected, each with its line.
     """
-    rows, numbers = _split(read_text(path))
-    header = [name.strip() for name in rows[0]]
+    text = read_log(path)
+    numbered = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip()]
+    fields = _quoted_fields if '"' in text else _plain_fields
+    names = [name.strip() for name in fields(numbered[0][1])]
+    if len(names) > _MOST_COLUMNS:
+        raise TraceError(f"{path}:{numbered[0][0]}: more than {_MOST_COLUMNS} columns, expected {','.join(required)}")
+    header = names
     if headerless and not set(required) & set(header):
         header = list(headerless)
     else:
-        rows, numbers = rows[1:], numbers[1:]
+        numbered = numbered[1:]
         missing = [name for name in required if name not in header]
         if missing:
             raise TraceError(f"{path}:1: column {missing[0]} missing, expected a header with {','.join(required)}")
-    if not rows:
+    wanted = [name for name in (*required, *optional) if name in header]
+    twice = [name for name in wanted if header.count(name) > 1]
+    if twice:
+        raise TraceError(f"{path}:1: column {twice[0]} given twice, expected a header with {','.join(required)}")
+    if not numbered:
         raise TraceError(f"{path}: no lines after the header, expected jobs")
-    lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
     width = len(header)
+    rows = [fields(line) for _, line in numbered]
+    lines = Lines(path, np.array([number for number, _ in numbered], dtype=np.int64), skip_bad_lines)
     widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     lines.reject(widths == 0, lambda _: f"quotes that do not close, expected {width} fields")
     lines.reject(widths != width, lambda row: f"{widths[row]} fields, expected {width}")
+    blank = [""] * width
     for row in np.flatnonzero(widths != width):
-        rows[row] = [""] * width
-    wanted = [name for name in (*required, *optional) if name in header]
+        rows[row] = blank
     at = {name: header.index(name) for name in wanted}
     return CsvTable({name: [row[i] for row in rows] for name, i in at.items()}, lines)
 
 
-def _split(text: str) -> tuple[list[list[str]], list[int]]:
-    """Fields of every line that is not blank, and its number; no fields where quotes do not close."""
-    numbered = [(number, line) for number, line in enumerate(io.StringIO(text, newline=None), 1) if line.strip()]
-    fields = _quoted_fields if '"' in text else _plain_fields
-    return [fields(line) for _, line in numbered], [number for number, _ in numbered]
-
-
 def _plain_fields(line: str) -> list[str]:
-    return line.rstrip("\n").split(",")
+    return line.rstrip("\n").split(",", _MOST_COLUMNS)
 
 
 def _quoted_fields(line: str) -> list[str]:
     try:
-        return next(csv.reader([line], strict=True))
+        return next(csv.reader([line[:_LONGEST_LINE]], strict=True))
     except csv.Error:
         return []

@@ -31,7 +31,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="helios",
     description="SenseTime Helios cluster_log.csv",
     read=read,
     recognises=lambda head: head.startswith("job_id,user,vc,gpu_num"),

@@ -45,7 +45,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="openb",
     description="Alibaba openb 2023 openb_pod_list_*.csv",
     read=read,
     recognises=lambda head: head.startswith("name,cpu_milli,memory_mib,num_gpu"),

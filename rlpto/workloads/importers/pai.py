@@ -35,7 +35,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="pai",
     description="Alibaba PAI 2020 pai_job_no_estimate_100K.csv",
     read=read,
     recognises=lambda head: head.startswith("job_id,num_inst,submit_time"),

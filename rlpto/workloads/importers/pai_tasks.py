@@ -83,10 +83,10 @@ def _merge_tasks(lines: Lines, tasks: pd.DataFrame) -> dict[str, AnyArray]:
 
 
 FORMAT = Format(
-    name="pai_tasks",
     description="Alibaba PAI 2020 pai_task_table.csv",
     read=read,
     recognises=lambda head: (
-        head.startswith("job_name,task_name,inst_num") or head.partition("\n")[0].count(",") == len(_COLUMNS) - 1
+        head.startswith("job_name,task_name,inst_num")
+        or (head.partition("\n")[0].count(",") == len(_COLUMNS) - 1 and not head.lstrip().startswith("["))
     ),
 )

@@ -17,7 +17,8 @@ import numpy as np
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.errors import TraceError
-from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, read_text, times
+from rlpto.reading import one_line
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, read_log, times
 
 _BETWEEN = re.compile(r"\s*(,?)\s*")
 
@@ -41,7 +42,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     (a known fault of the log) counts as nothing. A broken record is reported with the line on which
     it begins; a fault in the JSON itself cannot be skipped.
     """
-    records, numbers = zip(*_records(path, read_text(path)), strict=True)
+    records, numbers = zip(*_records(path, read_log(path)), strict=True)
     lines = Lines(path, np.array(numbers, dtype=np.int64), skip_bad_lines)
     attempts, faults = _Attempts(), {}
     text: dict[str, list[str]] = {"jobid": [], "vc": [], "user": [], "submitted_time": []}
@@ -91,8 +92,9 @@ def _records(path: Path, text: str) -> Iterator[tuple[object, int]]:
             record, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             raise TraceError(f"{path}:{error.lineno}: not valid JSON: {error.msg.lower()}, expected a job") from None
-        except RecursionError:
-            raise TraceError(f"{path}:{line}: not valid JSON: nested too deeply, expected a job") from None
+        except (RecursionError, ValueError) as error:  # such as a number of more digits than Python reads
+            reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
+            raise TraceError(f"{path}:{line}: not valid JSON: {reason}, expected a job") from None
         first = False
         yield record, line
     if first:
@@ -137,7 +139,6 @@ def _sum_attempts(lines: Lines, attempts: _Attempts, count: int) -> tuple[FloatA
 
 
 FORMAT = Format(
-    name="philly",
     description="Microsoft Philly cluster_job_log (JSON)",
     read=read,
     recognises=lambda head: head.lstrip().startswith("["),

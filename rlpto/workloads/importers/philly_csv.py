@@ -26,7 +26,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="philly_csv",
     description="Microsoft Philly as csv (timestamp,duration,num_gpus,gpu_time,cluster)",
     read=read,
     recognises=lambda head: head.startswith("timestamp,duration,num_gpus"),

@@ -32,7 +32,6 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
 
 
 FORMAT = Format(
-    name="pollux",
     description="Pollux and Sia workload csv (name,time,application,num_replicas,batch_size)",
     read=read,
     recognises=lambda head: head.startswith("name,time,application"),

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from importlib import import_module
 from pathlib import Path
 
 from rlpto.errors import TraceError
-from rlpto.workloads.importers import acme, helios, openb, pai, pai_tasks, philly, philly_csv, pollux, swf
-from rlpto.workloads.importers.base import Format, ImportResult, read_text
+from rlpto.workloads.importers import format_names
+from rlpto.workloads.importers.base import Format, ImportResult, read_log
 
-FORMATS: dict[str, Format] = {
-    module.FORMAT.name: module.FORMAT
-    for module in (philly, philly_csv, helios, pai, pai_tasks, openb, acme, swf, pollux)
-}
+FORMATS: dict[str, Format] = {name: import_module(f"{__package__}.{name}").FORMAT for name in format_names()}
 """Importers by the name that `rlpto trace import` takes."""
 
 
@@ -30,8 +28,8 @@ def import_trace(format: str, path: Path, skip_bad_lines: bool = False) -> Impor
 
 def detect_format(path: Path) -> str:
     """Name of the format a file seems to have, told from its first lines; TraceError if none fits."""
-    head = read_text(path)[:4096]
-    for known in FORMATS.values():
+    head = read_log(path)[:4096]
+    for name, known in FORMATS.items():
         if known.recognises(head):
-            return known.name
+            return name
     raise TraceError(f"{path}: no known trace format, expected one of {', '.join(FORMATS)}")

@@ -15,9 +15,10 @@ import numpy as np
 import pandas as pd
 
 from rlpto.errors import TraceError
-from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, numbers, read_text
+from rlpto.workloads.importers.base import EPOCH, LAST_SECOND, Format, ImportResult, Lines, numbers, read_log
 
 _WIDTH = 18
+_MOST_DIGITS = 12
 _JOB, _SUBMIT, _RUN, _USED, _REQUESTED, _USER, _QUEUE = 0, 1, 3, 4, 7, 11, 14
 
 
@@ -28,7 +29,7 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     counts as a CPU job. A job without run time (-1, or 0) never ran. The local time of second 0 is
     taken from the comments UnixStartTime and TimeZoneString, if there.
     """
-    text = read_text(path)
+    text = read_log(path)
     rows, at = [], []
     for number, line in enumerate(io.StringIO(text, newline=None), 1):
         if line.strip() and not line.lstrip().startswith(";"):
@@ -54,19 +55,22 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     }
     lines.never_ran(run <= 0)
     lines.without_gpus(gpus <= 0)
-    return lines.finish(columns, origin=_origin(text))
+    return lines.finish(columns, origin=_origin(path, text))
 
 
 def _known(text: str) -> str:
     return "" if text == "-1" else text
 
 
-def _origin(text: str) -> pd.Timestamp | None:
+def _origin(path: Path, text: str) -> pd.Timestamp | None:
     """Local time of second 0 by the comments, or None."""
-    start = re.search(r"^;\s*UnixStartTime:\s*(\d+)", text, re.MULTILINE)
+    start = re.search(r"^;\s*UnixStartTime:\s*([0-9]+)", text, re.MULTILINE)
     zone = re.search(r"^;\s*TimeZoneString:\s*(\S+)", text, re.MULTILINE)
-    if start is None or int(start[1]) == 0:
+    if start is None or not start[1].strip("0"):
         return None
+    if int(start[1][:_MOST_DIGITS]) > LAST_SECOND or len(start[1]) > _MOST_DIGITS:
+        line = text.count("\n", 0, start.start()) + 1
+        raise TraceError(f"{path}:{line}: UnixStartTime {start[1][:20]}, expected seconds from 1970 to 2100")
     utc = EPOCH + pd.Timedelta(seconds=int(start[1]))
     try:
         return utc if zone is None else utc.tz_localize("UTC").tz_convert(ZoneInfo(zone[1])).tz_localize(None)
@@ -79,4 +83,4 @@ def _recognises(head: str) -> bool:
     return head.lstrip().startswith(";") or ("," not in first and len(first.split()) == _WIDTH)
 
 
-FORMAT = Format(name="swf", description="Standard Workload Format (.swf)", read=read, recognises=_recognises)
+FORMAT = Format(description="Standard Workload Format (.swf)", read=read, recognises=_recognises)

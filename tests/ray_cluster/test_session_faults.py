@@ -1,0 +1,246 @@
+"""What happens to the files of a session: links in their place, damage, and a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+
+from rlpto.errors import ClusterError
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, Measured
+from rlpto.ray_cluster.scheduler import durable_connection
+from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.live_metrics import EventFile
+from rlpto.ray_cluster.scheduler.run_tables import write_tables
+from rlpto.ray_cluster.scheduler.schema import Decision
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+from rlpto.ray_cluster.scheduler.workload import job_specs
+from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
+from tests.builders import job as make_job
+from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
+
+FLIPS = 50
+
+
+@pytest.mark.parametrize("names", [("a/b", "a_b"), ("..", "../..", "/tmp", "x:y", "CON", "a" * 300)])
+def test_jobs_have_folders_of_their_own_whatever_they_are_called(names: tuple[str, ...], tmp_path: Path) -> None:
+    jobs = [replace(make_job(number), name=name, model="m") for number, name in enumerate(names)]
+    settings = RaySettings(programs={"m": ProgramSettings(training="some.module:Program")})
+    made = job_specs(jobs, settings, "s", tmp_path, 0)
+    assert [spec.id for spec in made] == [f"job-{number:06d}" for number in range(len(names))]
+    assert [Path(spec.folder) for spec in made] == [tmp_path / spec.id for spec in made]
+    assert [spec.name for spec in made] == list(names)
+
+
+class TestLinks:
+    def test_a_lock_that_is_a_link_is_refused_and_what_it_points_to_stays(self, tmp_path: Path) -> None:
+        precious = tmp_path / "precious"
+        precious.write_text("do not touch")
+        (tmp_path / "state.sqlite.lock").symlink_to(precious)
+        with pytest.raises(ClusterError, match=r"state.sqlite.lock is a symbolic link, expected a file of its own"):
+            SessionDatabase(tmp_path / "state.sqlite")
+        assert precious.read_text() == "do not touch"
+        assert sessions_at_work(tmp_path) == []
+
+    def test_who_is_refused_changes_nothing_in_the_lock(self, tmp_path: Path) -> None:
+        with SessionDatabase(tmp_path / "state.sqlite"):
+            for _ in range(2):
+                with pytest.raises(ClusterError, match=f"process {os.getpid()}"):
+                    SessionDatabase(tmp_path / "state.sqlite")
+
+    def test_a_session_is_the_same_by_every_path_to_it(self, tmp_path: Path) -> None:
+        (tmp_path / "there").mkdir()
+        (tmp_path / "link").symlink_to("there")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "state.sqlite").symlink_to(tmp_path / "there" / "state.sqlite")
+        with SessionDatabase(tmp_path / "there" / "state.sqlite") as database:
+            for path in (tmp_path / "link", tmp_path / "other"):
+                with pytest.raises(ClusterError, match="another scheduler"):
+                    SessionDatabase(path / "state.sqlite")
+                assert sessions_at_work(path) == [database.path]
+        assert session_name(tmp_path / "there", "cell") == session_name(tmp_path / "link", "cell")
+        assert session_name(tmp_path / "there", "cell") != session_name(tmp_path / "there", "other")
+
+    def test_a_fresh_start_beside_a_scheduler_at_work_is_refused_and_changes_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / SESSIONS / "cell" / DATABASE
+        with SessionDatabase(path):
+            with pytest.raises(ClusterError, match="another scheduler"):
+                remove_sessions(tmp_path)
+            assert path.exists()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The file of a session with some of everything in it."""
+    path = tmp_path_factory.mktemp("sound") / "state.sqlite"
+    with SessionDatabase(path) as database:
+        database.enter_jobs([(spec, 0.0) for spec in specs([elastic(number) for number in range(6)])])
+        database.set_fact("began", "1000.0")
+        database.set_fact("beat", "50.0")
+        for number in range(60):
+            job = f"job{number % 6}"
+            database.plan([Command(job, database.next_generation(), ("node-a", "node-b"))], number)
+            database.commanded(number + 1, number)
+            database.event(number, "fault", job, detail="ValueError: no good")
+            database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))
+            database.decision(Decision(number, "fifo", 0.01, 8, 4, 6, 2, {job: 1}, {job: 2}))
+        checkpoint = Checkpoint(20, "jobs/job0/step", "f" * 64)
+        database.note_report(JobReport("job0", throughput=(Measured(2, 1, 640.0, 12),), checkpoint=checkpoint), 1, 2)
+        database.node("node-a", 0, 2, True, 0.0)
+    return path.read_bytes()
+
+
+class TestDamage:
+    def test_it_opens_and_a_session_goes_on_or_there_is_one_clear_line(self, sound: bytes, tmp_path: Path) -> None:
+        seed = random.SystemRandom().randrange(2**32)
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        refused = 0
+        for number in range(FLIPS):
+            damaged = bytearray(sound)
+            # Single bytes, and whole stretches as a bad block leaves them.
+            start, length = rng.randrange(len(sound)), rng.choice((1, 1, 1, 16, 512, 4096))
+            damaged[start : start + length] = rng.randbytes(len(damaged[start : start + length]))
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "state.sqlite").write_bytes(damaged)
+            said = self.goes_on(folder / "state.sqlite")
+            assert said == "" or (str(folder / "state.sqlite") in said and "\n" not in said)
+            refused += bool(said)
+            shutil.rmtree(folder)
+        assert refused > 0
+
+    def goes_on(self, path: Path) -> str:
+        """Have a session go on with a database; what is wrong with it, empty: nothing."""
+        jobs = [elastic(number) for number in range(6)]
+        try:
+            with SessionDatabase(path) as database:
+                make_cluster(FakeBackend(FakeTime(), {"node-a": 2, "node-b": 2}), jobs, database)
+                write_tables(database, path.parent)
+            read_table(path, "jobs")
+        except ClusterError as error:
+            return str(error)
+        return ""
+
+    def test_the_line_names_the_file_and_what_to_do(self, sound: bytes, tmp_path: Path) -> None:
+        path = tmp_path / "state.sqlite"
+        path.write_bytes(sound[:4096] + bytes(len(sound) - 4096))
+        with pytest.raises(
+            ClusterError, match=r"state.sqlite: cannot be used .*put back a copy, or start over with --fresh"
+        ):
+            SessionDatabase(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class FullDisk:
+    """Takes all room of a disk, and gives it back."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "filler"
+
+    def fill(self) -> None:
+        with self._file.open("ab", buffering=0) as file:
+            for size in (65_536, 4096, 1):
+                try:
+                    while file.write(b"\0" * size) == size:
+                        pass
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        self._file.unlink()
+
+
+class TestFullDisk:
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(durable_connection, "RETRY_INTERVAL_S", 0.02)
+
+    def once_waited(self, said: list[str], then: Callable[[], None]) -> threading.Thread:
+        """Do something once the scheduler has said that it waits."""
+
+        def work() -> None:
+            while not said:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            then()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+    def test_a_session_waits_for_room_and_nothing_is_lost(self, small_disk: Path) -> None:
+        said: list[str] = []
+        disk, backend = FullDisk(small_disk), FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        with SessionDatabase(small_disk / "state.sqlite", said.append) as database:
+            cluster = make_cluster(backend, [elastic(0), elastic(1, 5.0), elastic(2, 30.0)], database)
+            disk.fill()
+            emptied = self.once_waited(said, disk.empty)
+            play(cluster)
+            emptied.join()
+            assert cluster.columns.finished.all()
+            kinds = [event[1] for event in database.events()]
+            assert kinds.count("finished") == 3
+            assert kinds.count("disk_full") >= 1
+            assert len(database.decisions()) == len({row[0] for row in database.decisions()})
+        assert "database or disk is full): jobs go on, the scheduler waits" in said[0]
+        assert "can be written again" in said[1]
+
+    def test_curves_wait_for_room_without_a_word_too_many(self, small_disk: Path) -> None:
+        said: list[str] = []
+        disk, events = FullDisk(small_disk), EventFile(small_disk / "curves", said.append)
+        events.flush()
+        disk.fill()
+        for step in range(300):  # more than is left of the last page
+            events.add(Event(wall_time=float(step), step=step).SerializeToString())
+            events.flush()
+        assert len(said) == 1
+        assert "curves: live curves cannot be written now (no space left on device): jobs go on" in said[0]
+        disk.empty()
+        events.flush()
+        read = EventFileLoader(str(next((small_disk / "curves").iterdir()))).Load()
+        assert [event.step for event in read] == [0, *range(300)]
+
+    def test_ctrl_c_ends_the_wait_and_the_session(self, small_disk: Path) -> None:
+        said: list[str] = []
+        disk, backend = FullDisk(small_disk), FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        with SessionDatabase(small_disk / "state.sqlite", said.append) as database:
+            cluster = make_cluster(backend, [elastic(0), elastic(1, 5.0), elastic(2, 30.0)], database)
+            disk.fill()
+            interrupted = self.once_waited(said, lambda: os.kill(os.getpid(), 2))
+            with pytest.raises(KeyboardInterrupt):
+                play(cluster)
+            interrupted.join()
+            with pytest.raises(ClusterError, match="full"):
+                cluster.close()
+            assert not backend.controllers, "they were told to end all the same"
+        disk.empty()
+        with SessionDatabase(small_disk / "state.sqlite") as database:
+            assert [row.state for row in database.jobs()].count("finished") == 0

@@ -1,0 +1,17 @@
+"""No circle of imports, those inside functions included: every module can be understood after those it imports."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+
+import grimp
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("rlpto", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "rlpto.agents.policy" in imports, "parts that stand in folders of their own count too"
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as circle:
+        raise AssertionError(f"a circle of imports: {' -> '.join(reversed(circle.args[1]))}") from None
