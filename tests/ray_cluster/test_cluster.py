@@ -129,7 +129,8 @@ class TestRun:
         run(cluster, Look(), QueueSettings(), RewardWeights())
         last = seen[-1].jobs
         assert last.accuracy[0] == pytest.approx(0.1 + 0.2 * last.progress[0], abs=0.01)
-        assert last.reordered(np.array([0]), last.effective_priority).accuracy[0] == last.accuracy[0]
+        again = last.reordered(np.array([0]), last.effective_priority)  # as things stand now, at the end
+        assert again.accuracy[0] == pytest.approx(0.1 + 0.2 * again.progress[0], abs=0.01)
 
 
 class TestFaults:
