@@ -42,7 +42,7 @@ class Archive:
 def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:
     """Write a file, whole or not at all. what: named in the message of the CheckpointError if that is not possible."""
     with whole_file(path, what) as unfinished, zipfile.ZipFile(unfinished, "w") as file:
-        text = json.dumps(manifest, indent=1, allow_nan=False)  # in its own order, that of tables is kept
+        text = json.dumps(manifest, indent=1, allow_nan=False)
         _put(file, MANIFEST, text.encode())
         for name in sorted(arrays):
             content = io.BytesIO()

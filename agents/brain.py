@@ -24,12 +24,15 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.errors import CheckpointError
 from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.reading import check_finite
 
 CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and all that its training needs to go on."""
 AGENT = "rlpto agent 1"
 """Format of an exported agent."""
 KINDS = (CHECKPOINT, AGENT)
+LARGEST_WEIGHT = 1e6
+"""Of a network, either way; trained ones stay below a hundred."""
 WEIGHTS = "policy"
 """Group of the network's arrays in a file."""
 
@@ -86,12 +89,10 @@ def weight_arrays(network: JobSetPolicy) -> dict[str, AnyArray]:
 def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
     """Give a network the weights of a file. Raises CheckpointError if they do not fit, or are not finite."""
     weights = archive.group(WEIGHTS)
-    broken = next((name for name, array in weights.items() if not np.isfinite(array).all()), None)
-    if broken is not None:
-        raise CheckpointError(f"{path}: weights {broken} hold NaN or infinity, expected finite numbers")
+    check_finite(weights, f"{path}: weights", LARGEST_WEIGHT, CheckpointError)
     try:
         network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         detail = str(error).splitlines()[-1].strip()
         raise CheckpointError(f"{path}: its weights do not fit the network it describes: {detail}") from None
 

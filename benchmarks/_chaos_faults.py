@@ -120,7 +120,7 @@ class Faults:
         if len(found) < 2 or not _send(job.pid, signal.SIGSTOP):
             return False
         Path(list_checkpoints(folder)[0].path).write_bytes(b"what a failing disk gives back")
-        self._watcher.corrupted.add(job.name)
+        self._watcher.corrupted.add(job.job)
         return _send(job.pid, signal.SIGKILL)
 
     def _switch(self) -> bool:

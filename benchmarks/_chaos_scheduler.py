@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from rlpto.evaluation.runner import Cell
-from rlpto.runs.real import DATABASE, session_folder, session_name
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE
+from rlpto.runs.real import session_folder, session_of
 
 CELL = Cell("equal_share", "jobs", 0)
 
@@ -29,7 +30,7 @@ class Scheduler:
         ]
         self._log = folder / "scheduler.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.session = session_name(self._run, CELL)
+        self.session = session_of(self._run, CELL)
         self.database = session_folder(self._run, CELL) / DATABASE
         self.restarts = 0
 

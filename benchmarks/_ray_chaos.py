@@ -98,7 +98,7 @@ def verdict(
     scheduler: Scheduler, watcher: Watcher, faults: Faults, code: int | None, epochs: int
 ) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
-    jobs = query(scheduler.database, "SELECT name, state, step, recoveries, failure FROM jobs")
+    jobs = query(scheduler.database, "SELECT id, state, step, recoveries, failure FROM jobs")
     finished = Counter(row[0] for row in query(scheduler.database, "SELECT job FROM events WHERE kind = 'finished'"))
     short = [row for row in jobs if row[1] != "finished" or row[2] != epochs * STEPS]
     free, total = settled_gpus()

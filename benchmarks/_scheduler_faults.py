@@ -76,7 +76,7 @@ def head_killed() -> Back:
             scheduler.start()
             wait_for(lambda: steps(scheduler) > 5)
             before, killed = steps(scheduler), time.monotonic()
-            for pid in head_family(up.temporary):
+            for pid in head_family(up.folder):
                 signal_to(pid, signal.SIGKILL)
             time.sleep(GONE)
             scheduler.kill()
@@ -90,7 +90,7 @@ def head_killed() -> Back:
             return Back(seconds, share, recoveries(scheduler))
         finally:
             scheduler.end()
-            stop_cluster(up)
+            stop_cluster()
             del os.environ["RLPTO_STATE"]
 
 

@@ -44,14 +44,25 @@ class Steps(NamedTuple):
 class EnvBatch:
     """B environments with the workloads of `setup`; environment b draws its episodes from (seed, b // replay).
 
-    An environment whose episode is over begins the next one in the same step. max_steps: an episode is cut
+    An environment whose episode is over begins the next one in the same step, or with next_step in the one that
+    follows, whose action counts for nothing. max_steps: an episode is cut
     after so many; None: when its length is reached.
     """
 
-    def __init__(self, setup: EnvSetup, count: int, seed: int | None = 0, max_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        setup: EnvSetup,
+        count: int,
+        seed: int | None = 0,
+        max_steps: int | None = None,
+        *,
+        next_step: bool = False,
+    ) -> None:
         self.setup = setup
         self.count = count
         self.max_steps = max_steps
+        self._next_step = next_step
+        self._waiting = np.zeros(count, dtype=np.bool_)  # over, and not begun anew
         self.fleet = build_fleet(
             count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
@@ -70,6 +81,7 @@ class EnvBatch:
 
     def reset(self) -> Observation:
         """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
+        self._waiting[:] = False
         for b in range(self.count):
             self._begin(b)
         return self._copy()
@@ -92,10 +104,16 @@ class EnvBatch:
         )
         reward /= self.setup.settings.reward_scale
         self.steps += 1
+        for b in np.flatnonzero(self._waiting):
+            self._begin(int(b))
+            parts[b], reward[b], elapsed[b], ended[b] = 0.0, 0.0, 0.0, False
         cut = (self.fleet.world.clusters["time"] - self.began >= self.length) & ~ended
         if self.max_steps is not None:
             cut |= (self.steps >= self.max_steps) & ~ended
         last = self._copy()
+        if self._next_step:
+            self._waiting = ended | cut
+            return last, Steps(reward, parts, elapsed, ended, cut, last)
         over = np.flatnonzero(ended | cut)
         for b in over:
             self._begin(int(b))

@@ -70,11 +70,10 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     length is reached.
 
     setup: see `EnvSetup` (each episode is a stretch of a workload, in virtual time) or `LiveSetup` (the length
-    is drawn, nothing is warmed up unless asked for). slot: which environment of a vector environment with
-    the same seed this one is to equal.
+    is drawn, nothing is warmed up unless asked for).
     """
 
-    def __init__(self, setup: EnvSetup | LiveSetup, render_mode: str | None = None, slot: int = 0) -> None:
+    def __init__(self, setup: EnvSetup | LiveSetup, render_mode: str | None = None) -> None:
         self.metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode {render_mode}: expected rgb_array, ansi or None")
@@ -84,7 +83,6 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self.render_mode = render_mode
         self.observation_space = observation_space(setup.settings)
         self.action_space = action_space()
-        self._slot = slot
         self._weights = setup.reward.record()
         self._shadows: dict[int, Shadow] = {}
         self._cluster: Cluster | None = None
@@ -107,7 +105,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         """
         super().reset(seed=seed)
         if seed is not None:
-            self.np_random = episode_rng(seed, self._slot)
+            self.np_random = episode_rng(seed)
         self._episode = self._chosen(self._drawn(self.np_random), options or {})
         self._begin()
         if self.cluster.time < self._episode.warm_up:
@@ -159,8 +157,10 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
 
     def _chosen(self, episode: Episode, options: Mapping[str, Any]) -> Episode:
         """The episode with what the options say in place of what was drawn."""
-        if unknown := sorted(options.keys() - set(OPTIONS)):
-            raise ValueError(f"options: unknown key {unknown[0]}, expected {', '.join(OPTIONS)}")
+        if not isinstance(options, Mapping):
+            raise ValueError(f"options: expected a mapping with {', '.join(OPTIONS)}, got {options!r}")
+        if unknown := [key for key in options if key not in OPTIONS]:
+            raise ValueError(f"options: unknown key {unknown[0]!r}, expected {', '.join(OPTIONS)}")
         for key in ("warm_up", "length"):
             seconds = options.get(key, 0.0)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 <= seconds < np.inf:

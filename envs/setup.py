@@ -64,8 +64,8 @@ def draw_episode(rng: Generator, setup: EnvSetup) -> Episode:
     return Episode(workload, float(warm_up), float(length))
 
 
-def episode_rng(seed: int | None, slot: int) -> Generator:
-    """Random numbers of the environments that replay the same episodes: slot 0 is that of a single one."""
+def episode_rng(seed: int | None, slot: int = 0) -> Generator:
+    """Random numbers of the episodes of an environment; slot: of which, where several share a seed."""
     return np.random.default_rng(None if seed is None else [seed, slot])
 
 

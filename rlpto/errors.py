@@ -2,7 +2,10 @@
 
 
 class RlptoError(Exception):
-    """Base of all errors that bad input raises: names the thing, what is wrong, what was expected."""
+    """Base of all errors that bad input raises: names the thing, what is wrong, what was expected, on one line."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
 
 
 class ConfigError(RlptoError):

@@ -161,7 +161,7 @@ VIEW = np.dtype(
 """What is shown of a job. As in `JOB`, and further:
 
 index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
-type_index: jobs of one type share their speed and accuracy curves. epoch: it is in, capped at the last measured.
+type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
 remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
 job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.

@@ -62,6 +62,9 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
         for part in above:
             inside = inside[part]
         del inside[last]
+    for group in settings["cluster"]["nodes"]:
+        if group["gpu"] == ONE_KIND:
+            del group["gpu"]
     return settings
 
 
@@ -86,9 +89,6 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
     settings = deciding(config, Result.CELL, [key for key, unused in UNUSED.items() if unused(config)])
-    for group in settings["cluster"]["nodes"]:
-        if group["gpu"] == ONE_KIND:
-            del group["gpu"]
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

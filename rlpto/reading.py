@@ -68,7 +68,7 @@ def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterat
     except MemoryError:
         raise error(f"{place}: asks for more memory than there is, expected {expected}") from None
     except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
+        reason = one_line(refused.strerror or refused).lower()
         raise error(f"{place}: cannot read the file: {reason}, expected {expected}") from None
     except PARSER_ERRORS as wrong:
         raise error(f"{place}: truncated, damaged or foreign ({one_line(wrong)}), expected {expected}") from None
@@ -88,9 +88,9 @@ def check_file(path: Path, expected: str, error: type[RlptoError], largest: int)
 
 def read_bytes(path: Path, expected: str, error: type[RlptoError], largest: int) -> bytes:
     """A whole file of at most `largest` bytes."""
-    check_file(path, expected, error, largest)
+    size = check_file(path, expected, error, largest)
     with parsing(path, expected, error), path.open("rb") as file:
-        return file.read(largest)
+        return file.read(size)
 
 
 def read_text(
@@ -110,7 +110,7 @@ def read_text(
     except UnicodeDecodeError as wrong:
         broken, line = wrong.start, data.count(b"\n", 0, wrong.start) + 1
     if broken >= 0:
-        raise error(f"{path}:{line}: not a text file, expected {expected} in UTF-8")
+        raise error(f"{path}:{line}: not a text in UTF-8, expected {expected}")
     if not text.strip():
         raise error(f"{path}: the file is empty, expected {expected}")
     return text
@@ -234,7 +234,7 @@ def parse_array(content: bytes) -> AnyArray:
 
 
 def check_finite(arrays: Mapping[str, AnyArray], place: Path | str, largest: float, error: type[RlptoError]) -> None:
-    """Raise `error`, naming the array, where one has numbers that are NaN or beyond `largest` either way."""
+    """Raise `error`, naming the array, where one is not of numbers, or they are NaN or beyond `largest` either way."""
     for name, array in arrays.items():
-        if array.dtype.kind in "fc" and not (np.abs(array) <= largest).all():
+        if array.dtype.kind not in "fiub" or not (np.abs(array.astype(np.float64)) <= largest).all():
             raise error(f"{place}: {name} holds NaN or numbers beyond {largest:g}, expected finite numbers")

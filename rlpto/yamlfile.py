@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ _LONGEST_NUMBER = 400
 """Characters of a number or a date."""
 _LONGEST_VALUE = 100_000
 """Characters of a value that is typed on a command line."""
+_DEEPEST = 100
+_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_BRACKET = re.compile(r"[\[\]{}]")
 _TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:binary")
 
 
@@ -91,8 +96,10 @@ def _documents(
     text: str, source: Path | str, expected: str, error: type[RlptoError]
 ) -> Iterator[tuple[yaml.Node, Any]]:
     """Root and data of every document of a text."""
+    if _depth(text) > _DEEPEST:
+        raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}")
     try:
-        loader = yaml.SafeLoader(text)
+        loader: Any = yaml.SafeLoader(text)
         while loader.check_node():
             root = loader.get_node()
             _check_size(root)
@@ -109,6 +116,11 @@ def _documents(
         raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}") from None
     except PARSER_ERRORS as broken:  # such as an impossible date
         raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested, wherever they stand; the parser would take long to find that out."""
+    return max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0)
 
 
 def _check_size(root: yaml.Node) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console, make_progress
+from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console
+from rlpto.cli.waiting import waiting
 from rlpto.errors import ClusterError
 
-ANSWER_SECONDS = 120.0
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ANSWER_TIMEOUT_S = 120.0
 """Longest wait for a scheduler to take up another policy: it does so at its next decision."""
 
 app = typer.Typer(help="Start, show and end a local Ray cluster; switch the policy of a run.", no_args_is_help=True)
@@ -28,41 +34,90 @@ def up(
 ) -> None:
     """Start several Ray nodes with logical GPUs on this machine, for a laptop without any."""
     from rlpto.ray_cluster.nodes.background import start_cluster
+    from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 
     console = make_console(quiet)
-    started = start_cluster([gpus_per_node] * nodes, cpus, durable)
+    with waiting(quiet) as on_wait:
+        started = start_cluster([gpus_per_node] * nodes, cpus, durable, on_wait)
     console.print(f"{nodes} nodes with {gpus_per_node} GPUs each are up at {started.address}", style="bold")
     console.print("run on it:  rlpto evaluate CONFIG --cluster ray --address auto\nend it:     rlpto cluster down")
+    console.print(f"its token:  {Path(started.folder, TOKEN_FILE)}", soft_wrap=True)
 
 
 @app.command("status", epilog="Example: rlpto cluster status")
-def status() -> None:
-    """Show the local cluster, its nodes, and the jobs that have controllers there."""
+def status(
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT|auto", help="A cluster that others have started, instead of the local one."),
+    ] = None,
+) -> None:
+    """Show a cluster's nodes, its scheduler, and the jobs of its run: GPUs held, progress, when they will end."""
+    from rlpto.ray_cluster.nodes.background import noted_cluster, running_cluster
+    from rlpto.ray_cluster.scheduler.connection import AUTO, Connection
+
+    console = make_console()
+    if address is None and running_cluster() is None:
+        console.print("no local cluster is up; start one with `rlpto cluster up`")
+        if noted_cluster() is not None:
+            console.print(
+                "one that was not wholly started, or has died, is still noted; `rlpto cluster down` removes it"
+            )
+        return
+    with waiting() as on_wait:
+        on_wait("connecting to the Ray cluster")
+        with Connection(address or AUTO) as connection:
+            shown = [_nodes(connection.address), *_jobs()]
+        on_wait("")
+    for part in shown:
+        console.print(part)
+
+
+def _nodes(address: str) -> Table:
+    """The nodes of the cluster that this process is connected to."""
+    from ray._private import state
     from rich.table import Table
 
     from rlpto.ray_cluster.controllers import alive_nodes
-    from rlpto.ray_cluster.nodes.background import running_cluster
-    from rlpto.ray_cluster.scheduler.connection import Connection, jobs_with_controllers
 
-    console = make_console()
-    found = running_cluster()
-    if found is None:
-        console.print("no local cluster is up; start one with `rlpto cluster up`")
+    ray_state: Any = state  # which has no types
+    free = ray_state.available_resources_per_node()
+    table = Table(title=f"Ray cluster at {address}", title_justify="left")
+    for heading in ("node", "address", "GPUs", "held", "CPUs"):
+        table.add_column(heading)
+    for node in alive_nodes():
+        resources = node["Resources"]
+        gpus = resources.get("GPU", 0)
+        counts = (gpus, gpus - free.get(node["NodeID"], {}).get("GPU", 0), resources.get("CPU", 0))
+        table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *(f"{count:g}" for count in counts))
+    return table
+
+
+def _jobs() -> Iterator[Table | str]:
+    """Who schedules on the cluster that this process is connected to, and how far the jobs of its run are."""
+    from rich.table import Table
+
+    from rlpto.ray_cluster.scheduler.cluster_owner import schedulers
+    from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
+    from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
+
+    controllers = len(jobs_with_controllers())
+    last = next(reversed(schedulers()), None)
+    if last is None:
+        yield f"no scheduler is at work; {controllers} jobs have controllers"
         return
-    with Connection() as connection:
-        table = Table(title=f"Ray cluster at {connection.address}", title_justify="left")
-        for heading in ("node", "address", "GPUs", "CPUs"):
-            table.add_column(heading)
-        for node in alive_nodes():
-            resources = node["Resources"]
-            counts = (f"{resources.get(name, 0):g}" for name in ("GPU", "CPU"))
-            table.add_row(node["NodeID"][:12], node["NodeManagerAddress"], *counts)
-        controllers = jobs_with_controllers()
-    console.print(table)
-    console.print(
-        f"{len(controllers)} jobs have controllers"
-        + "".join(f"\n  {job} (session {name})" for name, job in controllers)
-    )
+    state = f"at work: process {last.process} on {last.host}" if last.alive else "ended"
+    yield f"scheduler of {last.folder} ({state}); {controllers} jobs have controllers"
+    database = newest_database(Path(last.folder))
+    if database is None:
+        return
+    jobs = job_progress(database)
+    table = Table(title=f"jobs of {database.parent.name}", title_justify="left")
+    for heading in ("id", "name", "state", "GPUs", "done", "ends in [s]"):
+        table.add_column(heading)
+    for job in jobs:
+        left = "" if math.isnan(job.left) else f"{job.left:.0f}"
+        table.add_row(job.id, job.name, job.state, str(job.gpus), f"{job.progress:.0%}", left)
+    yield table
 
 
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")
@@ -74,26 +129,26 @@ def restart(quiet: QuietOption = False) -> None:
     found = running_cluster()
     if found is None:
         raise ClusterError("no local cluster is up: expected one of `rlpto cluster up --durable` whose head has died")
-    with make_progress(quiet) as bar:
-        bar.add_task("starting", total=None)
-        restart_head(found)
+    with waiting(quiet) as on_wait:
+        restart_head(found, on_wait)
     console.print(f"the head is back at {found.address}; start commands that ran on it again, they go on")
 
 
 @app.command("down", epilog="Example: rlpto cluster down")
 def down(quiet: QuietOption = False) -> None:
     """End the local cluster that `up` has started, and nothing else."""
-    from rlpto.ray_cluster.nodes.background import running_cluster, stop_cluster
+    from rlpto.ray_cluster.nodes.background import stop_cluster
 
     console = make_console(quiet)
-    found = running_cluster()
-    if found is None:
+    with waiting(quiet) as on_wait:
+        on_wait("ending the local cluster")
+        ended = stop_cluster()
+    if ended is None:
         console.print("no local cluster is up")
-        return
-    with make_progress(quiet) as bar:
-        bar.add_task("ending", total=None)
-        stop_cluster(found)
-    console.print(f"the cluster at {found.address} has ended")
+    else:
+        console.print(
+            f"the cluster {f'at {ended.address} ' if ended.address else 'that was not wholly started '}has ended"
+        )
 
 
 @app.command("switch", epilog="Example: rlpto cluster switch las --run runs/ray_smoke-ray")
@@ -113,10 +168,10 @@ def switch(
     if len(at_work) != 1:
         raise ClusterError(f"{run}: {len(at_work)} schedulers are at work there, expected one")
     request = request_policy(at_work[0], policy)
-    by = monotonic() + ANSWER_SECONDS
+    by = monotonic() + ANSWER_TIMEOUT_S
     while (answer := policy_answer(at_work[0], request)) is None:
         if monotonic() > by:
-            raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_SECONDS:.0f} s")
+            raise ClusterError(f"{run}: its scheduler has not answered within {ANSWER_TIMEOUT_S:.0f} s")
         sleep(0.1)
     if answer:
         raise ClusterError(f"{run}: {answer}")

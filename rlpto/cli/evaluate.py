@@ -20,6 +20,7 @@ from rlpto.cli.common import (
     make_console,
     read_config,
 )
+from rlpto.cli.waiting import waiting
 from rlpto.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -163,12 +164,15 @@ def evaluate(
     if cluster is Where.ray:
         from rlpto.runs.real import run_real_cells
 
-        show("", *run_real_cells(settled, folder, **on_ray), folder)
+        with waiting(quiet) as on_wait:
+            finished = run_real_cells(settled, folder, on_wait=on_wait, **on_ray)
+        show("", *finished, folder)
         return
     from rlpto.evaluation.fidelity import fidelity_table, verdicts
     from rlpto.runs.both import evaluate_both
 
-    found = evaluate_both(settled, folder, show=show, **on_ray)
+    with waiting(quiet) as on_wait:
+        found = evaluate_both(settled, folder, show=show, on_wait=on_wait, **on_ray)
     console.print()
     console.print(fidelity_table(found))
     for sentence in verdicts(found):

@@ -156,30 +156,26 @@ def _beginning(path: Path, trace: Trace, step: float, counted: Counted, end: dat
 
 def _of_counts(path: Path, step: float, counted: Counted, value: str) -> TimeSeries:
     """A CSV with a row per interval; rows of shorter intervals are added up."""
-    import numpy as np
     import pandas as pd
 
     from rlpto.errors import TraceError
     from rlpto.forecasting.series import TimeSeries, as_series
+    from rlpto.reading import one_line, parsing
+    from rlpto.workloads.importers.base import EPOCH, LAST_SECOND, numbers
+    from rlpto.workloads.importers.csvfile import read_csv
 
     time = counted.time
-    try:
-        rows = pd.read_csv(path)
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file, expected a CSV of counts") from None
-    except (OSError, ValueError) as wrong:
-        raise TraceError(f"{path}: no CSV of counts ({' '.join(str(wrong).split())})") from None
-    for column in (time, value):
-        if column not in rows.columns:
-            raise TraceError(f"{path}: column {column!r} missing, expected one of {', '.join(map(str, rows.columns))}")
-    stamps = pd.to_datetime(rows[time], errors="coerce", format="ISO8601")
-    counts = pd.to_numeric(rows[value], errors="coerce")
-    for column, parsed, expected in ((time, stamps, "a time such as 2020-04-01 00:00:00"), (value, counts, "a number")):
-        bad = parsed.isna()
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise TraceError(f"{path}:{row + 2}: {column} {rows[column].iloc[row]}, expected {expected}")
-    table = pd.Series(counts.to_numpy(dtype=float), index=pd.DatetimeIndex(stamps))
+    rows = read_csv(path, (time, value), skip_bad_lines=False)
+    counts = numbers(rows.lines, value, rows[value])
+    with parsing(path, "a CSV of counts", TraceError):
+        stamps = pd.to_datetime(pd.Series(rows[time]), errors="coerce", format="ISO8601")
+        seconds = (stamps - EPOCH) / pd.Timedelta(seconds=1)
+    rows.lines.reject(
+        ~seconds.between(0, LAST_SECOND).to_numpy(),
+        lambda row: f"{time} {one_line(rows[time][row], 40)}, expected a time such as 2020-04-01 00:00:00, to 2100",
+    )
+    rows.lines.refuse_broken()
+    table = pd.Series(counts, index=pd.DatetimeIndex(stamps))
     table = table if counted.start is None else table[table.index >= pd.Timestamp(counted.start)]
     with bad_input(f"{path}: "):
         fine = as_series(table)

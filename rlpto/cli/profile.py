@@ -19,6 +19,7 @@ from rlpto.cli.common import (
     make_progress,
     read_config,
 )
+from rlpto.cli.waiting import waiting
 from rlpto.errors import ConfigError
 from rlpto.interrupts import Interrupted
 
@@ -73,7 +74,7 @@ def profile(
             console.print(f"  on GPUs of another job: {told(change)}", style="dim")
 
     if missing:
-        with make_progress(quiet) as bar:
+        with make_progress(quiet) as bar, waiting(quiet, bar.console) as on_wait:
             task = bar.add_task("starting", total=None)
 
             def advance(stage: str, total: int) -> None:
@@ -81,7 +82,7 @@ def profile(
 
             try:
                 effort = Effort(seconds, learning)
-                measure_programs(settled, missing, known, out, address, effort, advance, measured)
+                measure_programs(settled, missing, known, out, address, effort, advance, measured, on_wait)
             except KeyboardInterrupt:
                 kept = ", ".join(sorted(known)) or "nothing"
                 raise Interrupted(

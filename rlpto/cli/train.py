@@ -20,6 +20,7 @@ from rlpto.cli.common import (
     make_progress,
     read_config,
 )
+from rlpto.cli.waiting import waiting
 from rlpto.errors import ConfigError
 from rlpto.interrupts import Interrupted
 
@@ -160,10 +161,16 @@ def _fine_tune(
     folder = resume / FOLDER if run_dir is None else run_dir
     settled, console = read_config(config, changes), make_console(quiet)
     console.print(f"live curves: tensorboard --logdir {folder}", style="dim", soft_wrap=True)
-    with make_progress(quiet) as bar:
+    with make_progress(quiet) as bar, waiting(quiet, bar.console) as on_wait:
         task = bar.add_task("starting", total=None)
         steps = fine_tune_run(
-            settled, resume, folder, address=address, fresh=fresh, on_progress=partial(_show, bar, task)
+            settled,
+            resume,
+            folder,
+            address=address,
+            fresh=fresh,
+            on_progress=partial(_show, bar, task),
+            on_wait=on_wait,
         )
     console.print(
         f"{folder}: learned from {steps} decisions; evaluate it with the policy agent:run={folder}", soft_wrap=True

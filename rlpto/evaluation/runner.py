@@ -243,6 +243,8 @@ def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = Non
         )
     if content["metrics"].keys() != METRIC.keys() or content["bound"].keys() != METRIC.keys():
         raise _unusable(path, "holds other metrics")
+    if not _is_figures(content["metrics"]) or not _is_figures(content["bound"]):
+        raise _unusable(path, "holds metrics that are no numbers")
     if not is_record(archive):
         raise _unusable(archive, "missing or not a readable run record")
     stored = Cell(**content["cell"])
@@ -267,6 +269,11 @@ def _unusable(path: Path, reason: str) -> CheckpointError:
 
 def _null_if_nan(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _is_figures(values: Mapping[str, object]) -> bool:
+    """Whether all are numbers, or null."""
+    return all(value is None or type(value) in (int, float) for value in values.values())
 
 
 def _nan_if_null(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -355,7 +355,7 @@ def _summary_rows(results: Results) -> list[dict[str, object]]:
 
 
 def _paired_rows(results: Results) -> list[dict[str, object]]:
-    rows = []
+    rows: list[dict[str, object]] = []
     for c in (comparison for comparisons in results.comparisons.values() for comparison in comparisons):
         d, p = c.difference, c.improvement
         found = (d.samples, d.estimate, d.low, d.high, c.relative, p.estimate, p.low, p.high, c.wins, c.ties, c.verdict)

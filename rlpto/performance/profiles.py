@@ -59,13 +59,13 @@ class Profile:
     name: Annotated[str, Field(min_length=1)]
     description: str
     source: str
-    samples: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    epochs: Annotated[int, Field(ge=1)]
+    samples: Annotated[float, Field(gt=0, le=1e12)]
+    epochs: Annotated[int, Field(ge=1, le=10_000)]
     batch: BatchLimits
     throughput: ThroughputParams
     noise: NoiseCurve
     accuracy: AccuracyCurve
-    rescale_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
 
     def __post_init__(self) -> None:

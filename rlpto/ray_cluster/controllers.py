@@ -1,4 +1,4 @@
-"""Job controllers from outside: where they live, finding them by name, and ending them.
+"""Job controllers from outside: where they live, finding them by name, asking them, and ending them for certain.
 
 Below the scheduler, what measures, and whatever else commands jobs; it needs neither torch nor the controller's code.
 """
@@ -6,11 +6,35 @@ Below the scheduler, what measures, and whatever else commands jobs; it needs ne
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from rlpto.errors import ClusterError
+from rlpto.errors import ClusterError, JobError
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, controller_name
 from rlpto.ray_cluster.nodes.environment import CONTROL
+from rlpto.ray_cluster.nodes.processes import kill_titled
+
+HEARTBEAT_TIMEOUT_S = 30.0
+"""Longest time that a job controller may leave a call unanswered before it is taken to hang, and replaced."""
+START_TIMEOUT_S = 120.0
+"""Longest time that a job controller may take to start, or Ray to start it again, before it is given up."""
+STOP_TIMEOUT_S = 20.0
+"""Longest time that a job controller may take to write a checkpoint and let its workers go before it is killed."""
+KILL_TIMEOUT_S = 10.0
+"""Longest wait for a job controller that was killed to be gone."""
+
+CONTROLLER_TITLE = "JobController"
+"""What the command line of a controller's process has in it: Ray writes the actor's class there."""
+
+
+@dataclass(frozen=True)
+class ControllerProcess:
+    """What Ray knows of a controller. alive: it has started, and has not ended since. pid, node: of its process."""
+
+    alive: bool
+    pid: int
+    node: str
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -47,22 +71,84 @@ def controller_exists(session: str, job: str) -> bool:
 
 def find_controllers(session: str) -> dict[str, Any]:
     """Handles of all controllers of a session that there are, by job."""
+    prefix = controller_name(session, "")
+    return {name.removeprefix(prefix): handle for name, handle in _named(prefix).items()}
+
+
+def controllers_of(sessions: str) -> list[Any]:
+    """Handles of all controllers of sessions whose names begin with `sessions`."""
+    return list(_named(controller_name(sessions, "").removesuffix(":")).values())
+
+
+def _named(prefix: str) -> dict[str, Any]:
+    """Actors of ours by name, of those whose names begin so."""
     import ray
     from ray.util import list_named_actors
 
-    prefix = controller_name(session, "")
     found = {}
     for actor in list_named_actors(all_namespaces=True):
         if actor["namespace"] != NAMESPACE or not actor["name"].startswith(prefix):
             continue
         try:
-            found[actor["name"].removeprefix(prefix)] = ray.get_actor(actor["name"], namespace=NAMESPACE)
+            found[actor["name"]] = ray.get_actor(actor["name"], namespace=NAMESPACE)
         except ValueError:
             continue  # ended since it was listed
     return found
 
 
-def stop_controller(handle: Any, seconds: float = 30.0) -> JobReport | None:
+def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
+    """What a controller answers to a call. Raises JobError if it does not within `timeout` s, or is gone."""
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    try:
+        report: JobReport = ray.get(call, timeout=timeout)
+    except GetTimeoutError:
+        raise JobError(f"a job controller has not answered within {timeout:.0f} s") from None
+    except RayActorError as gone:
+        raise JobError(f"a job controller is gone: {str(gone).strip().splitlines()[0]}") from None
+    return report
+
+
+def process_of(handle: Any) -> ControllerProcess:
+    """What Ray knows of a controller now, whether it answers or not."""
+    # No public call tells this without the dashboard.
+    from ray._private.state import actors
+
+    known = actors(actor_id=handle._actor_id.hex())
+    if not known:
+        return ControllerProcess(False, 0, "")
+    return ControllerProcess(known["State"] == "ALIVE", known["Pid"], known["Address"]["NodeID"])
+
+
+def kill_controller(handle: Any) -> Any:
+    """Kill a controller; Ray's answer to wait for, None if it has no process. Its workers end with it.
+
+    The process is killed by its id, on its node: one that is stopped does not hear Ray's request to end.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    process = process_of(handle)
+    ray.kill(handle, no_restart=True)  # so that its name is free
+    if not process.alive:
+        return None
+    there = NodeAffinitySchedulingStrategy(process.node, soft=False, _fail_on_unavailable=True)
+    task: Any = ray.remote(kill_titled)
+    options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    return task.options(**options).remote(process.pid, CONTROLLER_TITLE)
+
+
+def end_controllers(handles: Iterable[Any]) -> None:
+    """Kill controllers and wait until they are gone, for `KILL_TIMEOUT_S` at most."""
+    import ray
+
+    killed = [call for call in map(kill_controller, handles) if call is not None]
+    if killed:
+        ray.wait(killed, num_returns=len(killed), timeout=KILL_TIMEOUT_S)
+
+
+def stop_controller(handle: Any, timeout: float = STOP_TIMEOUT_S) -> JobReport | None:
     """Have a controller stop and wait until it has: its last report, None if it was gone or gave none in time.
 
     One that does not answer in time is killed; its workers end with it.
@@ -70,15 +156,14 @@ def stop_controller(handle: Any, seconds: float = 30.0) -> JobReport | None:
     import ray
     from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-    report: JobReport | None = None
     try:
-        report = ray.get(handle.stop.remote(), timeout=seconds)
+        report: JobReport = ray.get(handle.stop.remote(), timeout=timeout)
     except (ActorDiedError, ActorUnavailableError):
         return None
     except TimeoutError:
-        ray.kill(handle, no_restart=True)
+        end_controllers([handle])
         return None
-    gone = time.monotonic() + 10.0
+    gone = time.monotonic() + KILL_TIMEOUT_S
     while time.monotonic() < gone:
         try:
             ray.get(handle.report.remote(), timeout=1.0)

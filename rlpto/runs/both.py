@@ -27,18 +27,21 @@ def evaluate_both(
     keep: bool,
     progress: bool,
     say: Say,
+    on_wait: Callable[[str], None],
     show: Callable[[str, Config, list[FinishedCell], Path], object],
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 
     The real cluster comes first: the simulated one has the nodes that were found there. The policies are told the same
-    on both. show: told which of the two is finished, with its configuration, cells and folder. Raises ConfigError
-    where programs are not measured: a guess is no simulation of them.
+    on both. on_wait: as in `run_real_cells`. show: told which of the two is finished, with its configuration, cells and
+    folder. Raises ConfigError where programs are not measured: a guess is no simulation of them.
     """
     refuse_online(config.knowledge)
     _refuse_guesses(config)
     where = folder / REAL
-    config, real = run_real_cells(config, where, address=address, fresh=fresh, keep=keep, progress=progress, say=say)
+    config, real = run_real_cells(
+        config, where, address=address, fresh=fresh, keep=keep, progress=progress, say=say, on_wait=on_wait
+    )
     show(REAL, config, real, where)
     simulated = run_cells(config, folder / SIMULATED, fresh=fresh, jobs=1, progress=progress)
     show(SIMULATED, config, simulated, folder / SIMULATED)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from rlpto.errors import ConfigError
 from rlpto.interrupts import Interrupted, interruptible
 from rlpto.outcome import Result, deciding
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 from rlpto.runs.folder import members
-from rlpto.runs.real import DATABASE, SESSIONS, check_programs, real_nodes, remove_sessions, with_nodes
+from rlpto.runs.real import check_programs, real_nodes, with_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -39,12 +40,14 @@ def fine_tune_run(
     address: str | None,
     fresh: bool,
     on_progress: Callable[[Status], None],
+    on_wait: Callable[[str], None],
 ) -> int:
     """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
     already, it goes on from them.
 
-    address: of a Ray cluster that is there; None: a local one. Returns the decisions it has learned from. Raises
-    what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in good order with Interrupted.
+    address: of a Ray cluster that is there; None: a local one. on_wait: as in `run_real_cells`. Returns the decisions
+    it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
+    good order with Interrupted.
     """
     from rlpto.agents.finetuning import Beginner
     from rlpto.agents.policy import run_file
@@ -61,11 +64,13 @@ def fine_tune_run(
     resume = (folder / LAST).is_file() and not fresh
     if not resume:
         prepare(config).check()
-    with real_nodes(config, address) as gpus:
+    with real_nodes(config, address, folder, on_wait) as gpus:
         if address is not None:
             config = with_nodes(config, gpus)
         experiment = prepare(config)
+        on_wait("importing training programs on the cluster")
         check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
+        on_wait("")
         identity = _identity(experiment, settings, beginner)
         if fresh:
             remove_sessions(folder)
@@ -93,7 +98,7 @@ class Episodes:
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
-        self._experiment, self._windows, self._folder = experiment, windows, folder / SESSIONS
+        self._experiment, self._windows, self._run, self._folder = experiment, windows, folder, folder / SESSIONS
         there = [path.name.rpartition("-")[2] for path in self._folder.glob("episode-*")]
         self._next = max((int(number) + 1 for number in there if number.isdecimal()), default=0)
         self._present = ExitStack()
@@ -110,7 +115,7 @@ class Episodes:
         config = self._experiment.config
         window, seed = self._windows[number % len(self._windows)], config.seed + number // len(self._windows)
         own = self._folder / f"episode-{number:04d}"
-        session = hashlib.sha256(f"{self._folder.absolute()} {number}".encode()).hexdigest()[:12]
+        session = session_name(self._run, f"{number:04d}")
         with ExitStack() as made:
             database = made.enter_context(SessionDatabase(own / DATABASE))
             made.callback(write_tables, database, own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlpto.errors import RlptoError
-from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
 
 STOP_TIMEOUT_S = 60.0
 """Longest time that trainings may take to stop in good order after Ctrl-C."""
@@ -56,23 +54,17 @@ def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path
 
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
-    """A Ray of this process's own, quiet and without a dashboard, for the time of a block."""
-    before = use_ray_environment()
-    import ray
+    """A Ray of this process's own, which nobody else reaches, for the time of a block."""
+    from rlpto.ray_cluster.nodes.environment import restore_environment
+    from rlpto.ray_cluster.nodes.local import LocalCluster
 
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}},
-    )
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        yield
+        with LocalCluster([], cpus, forking=False):
+            yield
     finally:
-        ray.shutdown()
-        restore_environment(before)
+        restore_environment({"PYTHONPATH": before})
 
 
 def train_member(folder: str) -> dict[str, str | None]:

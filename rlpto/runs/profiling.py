@@ -56,13 +56,18 @@ def measure_programs(
     effort: Effort,
     on_progress: Callable[[str, int], object],
     on_measured: Callable[[Profile, ProgramMeasurements], object],
+    on_wait: Callable[[str], None],
 ) -> None:
     """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
 
     address: of a Ray cluster that is there; None: a local one. on_progress: told a stage before it begins, and how
-    many there are in all. on_measured: told a finished profile and what it was fitted to.
+    many there are in all. on_measured: told a finished profile and what it was fitted to. on_wait: as in
+    `runs.real.run_real_cells`.
     """
-    with real_nodes(config, address), tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder:
+    with (
+        real_nodes(config, address, out.absolute().parent, on_wait),
+        tempfile.TemporaryDirectory(prefix="rlpto-profile-") as folder,
+    ):
         gpus = {node.id: node.gpus for node in RayBackend("").nodes()}
         most = sum(gpus.values())
         session = f"profile-{os.getpid()}"
@@ -70,7 +75,9 @@ def measure_programs(
             name: program_spec(number, name, program, config.ray, session, Path(folder), config.seed)
             for number, (name, program) in enumerate(missing.items())
         }
+        on_wait("importing training programs on the cluster")
         check_training(list(specs.values()))
+        on_wait("")
         total = len(specs) * stages(gpus, most)
         for name, spec in specs.items():
 

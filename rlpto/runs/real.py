@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from rlpto.errors import CheckpointError, ClusterError, ConfigError
+from rlpto.errors import ClusterError, ConfigError
+from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
     from rlpto.config import Config
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
 
-SESSIONS = "ray"
-"""Folder of a run that holds a folder for each cell: session database, checkpoints, tables and live curves."""
-DATABASE = "state.sqlite"
-"""The session database in the folder of a cell."""
-
 
 class Say(Protocol):
     """Tells a line to whoever waits."""
@@ -40,14 +35,23 @@ class Say(Protocol):
 
 
 def run_real_cells(
-    config: Config, folder: Path, *, address: str | None, fresh: bool, keep: bool, progress: bool, say: Say
+    config: Config,
+    folder: Path,
+    *,
+    address: str | None,
+    fresh: bool,
+    keep: bool,
+    progress: bool,
+    say: Say,
+    on_wait: Callable[[str], None],
 ) -> tuple[Config, list[FinishedCell]]:
     """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
-    afterwards. keep: after Ctrl-C let runners go on; the same command takes them over again. progress: show a bar.
-    say: told where live curves are, and which jobs have failed. Raises what is wrong with cluster, configuration or
-    jobs: ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
+    afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
+    say: told where live curves are, which jobs have failed, and that the disk is full. on_wait: told what is waited for
+    before the first job starts, and then the empty text. Raises what is wrong with cluster, configuration or jobs:
+    ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
@@ -57,13 +61,15 @@ def run_real_cells(
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
     if address is None:
         prepare(config).check()  # what is wrong is better said before nodes are started
-    with real_nodes(config, address) as gpus:
+    with real_nodes(config, address, folder, on_wait) as gpus:
         if address is not None:
             config = with_nodes(config, gpus)
         experiment = prepare(config)
         cells = experiment.cells()
         experiment.check()
+        on_wait("importing training programs on the cluster")
         check_programs(experiment, cells)
+        on_wait("")
         if fresh:
             remove_sessions(folder)
         else:
@@ -73,7 +79,7 @@ def run_real_cells(
             say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = run_all(
             cells,
-            RealCells(config, folder, keep),
+            RealCells(config, folder, keep, partial(say, style="red")),
             folder,
             progress=progress,
             config={**experiment.outcome(), "ran_on": "ray"},
@@ -86,18 +92,29 @@ def run_real_cells(
 
 
 @contextmanager
-def real_nodes(config: Config, address: str | None) -> Iterator[list[int]]:
-    """A Ray cluster that this process is connected to; GPUs of each of its nodes."""
+def real_nodes(
+    config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]
+) -> Iterator[list[int]]:
+    """A Ray cluster whose only scheduler this process is; GPUs of each of its nodes.
+
+    address, on_wait: as in `run_real_cells`. folder: named to other schedulers. Raises ClusterError if there is no
+    cluster, it has no GPUs, or another scheduler is at work on it.
+    """
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
     from rlpto.ray_cluster.scheduler.connection import Connection
 
     with ExitStack() as stack:
         if address is None:
             nodes = [group.gpus for group in config.cluster.nodes for _ in range(group.count)]
-            stack.enter_context(LocalCluster(nodes))
+            stack.enter_context(LocalCluster(nodes, on_progress=on_wait))
         else:
-            stack.enter_context(Connection(address))
+            on_wait("connecting to the Ray cluster")
+            connection = stack.enter_context(Connection(address))
+            if not connection.protected:
+                on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
+        stack.enter_context(only_scheduler(folder))
         gpus = [node.gpus for node in RayBackend("").nodes()]
         if not gpus:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
@@ -129,11 +146,13 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`."""
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`. warn: is told in
+    one line that the disk is full."""
 
     config: Config
     folder: Path
     keep: bool = False
+    warn: Callable[[str], object] = say_on_stderr
 
     def __call__(self, cell: Cell) -> RunRecord:
         """Run a cell, or go on with it."""
@@ -144,13 +163,13 @@ class RealCells:
         from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
         experiment, own = prepare(self.config), session_folder(self.folder, cell)
-        session = session_name(self.folder, cell)
+        session = session_of(self.folder, cell)
         with ExitStack() as stack:
-            database = stack.enter_context(SessionDatabase(own / DATABASE))
+            database = stack.enter_context(SessionDatabase(own / DATABASE, self.warn))
             backend = RayBackend(session)
             observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
             if self.config.ray.tensorboard:
-                curves = LiveCurves(own, self.config.reward)
+                curves = LiveCurves(own, self.config.reward, self.warn)
                 stack.callback(curves.close)
                 observers.append(curves)
             predictor = session_predictor(experiment, database)
@@ -211,9 +230,9 @@ def run_session(
     return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
 
 
-def session_name(folder: Path, cell: Cell) -> str:
-    """What the runners of a cell are found by: the same for the same cell of the same folder, and no other."""
-    return hashlib.sha256(f"{folder.absolute()} {cell.key}".encode()).hexdigest()[:12]
+def session_of(folder: Path, cell: Cell) -> str:
+    """Name of a cell's session: the same for the same cell of the same run folder, and no other."""
+    return session_name(folder, cell.key[:8])
 
 
 def session_folder(folder: Path, cell: Cell) -> Path:
@@ -233,17 +252,3 @@ def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
         jobs = [dict(zip(columns, row, strict=True)) for row in rows]
         for job in (job for job in jobs if job["state"] == "failed"):
             yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"
-
-
-def remove_sessions(folder: Path) -> None:
-    """Throw away what sessions have left; a scheduler that is at work on one of them is refused."""
-    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-
-    for database in sorted((folder / SESSIONS).glob(f"*/{DATABASE}")):
-        SessionDatabase(database).close()
-    try:
-        shutil.rmtree(folder / SESSIONS)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise CheckpointError(f"{folder / SESSIONS}: cannot be removed: {error.strerror or error}") from None

@@ -67,7 +67,8 @@ class World(NamedTuple):
     sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N] NODE.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
-    types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES. scratch: [M] memory for compiled code to use as it likes.
+    types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
+    scratch: [M] memory that compiled code may use as it likes.
     """
 
     jobs: AnyArray

@@ -151,15 +151,16 @@ def make_trace(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise TraceError(f"{source}: column {unknown[0]} is none of {', '.join(COLUMNS)}")
-    count = len(columns["submit_time"])
-    jobs = pd.DataFrame(index=range(count))
-    for name in COLUMNS:
-        if name in _TEXT:
-            jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
-        elif name in _FLOATS:
-            jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
-        else:
-            jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
+    with parsing(source, "columns of equal length, of numbers or of text", TraceError):
+        count = len(columns["submit_time"])
+        jobs = pd.DataFrame(index=range(count))
+        for name in COLUMNS:
+            if name in _TEXT:
+                jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
+            elif name in _FLOATS:
+                jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
+            else:
+                jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
     jobs = jobs.sort_values("submit_time", kind="stable", ignore_index=True)
     jobs["name"] = _unique_names(jobs["name"])
     return Trace(jobs, origin, source)

@@ -146,5 +146,5 @@ def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
     with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
         beginner.env(EnvSettings(max_jobs=7))
     assert beginner.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
-    with pytest.raises(CheckpointError, match=r"gone\.zip: no such file"):
+    with pytest.raises(CheckpointError, match=r"gone\.zip: cannot read the file: no such file"):
         Beginner(agent.with_name("gone.zip"))

@@ -193,7 +193,7 @@ def test_an_unreadable_cell_is_refused(rlpto, project: Path) -> None:
     rlpto("evaluate", "exp.yaml", "--no-report", "-q")
     broken = next((project / "runs/small/cells").glob("*.json"))
     broken.write_text("not a cell")
-    rlpto("evaluate", "exp.yaml").assert_refused(broken.name, "damaged")
+    rlpto("evaluate", "exp.yaml").assert_refused(broken.name, "expected a cell", "--fresh")
 
 
 PLUGINS = """

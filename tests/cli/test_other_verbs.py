@@ -44,9 +44,9 @@ def test_describe_shows_figures_and_draws(rlpto, project: Path) -> None:
     assert answer.code == 0
     assert "60" in answer.out
     assert "load on 8 GPUs" in answer.out
-    assert not list(project.glob("*.png")), "nothing is written that was not asked for"
-    assert rlpto("trace", "describe", "jobs.parquet", "--plot", "jobs.png").code == 0
-    assert (project / "jobs.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(project.glob("*.png")), "nothing is written unasked"
+    assert rlpto("trace", "describe", "jobs.parquet", "--plot", "seen.png").code == 0
+    assert (project / "seen.png").read_bytes().startswith(b"\x89PNG")
     rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
 
 
@@ -113,7 +113,9 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
     answer = rlpto(*TUNE, "--generations", 2, "--resume", "--set", "simulator.interval=30")
     answer.assert_refused("w.checkpoint.json", "another configuration")
     (project / "w.checkpoint.json").write_bytes(b"\x80\x04\x95torch")
-    rlpto(*TUNE, "--generations", 2, "--resume").assert_refused("w.checkpoint.json", "not a readable checkpoint")
+    rlpto(*TUNE, "--generations", 2, "--resume").assert_refused(
+        "w.checkpoint.json", "not a text in UTF-8, expected a checkpoint"
+    )
     assert (project / "w.yaml").read_bytes() == weights
 
 

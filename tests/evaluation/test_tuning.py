@@ -85,7 +85,7 @@ def test_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"\x80\x04\x95", "not a text file, expected a checkpoint"),
+        (b"\x80\x04\x95", "not a text in UTF-8, expected a checkpoint"),
         (b'{"model": "of something else"}', "not a tuning checkpoint"),
         (b"[1, 2]", "not a tuning checkpoint"),
         (b'{"format": "rlpto tuning 1", "fingerprint": "other", "costs": []}', "another configuration"),

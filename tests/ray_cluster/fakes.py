@@ -81,7 +81,7 @@ class FakeBackend:
     saved: dict[str, float] = field(default_factory=dict)
     most: Counter[str] = field(default_factory=Counter)
     deaf: set[str] = field(default_factory=set)
-    _gone: set[str] = field(default_factory=set)
+    _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
@@ -111,7 +111,7 @@ class FakeBackend:
             self.saved[controller.spec.id] = controller.progress
         for job in list(self._ending):
             del self._ending[job]
-            self._gone.add(job)
+            self._gone[job] = ""
         self._count()
 
     def report(self, controller: FakeController) -> JobReport:
@@ -136,7 +136,7 @@ class FakeBackend:
     def end(self, job: str) -> None:
         controller = self.controllers.pop(job, None)
         if controller is None:
-            self._gone.add(job)
+            self._gone[job] = ""
         else:
             self._ending[job] = controller
 
@@ -144,14 +144,14 @@ class FakeBackend:
         for job in list(self.controllers):
             self.end(job)
 
-    def gone(self) -> set[str]:
-        gone, self._gone = self._gone, set()
+    def gone(self) -> dict[str, str]:
+        gone, self._gone = self._gone, {}
         return gone
 
     def lose(self, job: str) -> None:
         """A controller dies, and its workers with it."""
         del self.controllers[job]
-        self._gone.add(job)
+        self._gone[job] = "it was killed"
 
     def kill_node(self, node: str) -> None:
         del self.gpus[node]

@@ -17,6 +17,7 @@ from rlpto.ray_cluster.controllers import control_node, find_controllers, stop_c
 from rlpto.ray_cluster.job.controller import start_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.machine_load import load_factor
 
 PATIENCE = 120.0
 SESSION = f"tests-{os.getpid()}"
@@ -52,8 +53,8 @@ class Running:
 
     def until(self, holds: Callable[[JobReport], bool], patience: float = PATIENCE) -> JobReport:
         """The first report of which something holds."""
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        while time.monotonic() - began < patience * load_factor():
             report = self.report()
             if holds(report):
                 return report

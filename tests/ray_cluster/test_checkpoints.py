@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rlpto.errors import CheckpointError
 from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.job.job_folder import JobFolder
+from tests.ray_cluster.running import make_spec
 
 
 def test_the_newest_two_stay(tmp_path: Path) -> None:
@@ -53,3 +56,27 @@ def test_a_disk_that_refuses_leaves_what_was_there(tmp_path: Path, monkeypatch: 
         write_checkpoint(tmp_path, 2, b"two")
     assert list_checkpoints(tmp_path) == [kept]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_checkpoints_that_somebody_deletes_are_noted(tmp_path: Path) -> None:
+    folder = JobFolder(make_spec(tmp_path / "job"))
+    assert folder.begin(resume=False) is None
+    folder.write(10, b"state")
+    assert folder.failure == ""
+    shutil.rmtree(tmp_path / "job")
+    folder.write(20, b"state")
+    assert "step-000000000010" in folder.failure
+    assert "the checkpoint was deleted: a new one is written" in folder.failure
+    assert folder.checkpoint is not None
+    assert folder.checkpoint.step == 20
+    shutil.rmtree(tmp_path / "job")
+    assert folder.newest_state() is None
+    assert "step-000000000020" in folder.failure
+    assert folder.failure.endswith("the job starts over")
+    assert "the checkpoint was deleted" in (tmp_path / "job" / "failures.log").read_text()
+
+
+def test_a_controller_that_goes_on_where_nothing_is_left_says_so(tmp_path: Path) -> None:
+    folder = JobFolder(make_spec(tmp_path / "job"))
+    assert folder.begin(resume=True) is None
+    assert "files of the job's earlier controller are gone: it starts over" in folder.failure

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,20 @@ from ray.util import list_named_actors
 from rlpto.agents.archive import read_archive
 from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
+from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, of_folder
+from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, family_of, of_folder
+from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
 from rlpto.ray_cluster.scheduler.session_database import read_table
-from rlpto.runs.real import DATABASE, SESSIONS
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
 from tests.ray_cluster.test_real import REPOSITORY, STEPS, wait_until
 
 EPOCHS = 30
 ONE_JOB = ("--set", "workload.jobs=[{model: tiny, epochs: 4}]")
+LISTENS = "0A"
+"""State of a socket in the tables of /proc/net."""
 IDLE = "ray::IDLE"
 """In the title of a process that no actor is in."""
 PRETRAINED = REPOSITORY / "configs" / "pretrained" / "synthetic.zip"
@@ -128,6 +133,27 @@ def metrics_pages() -> str:
     return "\n".join(pages)
 
 
+def listening(pid: int) -> list[tuple[IPv4Address, int]]:
+    """Addresses and ports at which a process listens; IPv4 ones that are written as IPv6 count as what they are."""
+    sockets = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENS:
+                address, port = local.split(":")
+                words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
+                everywhere = len(words) == 4 and words[:3] != [bytes(4), bytes(4), b"\0\0\xff\xff"]
+                sockets[f"socket:[{rest[5]}]"] = (IPv4Address(bytes(4) if everywhere else words[-1]), int(port, 16))
+    found: list[tuple[IPv4Address, int]] = []
+    files: list[Path] = []
+    with suppress(OSError):  # it has ended
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    for file in files:
+        with suppress(OSError):  # closed since
+            found += [sockets[name] for name in [os.readlink(file)] if name in sockets]
+    return found
+
+
 def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     ray_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,9 +167,15 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
         once(first, lambda: bool(re.search(r"^ray_rlpto_gpus_held\{.*\} [1-9]", metrics_pages(), re.MULTILINE)))
         with command("cluster", "switch", "las", "--run", str(run)) as switch:
             said(switch, 0)
+        places = [place for pid in (*family_of(str(ray_cluster.folder)), first.pid) for place in listening(pid)]
+        assert int(ray_cluster.address.rpartition(":")[2]) in {port for _, port in places}, "the head's is among them"
+        assert not [place for place in places if not place[0].is_loopback]
+        told = f"another scheduler is at work on this Ray cluster, for {run} (process {first.pid} on "
+        with pytest.raises(ClusterError, match=re.escape(told)), only_scheduler(tmp_path / "other"):
+            pass
         first.send_signal(signal.SIGINT)
         said(first, 130)
-    assert {job for _, job in jobs_with_controllers()} == {"a", "b"}, "they were to be kept"
+    assert {job for _, job in jobs_with_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
     before = steps_of(run)
 
     with command(*whole) as second:  # takes the controllers over, and is left: now they write checkpoints and end
@@ -164,6 +196,12 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     assert [event[-1] for event in events if event[2] == "policy"] == ["elastic_fifo -> las"]
     assert (run / "results.json").is_file()
     assert len(ray_cluster.node_ids) == NODES
+    with command("cluster", "status", "--address", ray_cluster.address) as status:
+        shown = said(status, 0)
+    assert f"scheduler of {run} (ended)" in shown
+    assert len(re.findall(r"finished .* 100%", shown)) == 2
+    with only_scheduler(tmp_path / "other"):
+        assert [other.alive for other in schedulers()][-3:] == [False] * 3
 
 
 def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: LocalCluster, tmp_path: Path) -> None:
@@ -228,7 +266,7 @@ def test_what_cannot_run_there_is_said_in_one_line_before_anything_is_written(
 ) -> None:
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path, **changes)), "--cluster", "ray", "--address", ray_cluster.address)
-    with command(*evaluate, "--run-dir", str(run)) as wrong:
+    with command(*evaluate, "--run-dir", str(run), "--quiet") as wrong:
         out, err = wrong.communicate(timeout=240)
     assert wrong.returncode == 2, out + err
     assert message in err

@@ -20,9 +20,9 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.nodes import fork_server
-from rlpto.ray_cluster.nodes.fork_server import MACHINE, MODULES, NODE, ask, machine_socket, node_socket
+from rlpto.ray_cluster.nodes.fork_server import MACHINE, MODULES, ask, machine_socket, node_socket
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import name_of, of_folder, start_time, with_children
+from rlpto.ray_cluster.nodes.processes import NODE, name_of, of_folder, start_time, with_children
 from tests.ray_cluster.running import KILL, PATIENCE
 from tests.ray_cluster.test_real import wait_until
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.background import StartedCluster, restart_head, running_cluster
-from rlpto.ray_cluster.nodes.processes import arguments_of, head_family, of_folder, signal_to, start_time
+from rlpto.ray_cluster.nodes.processes import arguments_of, head_family, of_folder, signal_to
 from tests.ray_cluster.running import KILL
 from tests.ray_cluster.test_commands import column, command, experiment, once, said, steps_of
 
@@ -39,7 +38,7 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(
             restart_head(started)
         with command(*evaluate, *pace) as first:
             once(first, lambda: min(steps_of(run), default=0) > 3)
-            head = head_family(started.temporary)
+            head = head_family(started.folder)
             assert any("gcs_server" in " ".join(arguments_of(pid)) for pid in head)
             before, killed = steps_of(run)[0], time.monotonic()
             for pid in head:
@@ -57,10 +56,9 @@ def test_a_head_that_is_killed_comes_back_and_training_never_stops(
     finally:
         with command("cluster", "down") as down:
             said(down, 0)
-    assert not of_folder(started.temporary)
+    assert not of_folder(started.folder)
 
 
 def test_only_a_durable_cluster_can_go_on_with_another_head() -> None:
-    own = (os.getpid(), start_time(os.getpid()) or 0)
     with pytest.raises(ClusterError, match="expected one of `cluster up --durable`"):
-        restart_head(StartedCluster("127.0.0.1:1", "folder", (1,), (own,)))
+        restart_head(StartedCluster("127.0.0.1:1", "folder", (1,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -26,14 +27,17 @@ from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import Queue, QueueSettings
+from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.machine_load import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
 from rlpto.ray_cluster.scheduler.predictions import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.rewards import RewardWeights
-from rlpto.runs.real import DATABASE, RealCells, check_programs, session_folder, session_name
+from rlpto.runs.real import RealCells, check_programs, session_folder, session_of
 from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 
@@ -64,15 +68,15 @@ def config(jobs: list[dict[str, object]], pace: float = 0.05) -> Config:
 def no_controller_is_left(ray_cluster: LocalCluster, tmp_path: Path) -> Iterator[LocalCluster]:
     """Ends what a failed test has left, so that it does not disturb those after it."""
     yield ray_cluster
-    left = RayBackend(session_name(tmp_path, CELL))
+    left = RayBackend(session_of(tmp_path, CELL))
     if left.find():
         left.end_all()
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    by = time.monotonic() + seconds
+    began = time.monotonic()
     while not holds():
-        assert time.monotonic() < by, "waited in vain"
+        assert time.monotonic() - began < seconds * load_factor(), "waited in vain"
         time.sleep(0.1)
 
 
@@ -122,7 +126,7 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     assert all(finish > max(start, predicted.made_at) for start, finish in predicted.jobs.values())
     assert predicted.jobs.keys() <= {"a", "b"}
     assert predicted.jobs
-    assert not RayBackend(session_name(tmp_path, CELL)).find()
+    assert not RayBackend(session_of(tmp_path, CELL)).find()
 
 
 def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
@@ -151,14 +155,14 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     scheduler.kill()
     scheduler.wait()
     before = steps()
-    session = session_name(tmp_path, CELL)
+    session = session_of(tmp_path, CELL)
     experiment = prepare(settings)
     with SessionDatabase(database) as again:
         cluster = experiment.real_cluster("jobs", 0, RayBackend(session), again, session)
-        assert set(cluster.reports) == {"a", "b"}
-        now = [cluster.reports[job].step for job in ("a", "b")]
+        assert set(cluster.reports) == {"job-000000", "job-000001"}
+        now = [cluster.reports[job].step for job in cluster.ids]
         assert all(step >= known for step, known in zip(now, before, strict=True))
-        assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in ("a", "b")) > 0
+        assert cluster.held_gpus == sum(len(cluster.nodes_of(job)) for job in cluster.ids) > 0
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         assert all(row.step == 12 * STEPS and row.recoveries == 0 for row in again.jobs())
         (returned,) = [event[4] for event in again.events() if event[1] == "scheduler_returned"]
@@ -166,20 +170,85 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
         cluster.close()
 
 
+def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
+    no_controller_is_left: LocalCluster, tmp_path: Path
+) -> None:
+    settings = config([{"name": "a/b", "epochs": 15}, {"name": "a_b", "epochs": 15}], pace=0.1)
+    session, experiment = session_of(tmp_path, CELL), prepare(settings)
+    assert no_controller_is_left.node_ids
+    frozen: list[int] = []
+
+    def freeze(cluster: RayCluster) -> None:
+        """Stop the process of a job's controller once it has written a checkpoint."""
+        report = cluster.reports.get("job-000000")
+        if not frozen and report is not None and report.checkpoint is not None:
+            frozen.append(report.pid)
+            os.kill(report.pid, signal.SIGSTOP)
+
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        backend = RayBackend(session, heartbeat_timeout=6.0)
+        cluster = experiment.real_cluster("jobs", 0, backend, database, session, [freeze])
+        run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+        cluster.close()
+        lost = [event for event in database.events() if event[1] == "controller_lost"]
+        assert [event[2] for event in lost] == ["job-000000"]
+        assert "left a call unanswered for" in lost[0][5]
+        assert [row.step for row in database.jobs()] == [15 * STEPS] * 2
+        assert not Path(f"/proc/{frozen[0]}").exists()
+        assert {Path(spec["folder"]).name for spec in map(json.loads, column_of(database.path, "spec"))} == {
+            "job-000000",
+            "job-000001",
+        }
+
+
+def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
+    no_controller_is_left: LocalCluster, tmp_path: Path
+) -> None:
+    settings = config([{"name": "a", "epochs": 500}, {"name": "b", "epochs": 500}])
+    session, experiment = session_of(tmp_path, CELL), prepare(settings)
+    with SessionDatabase(session_folder(tmp_path, CELL) / DATABASE) as database:
+        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
+
+        def die(now: RayCluster) -> None:
+            if len(now.reports) == 2 and all(report.training_on for report in now.reports.values()):
+                raise KeyboardInterrupt  # and nothing is closed
+
+        cluster._observers = (die,)
+        with pytest.raises(KeyboardInterrupt):
+            run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
+    pids = [report.pid for report in cluster.reports.values()]
+    os.kill(pids[0], signal.SIGSTOP)  # one of them does not even hear of it
+    (session_folder(tmp_path, CELL) / DATABASE).write_bytes(b"damaged")
+    remove_sessions(tmp_path)
+    assert not (tmp_path / SESSIONS).exists()
+    assert find_controllers(session) == {}
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    record = RealCells(config([{"name": "a"}, {"name": "b"}]), tmp_path)(CELL)
+    assert np.isfinite(record.jobs.finish_time).all()
+    nodes = no_controller_is_left.node_ids
+    wait_until(lambda: not any(no_controller_is_left.worker_pids(node) for node in nodes))
+
+
+def column_of(database: Path, name: str) -> list[str]:
+    """A column of the table of jobs."""
+    columns, rows = read_table(database, "jobs")
+    return [str(row[columns.index(name)]) for row in rows]
+
+
 def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "gpus": 3, "max_gpus": 3, "epochs": 36}], pace=0.3)
-    session, experiment = session_name(tmp_path, CELL), prepare(settings)
+    session, experiment = session_of(tmp_path, CELL), prepare(settings)
     killed: list[str] = []
 
     def interfere(cluster: RayCluster) -> None:
         """Once all train: kill a node of the job; once all train again: bring a new one."""
-        report = cluster.reports.get("a")
+        report = cluster.reports.get("job-000000")
         if report is None or len(report.training_on) < 3 or set(killed) & set(report.training_on):
             return
         if not killed:
-            killed.append(cluster.nodes_of("a")[-1])
+            killed.append(cluster.nodes_of("job-000000")[-1])
             no_controller_is_left.kill_node(killed[0])
         elif len(no_controller_is_left.node_ids) == 3:
             no_controller_is_left.add_node(GPUS)
@@ -205,7 +274,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
     no_controller_is_left: LocalCluster, tmp_path: Path
 ) -> None:
     settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
-    session, experiment = session_name(tmp_path, CELL), prepare(settings)
+    session, experiment = session_of(tmp_path, CELL), prepare(settings)
     assert no_controller_is_left.node_ids
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
@@ -261,6 +330,24 @@ class TestErrors:
         )
         assert done.stdout.startswith(f"the Ray cluster at {ray_cluster.address} is of another version: ")
         assert done.stdout.count("\n") == 1
+
+    @pytest.mark.parametrize("token", [{}, {"RAY_AUTH_TOKEN": "0" * 64}], ids=["none", "another"])
+    def test_a_cluster_that_asks_for_another_token(self, ray_cluster: LocalCluster, token: dict[str, str]) -> None:
+        program = "from rlpto.cli.main import run; run()"
+        evaluate = ("evaluate", "configs/ray_smoke.yaml", "--cluster", "ray", "--address", ray_cluster.address, "-q")
+        others = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        done = subprocess.run(
+            [sys.executable, "-c", program, *evaluate],
+            cwd=REPOSITORY,
+            env={**others, "PYTHONPATH": str(REPOSITORY), **token},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120 * load_factor(),
+        )
+        assert done.returncode == 2, done.stderr
+        assert f"the Ray cluster at {ray_cluster.address} asks for its token: expected the file" in done.stderr
+        assert done.stderr.count("\n") == 1
 
     @staticmethod
     def connect(address: str) -> None:

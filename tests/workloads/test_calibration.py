@@ -68,7 +68,7 @@ def test_files_that_are_no_calibration(tmp_path) -> None:
     empty, binary = tmp_path / "empty.yaml", tmp_path / "binary.yaml"
     empty.write_text("")
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, reason in ((empty, "expected|valid"), (binary, "not a text file"), (tmp_path, "cannot read")):
+    for path, reason in ((empty, "expected|valid"), (binary, "not a text in UTF-8"), (tmp_path, "cannot read")):
         with pytest.raises(ConfigError, match=reason):
             load_calibration(path)
 

@@ -254,8 +254,8 @@ def test_unreadable_files_give_one_clear_line(name, tmp_path) -> None:
     cases = {
         "empty": (b"", "the file is empty"),
         "blank": (b" \n\n", "the file is empty"),
-        "binary": (bytes(range(256)) * 20, "not a text file"),
-        "nul": (b"a,b\n\0\0", ":2: not a text file"),
+        "binary": (bytes(range(256)) * 20, "not a text in UTF-8"),
+        "nul": (b"a,b\n\0\0", ":2: not a text in UTF-8"),
         "torn": (gzip.compress(b"x" * 10_000)[:-9], "broken gzip data"),
         "noise": (np.random.default_rng(0).integers(32, 127, 5_000).astype(np.uint8).tobytes(), "expected"),
     }

@@ -40,6 +40,8 @@ class JobFolder:
         self.checkpoint = next(iter(list_checkpoints(self._folder)), None)
         path = self._folder / RECORD
         if not path.exists():
+            if self.checkpoint is None:
+                self.log_failure(f"{self._folder}: the files of the job's earlier controller are gone: it starts over")
             return None
         try:
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -57,6 +59,7 @@ class JobFolder:
             self.checkpoint = None
             return None
         if found is None:
+            self._note_deleted("the job starts over")
             return None
         self.checkpoint, state, wrong = found
         for text in wrong:
@@ -65,7 +68,14 @@ class JobFolder:
 
     def write(self, step: int, state: bytes) -> None:
         """Write a checkpoint. Raises CheckpointError if the disk refuses."""
+        self._note_deleted("a new one is written")
         self.checkpoint = write_checkpoint(self._folder, step, state)
+
+    def _note_deleted(self, consequence: str) -> None:
+        """Note it if somebody has deleted the newest checkpoint."""
+        if self.checkpoint is not None and not Path(self.checkpoint.path).exists():
+            self.log_failure(f"{self.checkpoint.path}: the checkpoint was deleted: {consequence}")
+            self.checkpoint = None
 
     def write_record(self, kept: dict[str, Any]) -> None:
         """Keep what a restarted controller has to know."""

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from rlpto.errors import JobError
+from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 
 Placement = tuple[str, ...]
@@ -50,8 +51,6 @@ class MovedJobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from rlpto.ray_cluster.controllers import stop_controller
-
         for job in self.jobs:
             stop_controller(job.controller)
 
@@ -81,7 +80,6 @@ class MovedJob:
     """A job that this process commands."""
 
     def __init__(self, spec: JobSpec, others: MovedJobs) -> None:
-        from rlpto.ray_cluster.controllers import control_node
         from rlpto.ray_cluster.job.controller import start_controller
 
         self.spec, self._others = spec, others
@@ -97,9 +95,7 @@ class MovedJob:
 
     def report(self) -> JobReport:
         """What the controller says. Raises JobError once the job has failed."""
-        import ray
-
-        report: JobReport = ray.get(self.controller.report.remote())
+        report = answer_of(self.controller.report.remote())
         if report.state == "failed":
             lines = report.failure.strip().splitlines()
             raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
@@ -151,10 +147,8 @@ class MovedJob:
         raise JobError(f"{self.spec.training} does not get on: {PATIENCE:.0f} s with {len(self.present)} workers")
 
     def _command(self, place: Placement) -> None:
-        import ray
-
         self._generation += 1
-        ray.get(self.controller.command.remote(self._generation, place))
+        answer_of(self.controller.command.remote(self._generation, place))
         self.present = place
 
 

@@ -37,10 +37,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlpto.ray_cluster.nodes.processes import NODE
+
 MACHINE = "rlpto-server"
 """Name of the main thread of a machine's fork server."""
-NODE = "rlpto@"
-"""Name of that of a node's, before the id of its raylet."""
 FORKED = "rlpto-forked"
 """Name of that of a process that was forked, until Ray gives it another."""
 DEFAULT_WORKER = "default_worker.py"

@@ -5,90 +5,75 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.driver import Attachment, refuse_second
 from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
-from rlpto.ray_cluster.nodes.fork_server import program
-from rlpto.ray_cluster.nodes.processes import TITLE, agent_ports, children_titled, end_processes, family_of
+from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
+from rlpto.ray_cluster.nodes.processes import TITLE, children_titled, end_cluster
 
-OBJECT_STORE = 80 * 1024 * 1024
-"""Bytes of shared memory of a node: weights of small jobs, for the moment in which newcomers fetch them."""
-CPUS = 4
-"""CPU slots of a node. Workers take none: slots only decide how many tasks and processes start at once."""
-STARTS = 4
-"""Attempts to start a node."""
-START_SECONDS = 120.0
-"""A node that has not come up by then will not come."""
+if TYPE_CHECKING:
+    from rlpto.ray_cluster.nodes.ray_node import RayNode
 
 
 class LocalCluster:
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
-    gpus: logical GPUs of each node. forking: nodes have fork servers. To be used with `with`, or ended by `close`:
-    every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
-    Ray already, or a node does not start.
+    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. forking: nodes have fork
+    servers. on_progress: is told what comes next. Nobody from another machine reaches the cluster, and nobody connects
+    without its token. To be used with `with`, or ended by `close`: every process it has started is then gone, and so
+    is its folder. Raises ClusterError if this process is connected to Ray already, or a node does not start.
     """
 
-    def __init__(self, gpus: Sequence[int], cpus: int = CPUS, forking: bool = True) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="rl"))
-        self._before = use_ray_environment(self._folder)
-        self._cpus = cpus
-        self._program = {"worker_path": program()} if forking else {}
-        self._cluster: Any = None
-        self._nodes: dict[str, Any] = {}
+    def __init__(
+        self,
+        gpus: Sequence[int],
+        cpus: int | None = None,
+        forking: bool = True,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        refuse_second()
+        remove_dead_folders()
+        self._options: dict[str, Any] = {"forking": forking} | ({} if cpus is None else {"cpus": cpus})
+        self._head: RayNode | None = None
+        self._nodes: dict[str, RayNode] = {}
         self._attachment: Attachment | None = None
+        self._folder = unused_folder()
+        make_folder(self._folder)
+        self._before = use_ray_environment(self._folder)
         try:
-            self._start(gpus)
+            self._start(gpus, on_progress)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, gpus: Sequence[int]) -> None:
-        from ray.cluster_utils import Cluster
+    def _start(self, gpus: Sequence[int], on_progress: Callable[[str], None]) -> None:
+        from rlpto.ray_cluster.nodes.ray_node import start_node
 
-        refuse_second()
         try:
-            self._cluster = Cluster()
-            _patiently(lambda: self._cluster.add_node(**self._arguments(0)))
-            for count in gpus:
-                self._add(count, wait=False)
-            self._cluster.wait_for_nodes(timeout=START_SECONDS)
-            self._attachment = Attachment(self._cluster.address)
+            on_progress("starting the head of a local Ray cluster")
+            self._head = start_node(**self._options)
+            for number, count in enumerate(gpus, 1):
+                on_progress(f"starting node {number} of {len(gpus)}")
+                self.add_node(count)
+            on_progress("connecting")
+            self._attachment = Attachment(self.address)
         except Exception as error:  # Ray raises nothing more special where a node does not come up
             raise ClusterError(f"the local Ray cluster does not start: {_line(error)}") from error
-
-    def _arguments(self, gpus: int) -> dict[str, Any]:
-        return {
-            "num_cpus": self._cpus,
-            "num_gpus": gpus,
-            "object_store_memory": OBJECT_STORE,
-            "include_dashboard": False,
-            "no_monitor": True,  # that of an autoscaler, and that of what is printed, which no driver of ours shows
-            "include_log_monitor": False,
-            **self._program,
-            **agent_ports(),
-        }
-
-    def _add(self, gpus: int, wait: bool) -> str:
-        node = _patiently(lambda: self._cluster.add_node(wait=wait, **self._arguments(gpus)))
-        node_id = str(node.node_id)
-        self._nodes[node_id] = node
-        return node_id
 
     @property
     def address(self) -> str:
         """HOST:PORT that other drivers connect to."""
-        return str(self._cluster.address)
+        assert self._head is not None, "closed"
+        return str(self._head.gcs_address)
 
     @property
     def folder(self) -> Path:
-        """Folder of Ray's sockets and logs."""
+        """Folder of the token, and of Ray's sockets and logs."""
         return self._folder
 
     @property
@@ -98,48 +83,46 @@ class LocalCluster:
 
     def add_node(self, gpus: int) -> str:
         """Start another node; returns its id once Ray knows it."""
-        return self._add(gpus, wait=True)
+        from rlpto.ray_cluster.nodes.ray_node import start_node
+
+        node = start_node(self.address, gpus=gpus, **self._options)
+        node_id = str(node.node_id)
+        self._nodes[node_id] = node
+        return node_id
 
     def remove_node(self, node_id: str) -> None:
         """Take a node away in an orderly way."""
-        self._cluster.remove_node(self._nodes.pop(node_id))
+        self._nodes.pop(node_id).kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
 
     def kill_node(self, node_id: str) -> None:
         """Let a node die as if its machine lost power: SIGKILL to its raylet, and its zombie reaped."""
-        node = self._nodes.pop(node_id)
-        process = self.raylet(node)
+        process = self._nodes.pop(node_id).raylet
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        self._cluster.worker_nodes.discard(node)
 
     def raylet_pid(self, node_id: str) -> int:
         """Process id of a node's raylet."""
-        return int(self.raylet(self._nodes[node_id]).pid)
+        return int(self._nodes[node_id].raylet.pid)
 
     def worker_pids(self, node_id: str) -> list[int]:
         """Process ids of the jobs' workers on a node."""
         return children_titled(self.raylet_pid(node_id), TITLE)
-
-    @staticmethod
-    def raylet(node: Any) -> Any:
-        """The raylet of a node of Ray's `Cluster`, as the process that it is."""
-        return node.all_processes["raylet"][0].process
 
     def close(self) -> None:
         """Disconnect, end every process that was started, and remove the folder."""
         if self._attachment is not None:
             self._attachment.detach()
             self._attachment = None
-        # Agents of a node cannot be found any more once their raylet is gone.
-        family = family_of(str(self._folder))
         try:
-            if self._cluster is not None:
-                self._cluster.shutdown()
-                self._cluster = None
+            for node_id in self.node_ids:
+                self.remove_node(node_id)
+            if self._head is not None:
+                self._head.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+                self._head = None
         finally:
-            # Ray's own shutdown knows no processes of a node whose raylet was killed, fails over one that did not come
-            # up, and on a busy machine leaves agents behind.
-            end_processes({**family, **family_of(str(self._folder))})
+            # Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves
+            # agents behind.
+            end_cluster(str(self._folder))
             shutil.rmtree(self._folder, ignore_errors=True)
             restore_environment(self._before)
 
@@ -150,17 +133,6 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _patiently(start: Callable[[], Any]) -> Any:
-    """Start a node; more than once where the machine is too busy for the 30 s that Ray gives it."""
-    for _ in range(STARTS - 1):
-        try:
-            return start()
-        except Exception as error:  # Ray raises nothing more special
-            if "timed out during startup" not in str(error):
-                raise
-    return start()
 
 
 def _line(error: BaseException) -> str:

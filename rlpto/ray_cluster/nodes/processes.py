@@ -7,14 +7,16 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rlpto.ray_cluster.nodes.fork_server import NODE
-
-END_SECONDS = 4.0
+TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""
+END_ROUNDS = 5
+"""How often to look whether processes that were ended had started others."""
+NODE = "rlpto@"
+"""Name of the main thread of a node's fork server, before the id of its raylet."""
 
 
 def end_processes(family: Mapping[int, int]) -> None:
@@ -23,19 +25,33 @@ def end_processes(family: Mapping[int, int]) -> None:
         for pid, ticks in family.items():
             if start_time(pid) == ticks:
                 signal_to(pid, how)
-        by = time.monotonic() + END_SECONDS
+        by = time.monotonic() + TERMINATE_TIMEOUT_S
         while any(start_time(pid) == ticks for pid, ticks in family.items()) and time.monotonic() < by:
             time.sleep(0.05)
 
 
-def family_of(folder: str, pids: Collection[int] = ()) -> dict[int, int]:
-    """Id and start time of the processes of a cluster with this folder, of `pids`, and of all they have started."""
-    return _timed(with_children({*pids, *of_folder(folder)}))
+def end_cluster(folder: str) -> None:
+    """End all processes of the cluster with a folder of ours, also those that others of them have yet to start."""
+    for _ in range(END_ROUNDS):
+        family = family_of(folder)
+        if not family:
+            return
+        end_processes(family)
+
+
+def family_of(folder: str) -> dict[int, int]:
+    """Id and start time of the processes of a cluster with this folder, and of all they have started."""
+    return _timed(with_children(of_folder(folder)))
 
 
 def head_family(folder: str) -> dict[int, int]:
     """Id and start time of the processes of a cluster's head, and of all they have started; none of other nodes."""
     return _timed(with_children({pid for pid in of_folder(folder) if _is_of_head(arguments_of(pid))}))
+
+
+def head_is_alive(folder: str) -> bool:
+    """True if the raylet of a cluster's head is there, which is started last."""
+    return any("--head" in arguments_of(pid) for pid in head_family(folder))
 
 
 def _timed(pids: Collection[int]) -> dict[int, int]:
@@ -45,7 +61,7 @@ def _timed(pids: Collection[int]) -> dict[int, int]:
 
 def _is_of_head(arguments: list[str]) -> bool:
     """The raylet of the head is told so; the others are programs that only a head has."""
-    programs = ("gcs_server", "dashboard.py", "monitor.py", CLIENT_SERVER)
+    programs = ("gcs_server", "dashboard.py", "monitor.py")
     return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
 
 
@@ -55,14 +71,6 @@ def arguments_of(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
-
-
-def listens(address: str) -> bool:
-    """True if somebody listens at HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(2.0)
-        return probe.connect_ex((host, int(port))) == 0
 
 
 TITLE = "TrainWorker"
@@ -110,25 +118,36 @@ def agent_ports() -> dict[str, int]:
     return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
 
 
-CLIENT_SERVER = "ray.util.client.server"
-"""A head's server for Ray clients: the one process of Ray that is not told the folder, and outlives its parent."""
+RAY_TITLE = "ray::"
+"""What the names of Ray's agents and workers start with, once they have given themselves one."""
 
 
 def of_folder(folder: str) -> set[int]:
-    """Processes of a cluster with a folder of ours: all of Ray's that serve a node have it among their arguments, but
-    for one, which has it in its environment."""
+    """Processes of a cluster with a folder of ours: its name is among their arguments, or they print to files in it.
+
+    Agents, which have other arguments once they have named themselves, have files open there. So have drivers; they
+    are none of the cluster's processes.
+    """
+    inside = f"{folder}/"
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            try:
-                arguments = (entry / "cmdline").read_bytes()
-                if CLIENT_SERVER.encode() in arguments:
-                    arguments = (entry / "environ").read_bytes().replace(b"\0", b"/\0")
-            except OSError:
-                continue  # it has ended since, or is somebody else's
-            if f"{folder}/".encode() in arguments:
-                found.add(int(entry.name))
-    return found
+            with suppress(OSError):  # it has ended since, or is somebody else's
+                named = inside.encode() in (entry / "cmdline").read_bytes()
+                if named or any(file.startswith(inside) for file in _open_files(entry)):
+                    found.add(int(entry.name))
+    return found - {os.getpid()}
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """Paths of what a process prints to; of agents and workers those of all files."""
+    if (process / "comm").read_text().startswith(RAY_TITLE):
+        numbers = [entry.name for entry in (process / "fd").iterdir()]
+    else:
+        numbers = ["1", "2"]
+    for number in numbers:
+        with suppress(OSError):  # closed
+            yield os.readlink(process / "fd" / number)
 
 
 def children_titled(raylet: int, title: str) -> list[int]:

@@ -6,12 +6,20 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlpto.ray_cluster.controllers import alive_nodes, control_node, controller_exists, find_controllers
+from rlpto.ray_cluster.controllers import (
+    HEARTBEAT_TIMEOUT_S,
+    KILL_TIMEOUT_S,
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    alive_nodes,
+    control_node,
+    controller_exists,
+    find_controllers,
+    kill_controller,
+    process_of,
+)
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-
-ENDING_SECONDS = 20.0
-"""A controller that has not ended by itself after so long is ended."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +55,49 @@ class Backend(Protocol):
     def end_all(self) -> None:
         """End all controllers, and wait until they have."""
 
-    def gone(self) -> set[str]:
-        """Jobs whose controller has gone since this was last asked, as it was told to or not."""
+    def gone(self) -> dict[str, str]:
+        """Jobs whose controller has gone since this was last asked, and why; empty: it was told to."""
+
+
+@dataclass
+class _Call:
+    """A call that waits for its answer. job: of the controller. first: when it was made, on the monotonic clock; since:
+    from when on the controller may be taken to hang."""
+
+    job: str
+    first: float
+    since: float
 
 
 @dataclass
 class _Ending:
-    """A controller that has been told to end. answer: to `stop`. by: when patience ends, on the monotonic clock."""
+    """A controller that ends. answer: to `stop`; None: it is to be killed. by: when that takes too long, on the
+    monotonic clock. reason: why it had to end. killed: Ray has been told to kill it. killing: answer to that."""
 
     handle: Any
     answer: Any
     by: float
+    reason: str = ""
+    killed: bool = False
+    killing: Any = None
 
 
 @dataclass
 class RayBackend:
     """Controllers of one session on the Ray cluster that this process is connected to.
 
-    period: s between two questions to the same controller.
+    period: s between two questions to the same controller. heartbeat_timeout: s after which one that leaves a call
+    unanswered is killed, so that the scheduler replaces it.
     """
 
     session: str
     period: float = 0.2
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
     _handles: dict[str, Any] = field(default_factory=dict)
-    _asked: dict[Any, str] = field(default_factory=dict)
+    _asked: dict[Any, _Call] = field(default_factory=dict)
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
-    _gone: set[str] = field(default_factory=set)
+    _gone: dict[str, str] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
@@ -98,17 +122,21 @@ class RayBackend:
         """Tell a controller; its answer will be among the reports."""
         handle = self._handles.get(command.job)
         if handle is not None:
-            self._asked[handle.command.remote(command.generation, command.nodes)] = command.job
+            self._ask(command.job, handle.command.remote(command.generation, command.nodes))
+
+    def _ask(self, job: str, answer: Any) -> None:
+        now = time.monotonic()
+        self._asked[answer] = _Call(job, now, now)
 
     def reports(self, timeout: float) -> list[JobReport]:
         """Ask every controller that has not been asked lately, and take what answers there are."""
         import ray
 
         now = time.monotonic()
-        waiting = set(self._asked.values())
+        waiting = {call.job for call in self._asked.values()}
         for job, handle in self._handles.items():
             if job not in waiting and now - self._asked_at.get(job, -self.period) >= self.period:
-                self._asked[handle.report.remote()] = job
+                self._ask(job, handle.report.remote())
                 self._asked_at[job] = now
         if not self._asked:
             time.sleep(timeout)
@@ -118,6 +146,7 @@ class RayBackend:
         if ready:
             ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         heard = [self._answer(answer) for answer in ready]
+        self._end_silent()
         self._see_to_endings()
         return [report for report in heard if report is not None]
 
@@ -126,46 +155,71 @@ class RayBackend:
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
-        job = self._asked.pop(answer)
+        job = self._asked.pop(answer).job
         try:
             report = ray.get(answer)
         except ActorUnavailableError:
             return None  # it is being restarted
         except ActorUnschedulableError:
             # Its node is gone: Ray would wait for it for ever.
-            if (handle := self._handles.pop(job, None)) is not None:
-                ray.kill(handle, no_restart=True)
-                self._gone.add(job)
+            self._kill(job, "its node is gone")
             return None
-        except RayActorError:
+        except RayActorError as error:
             if job in self._handles and not controller_exists(self.session, job):
                 del self._handles[job]
-                self._gone.add(job)
+                self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
             return None
         return report if isinstance(report, JobReport) else None
+
+    def _end_silent(self) -> None:
+        """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started."""
+        now = time.monotonic()
+        for call in [call for call in self._asked.values() if now - call.since > self.heartbeat_timeout]:
+            handle = self._handles.get(call.job)
+            if handle is None:
+                continue
+            if process_of(handle).alive:
+                self._kill(call.job, f"it left a call unanswered for {now - call.first:.0f} s")
+            elif now - call.first > START_TIMEOUT_S:
+                self._kill(call.job, f"it did not start within {now - call.first:.0f} s")
+            else:
+                call.since = now
+
+    def _kill(self, job: str, reason: str) -> None:
+        """Kill a controller; it will be among `gone`."""
+        handle = self._handles.pop(job, None)
+        if handle is not None:
+            self._ending[job] = _Ending(handle, None, 0.0, reason)
+        self._asked = {answer: call for answer, call in self._asked.items() if call.job != job}
 
     def end(self, job: str) -> None:
         """Tell a controller to end."""
         handle = self._handles.pop(job, None)
-        if handle is None:
-            self._gone.add(job)
-        else:
-            self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + ENDING_SECONDS)
+        if handle is not None:
+            self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + STOP_TIMEOUT_S)
+        elif job not in self._ending:
+            self._gone[job] = ""
 
     def _see_to_endings(self) -> None:
-        """Remove controllers that have ended, or should have."""
+        """Remove controllers that have ended, or should have; they are gone once their names are free."""
         import ray
 
         for job, ending in list(self._ending.items()):
-            ready, _ = ray.wait([ending.answer], timeout=0)
-            if ready or time.monotonic() >= ending.by:
-                ray.kill(ending.handle, no_restart=True)
+            now = time.monotonic()
+            if not ending.killed:
+                answered = ending.answer is not None and bool(ray.wait([ending.answer], timeout=0)[0])
+                if not answered and now < ending.by:
+                    continue
+                ending.killed, ending.by = True, now + KILL_TIMEOUT_S
+                ending.killing = kill_controller(ending.handle)
+            killing = ending.killing is not None and not ray.wait([ending.killing], timeout=0)[0]
+            if now >= ending.by or not (killing or controller_exists(self.session, job)):
                 del self._ending[job]
-                self._gone.add(job)
+                self._gone[job] = ending.reason
 
-    def gone(self) -> set[str]:
-        """Jobs whose controller has gone since this was last asked."""
-        gone, self._gone = self._gone, set()
+    def gone(self) -> dict[str, str]:
+        """Jobs whose controller has gone since this was last asked, and why."""
+        gone, self._gone = self._gone, {}
         return gone
 
     def end_all(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -27,9 +28,9 @@ from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
 from rlpto.workloads.sources import JobSource
 
-WRITE_SECONDS = 1.0
+WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
-ATTACH_SECONDS = 5.0
+ATTACH_TIMEOUT_S = 5.0
 """Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 
 
@@ -96,19 +97,15 @@ class RayCluster:
         self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
-        self._hopeless: RlptoError | None = None
+        self._fatal: RlptoError | None = None
         self.changed = True
         self.shape = ClusterShape()
         self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
-        if controllers and not database.begun:
-            raise ClusterError(
-                f"{database.path}: there is no session database, but {len(controllers)} jobs of the session are at "
-                "work: put the file back to go on with them, or give --fresh to end them and delete their checkpoints"
-            )
-        database.enter_jobs(
-            [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)], source is not None
-        )
+        if not database.begun:
+            _refuse_lost_database(database.path, specs, controllers)
+        submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
+        database.enter_jobs(submitted, growing=source is not None)
         began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
         self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
@@ -145,7 +142,7 @@ class RayCluster:
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
-        ids = [self.ids[job] for job in index.tolist()]
+        ids = [self.ids[number] for number in index.tolist()]
         trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
         left = self.columns.left_of_rescale(index, self.time)
         return known_placement(self._commands.claims.capacity, list(map(self.nodes_of, ids)), trains, left)
@@ -245,21 +242,21 @@ class RayCluster:
             self._look_at_nodes()
             for report in heard:
                 self._hear(report)
-            for job in self._backend.gone():
-                self._controller_gone(job)
+            for job, reason in self._backend.gone().items():
+                self._controller_gone(job, reason)
             self._take_in()
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
-            if self.changed or now >= self._written + WRITE_SECONDS:
+            if self.changed or now >= self._written + WRITE_INTERVAL_S:
                 self._write_all()
         self._commands.send_due(now)
         if self.estimates is not None:
             self.estimates.learn()
         if self._written == now:
             self._tell()
-        if self._hopeless is not None:
-            raise self._hopeless
+        if self._fatal is not None:
+            raise self._fatal
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
@@ -274,7 +271,7 @@ class RayCluster:
         if self.up_gpus:
             self._gpus_seen = self.time
         elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
-            self._hopeless = ClusterError(
+            self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
             )
@@ -371,9 +368,9 @@ class RayCluster:
         if self.columns.failed.all():
             # Raised once this look is in the database.
             reason = last_line(report.failure)
-            self._hopeless = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
+            self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")
 
-    def _controller_gone(self, job: str) -> None:
+    def _controller_gone(self, job: str, reason: str) -> None:
         """A controller does not exist any more, and with it its workers: as it was told, or by a fault."""
         planned = self._commands.gone(job)
         number = self._number.get(job)
@@ -387,10 +384,11 @@ class RayCluster:
         losses = 1 if known > progress else losses + 1
         self._losses[job] = (known, losses)
         self.reports.pop(job, None)
-        self.database.event(self.time, "controller_lost", job, value=losses)
+        self.database.event(self.time, "controller_lost", job, value=losses, detail=reason)
         if losses > self._specs[job].retries:
             self._end(
-                number, JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row")
+                number,
+                JobReport(job, state="failed", failure=f"its controller was lost {losses} times in a row: {reason}"),
             )
         else:
             self._commands.plan({job: planned}, self.time)
@@ -462,7 +460,7 @@ class RayCluster:
     def _first_words(self, adopted: set[str]) -> list[JobReport]:
         """A report of every controller that was taken over, as far as they answer in time."""
         heard: dict[str, JobReport] = {}
-        by = self._clock.now() + ATTACH_SECONDS
+        by = self._clock.now() + ATTACH_TIMEOUT_S
         while adopted - heard.keys() and self._clock.now() < by:
             heard.update({report.job: report for report in self._backend.reports(0.05)})
         return list(heard.values())
@@ -470,3 +468,21 @@ class RayCluster:
 
 def _or_null(value: float) -> float | None:
     return None if np.isnan(value) else value
+
+
+def _refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
+    """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
+
+    Without its database they could go on, but nobody would know what they had cost and when they had begun.
+    """
+    left = sum(Path(spec.folder).exists() for spec in specs)
+    if controllers:
+        there = f"{len(controllers)} jobs of the session are at work"
+    elif left:
+        there = f"files of {left} jobs of the session are there"
+    else:
+        return
+    raise ClusterError(
+        f"{path}: there is no session database, but {there}: put the file back to go on with them, or give --fresh to "
+        "end them and delete their checkpoints"
+    )

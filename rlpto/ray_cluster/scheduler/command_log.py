@@ -12,7 +12,7 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims, Nodes
 from rlpto.ray_cluster.scheduler.reconcile import Reopened, reopen
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
-REPEAT_SECONDS = 2.0
+COMMAND_REPEAT_INTERVAL_S = 2.0
 """A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
 
 
@@ -48,7 +48,7 @@ class CommandLog:
             if entry.planned:
                 self._start(job)  # while others make room for its workers
             again = self.claims.unconfirmed(job)
-            if again is not None and time >= self._sent_at.get(job, -np.inf) + REPEAT_SECONDS:
+            if again is not None and time >= self._sent_at.get(job, -np.inf) + COMMAND_REPEAT_INTERVAL_S:
                 self._send(again, time)
 
     def _send(self, command: Command, time: float) -> None:

@@ -13,27 +13,45 @@ from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, controller_name
 from rlpto.ray_cluster.nodes.background import running_cluster
 from rlpto.ray_cluster.nodes.driver import Attachment, refuse_second
-from rlpto.ray_cluster.nodes.environment import restore_environment, use_ray_environment
+from rlpto.ray_cluster.nodes.environment import (
+    AUTH_MODE,
+    AUTH_TOKEN,
+    AUTH_TOKEN_PATH,
+    LOOPBACK,
+    restore_environment,
+    use_ray_environment,
+)
 
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else the one that Ray finds: RAY_ADDRESS, or on this machine."""
-REACH_SECONDS = 5.0
+REACH_TIMEOUT_S = 5.0
 """Longest wait for a head to answer at all."""
-IMPORT_SECONDS = 120.0
+IMPORT_TIMEOUT_S = 120.0
 """Longest wait for a worker to import a training program."""
 
 
 class Connection:
     """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`.
 
-    Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one of another version.
+    The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
+    variables: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN.
+
+    Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one of another version
+    or with another token.
     """
 
     def __init__(self, address: str = AUTO) -> None:
-        found = running_cluster() if address == AUTO else None
-        self._before = use_ray_environment(found.temporary if found else None)
+        refuse_second()
+        if address != AUTO:
+            _reach(address)
+        found = running_cluster()
+        if found is not None and address in {AUTO, found.address}:
+            address = found.address
+            self._before = use_ray_environment(found.folder)
+        else:
+            self._before = use_ray_environment(loopback=address != AUTO and _is_loopback_only(address))
         try:
-            self._attachment = self._connect(found.address if found else address)
+            self._attachment = self._connect(address)
         except BaseException:
             restore_environment(self._before)
             raise
@@ -41,13 +59,23 @@ class Connection:
 
     @staticmethod
     def _connect(address: str) -> Attachment:
-        refuse_second()
-        if address != AUTO:
-            _reach(address)
+        from ray.exceptions import AuthenticationError
+
         try:
+            if address != AUTO and not _takes_token(address):
+                raise ClusterError(_refused(address))
             return Attachment(address)
+        except AuthenticationError:
+            raise ClusterError(_refused(address)) from None
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if isinstance(error.__cause__, AuthenticationError):
+                raise ClusterError(_refused(address)) from None
             raise ClusterError(_explain(address, error)) from error
+
+    @property
+    def protected(self) -> bool:
+        """False if the cluster lets anybody in who reaches it."""
+        return os.environ.get(AUTH_MODE, "").lower() == "token"
 
     def close(self) -> None:
         """Disconnect. Detached runners go on."""
@@ -65,13 +93,63 @@ class Connection:
 
 def _reach(address: str) -> None:
     """Find out within seconds whether anybody listens: Ray itself would try for a minute."""
+    host, port = _split(address)
+    try:
+        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise ClusterError(f"no Ray cluster at {address}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Host and port of an address. Raises ConfigError if it is none."""
     match = re.fullmatch(r"(\[?[\w.:-]+\]?):(\d{1,5})", address)
     if match is None or not 0 < int(match[2]) < 65_536:
         raise ConfigError(f"--address {address}: expected auto or HOST:PORT, such as 127.0.0.1:6379")
-    try:
-        socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=REACH_SECONDS).close()
-    except OSError as error:
-        raise ClusterError(f"no Ray cluster at {address}: {(error.strerror or str(error)).lower()}") from None
+    return match[1].strip("[]"), int(match[2])
+
+
+def _is_loopback_only(address: str) -> bool:
+    """True if somebody listens at an address of this machine itself, and nobody at its external one."""
+    host, port = _split(address)
+    if host not in {"localhost", LOOPBACK, "::1"}:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: only the route is looked up
+            external = str(probe.getsockname()[0])
+        except OSError:
+            return True
+    with socket.socket() as outside:
+        outside.settimeout(REACH_TIMEOUT_S)
+        return outside.connect_ex((external, port)) != 0
+
+
+def _takes_token(address: str) -> bool:
+    """False if the cluster at an address refuses this process's token, or asks for one while it has none: a driver
+    would find out after a minute, and say more than one line. Raises AuthenticationError if there is no such token."""
+    import grpc
+    from ray._private import grpc_utils
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    ray_grpc: Any = grpc_utils
+    requests: Any = gcs_service_pb2
+    services: Any = gcs_service_pb2_grpc  # all of which have no types
+    with ray_grpc.init_grpc_channel(address) as channel:
+        try:
+            services.NodeInfoGcsServiceStub(channel).GetClusterId(
+                requests.GetClusterIdRequest(), timeout=REACH_TIMEOUT_S
+            )
+        except grpc.RpcError as error:  # of others Ray will tell
+            return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
+    return True
+
+
+def _refused(address: str) -> str:
+    """What to do about a cluster that asks for another token."""
+    return (
+        f"the Ray cluster at {address} asks for its token: expected the file that holds it in {AUTH_TOKEN_PATH}, "
+        f"or the token itself in {AUTH_TOKEN}"
+    )
 
 
 def _explain(address: str, error: Exception) -> str:
@@ -108,7 +186,7 @@ def check_training(specs: Sequence[JobSpec]) -> None:
     answers = {training: check.remote(training) for training in first}
     for training, answer in answers.items():
         try:
-            problem = ray.get(answer, timeout=IMPORT_SECONDS)
+            problem = ray.get(answer, timeout=IMPORT_TIMEOUT_S)
         except (GetTimeoutError, RayError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if problem:

@@ -35,14 +35,14 @@ class DurableConnection:
     all of it is written again. Ctrl-C ends the wait, and from then on writes that fail raise.
     waits: seconds of each wait, for whoever takes note of them.
 
-    Raises ClusterError for all that SQLite refuses otherwise: damage, above all.
+    Raises ClusterError for all that SQLite refuses otherwise, such as damage.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object]) -> None:
         self.path = path
         self.waits: list[float] = []
         self._say = say
-        self._patient = False
+        self._may_wait = False
         self._inside = False
         self._written: list[tuple[str, Row]] = []
         with self._clear_errors():
@@ -50,7 +50,7 @@ class DurableConnection:
 
     def wait_for_room(self) -> None:
         """From now on writes wait where they would fail: the database is known to be sound."""
-        self._patient = True
+        self._may_wait = True
 
     def rows(self, query: str, values: Row = ()) -> list[tuple[Any, ...]]:
         """All rows that a query finds."""
@@ -112,7 +112,7 @@ class DurableConnection:
             try:
                 action()
             except sqlite3.Error as error:
-                if not self._patient or not _may_succeed_later(error):
+                if not self._may_wait or not _may_succeed_later(error):
                     raise
                 self._wait(error, again)
 
@@ -123,7 +123,7 @@ class DurableConnection:
             try:
                 time.sleep(RETRY_INTERVAL_S)
             except KeyboardInterrupt:
-                self._patient = False  # whoever ends the session meanwhile does not wait either
+                self._may_wait = False  # whoever ends the session meanwhile does not wait either
                 raise
             waited = time.monotonic() - since
             try:
@@ -144,6 +144,8 @@ class DurableConnection:
         try:
             yield
         except DAMAGE as error:
+            if isinstance(error, sqlite3.Error) and _may_succeed_later(error):
+                raise ClusterError(f"{self.path}: the session database cannot be written now: {error}") from None
             raise unusable(self.path, error) from None
 
     def close(self) -> None:
@@ -154,9 +156,10 @@ class DurableConnection:
 
 def unusable(path: Path, reason: object) -> ClusterError:
     """The error of a session database that is damaged, or is none."""
+    said = " ".join(str(reason).split())  # SQLite quotes what it cannot read, whatever is in it
     return ClusterError(
-        f"{path}: cannot be used as a session database: {reason}; expected the file as a scheduler has left it: put "
-        "back a copy, or start over with --fresh or another run folder"
+        f"{path}: cannot be used as a session database: {said[:300]}; expected the file as a scheduler has left it: "
+        "put back a copy, or start over with --fresh or another run folder"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlpto.ray_cluster.scheduler.durable_connection import unusable
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 
 FACT = "predictions"
@@ -36,14 +37,17 @@ def write_predictions(database: SessionDatabase, predictions: Predictions) -> No
 def read_predictions(database: Path) -> Predictions:
     """The newest prediction of a session, while its scheduler is at work; without one, no jobs.
 
-    Raises ClusterError if there is no such database.
+    Raises ClusterError if there is no such database, or it is damaged.
     """
     facts = dict(read_table(database, "facts")[1])
     if FACT not in facts:
         return Predictions()
-    content = json.loads(facts[FACT])
-    jobs = {name: (_number(start), _number(finish)) for name, (start, finish) in content["jobs"].items()}
-    return Predictions(_number(content["made_at"]), jobs, content["failed"])
+    try:
+        content = json.loads(facts[FACT])
+        jobs = {name: (_number(start), _number(finish)) for name, (start, finish) in content["jobs"].items()}
+        return Predictions(_number(content["made_at"]), jobs, content["failed"])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise unusable(database, f"it is damaged: {FACT} are {facts[FACT]!r}") from None
 
 
 def _null(value: float) -> float | None:

@@ -37,7 +37,7 @@ class SessionDatabase:
     Raises ClusterError if another scheduler has it open, it is of another version, damaged, or no such file.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None] = say_on_stderr) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object] = say_on_stderr) -> None:
         self.path = path.resolve()
         self._lock = SessionLock(self.path)
         try:
@@ -71,7 +71,7 @@ class SessionDatabase:
             )
         ((found,),) = self._connection.rows("PRAGMA integrity_check(1)")
         if found != "ok":
-            raise unusable(self.path, f"it is damaged: {' '.join(str(found).split())}")
+            raise unusable(self.path, f"it is damaged: {found}")
         self._read_all()
 
     def _read_all(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from rlpto.errors import ClusterError
@@ -27,11 +28,9 @@ class SessionLock:
             owner = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._file)
             raise ClusterError(f"{path}: another scheduler (process {owner}) is at work on it, expected none")
-        try:
+        with suppress(OSError):  # a full disk: the lock itself takes no room
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, str(os.getpid()).encode(), 0)
-        except OSError:
-            pass  # a full disk: the lock itself takes no room
 
     def close(self) -> None:
         """Let others have it."""

@@ -15,7 +15,8 @@ import pandas as pd
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import TraceError
 from rlpto.reading import one_line, read_text
-from rlpto.workloads.trace import LARGEST_BATCH, LARGEST_GPUS, LONGEST_S, Trace, make_trace
+from rlpto.workloads.calibration import LARGEST_GPUS
+from rlpto.workloads.trace import LARGEST_BATCH, LONGEST_S, Trace, make_trace
 
 NEVER_RAN = "never ran"
 """Reason under which jobs that never held a GPU are left out: not an error of the file."""
@@ -118,9 +119,8 @@ class Lines:
         Raises TraceError at the first broken line unless they are skipped, and if no job is left.
         """
         self._check_ranges(columns)
+        self.refuse_broken()
         broken = sorted(self._broken)
-        if broken and not self.skip_bad_lines:
-            raise TraceError(f"{self.path}:{broken[0].line}: {broken[0].reason}")
         if not self.good.any():
             why = f", {len(broken)} broken lines" if broken else ""
             raise TraceError(
@@ -135,20 +135,26 @@ class Lines:
         trace = make_trace(kept, source=self.path.name, origin=origin)
         return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
 
+    def refuse_broken(self) -> None:
+        """Raise TraceError for the first line that is broken, unless they are to be skipped."""
+        if self._broken and not self.skip_bad_lines:
+            first = min(self._broken)
+            raise TraceError(f"{self.path}:{first.line}: {first.reason}")
+
     def _check_ranges(self, columns: dict[str, AnyArray]) -> None:
         """Reject what no trace can hold: a job far from all others in time, too long, or too large."""
         submit = np.asarray(columns["submit_time"], dtype=np.float64)
         middle = float(np.median(submit[self.good])) if self.good.any() else 0.0
-        most = f"{LONGEST_S / _YEAR_S:g} years"
+        most = f"{LONGEST_S / 2 / _YEAR_S:g} years"
         self.reject(
             ~(np.abs(submit - middle) <= LONGEST_S / 2), lambda _: f"submitted more than {most} from other jobs"
         )
         for name, largest in (("duration", LONGEST_S), ("gpus", LARGEST_GPUS), ("batch_size", LARGEST_BATCH)):
-            values = columns.get(name, np.zeros(1))
-            too_large = np.broadcast_to(values > largest, self.good.shape)
-            self.reject(
-                too_large, lambda row, n=name, v=values, most=largest: f"{n} {v[row]:g}, expected at most {most:g}"
-            )
+            if name in columns:
+                self._reject_beyond(name, np.asarray(columns[name], dtype=np.float64), largest)
+
+    def _reject_beyond(self, name: str, values: FloatArray, largest: float) -> None:
+        self.reject(values > largest, lambda row: f"{name} {values[row]:g}, expected at most {largest:g}")
 
 
 _YEAR_S = 365 * 86_400.0

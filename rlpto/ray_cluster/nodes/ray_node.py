@@ -1,0 +1,109 @@
+"""One Ray node of this machine: its raylet and agents, which nobody from another machine can reach.
+
+Ray's own command line is of no use for that: it replaces the loopback address by an external one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray._private import node, services
+from ray._private.parameter import RayParams
+
+from rlpto.errors import ClusterError
+from rlpto.ray_cluster.nodes.environment import LOOPBACK
+from rlpto.ray_cluster.nodes.fork_server import program
+from rlpto.ray_cluster.nodes.machine_load import load_factor
+from rlpto.ray_cluster.nodes.processes import agent_ports
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Shared memory of a node: for weights of small jobs, in the moment in which new workers fetch them."""
+CPU_SLOTS = 4
+"""CPU slots of a node. Workers take none: slots only decide how many tasks and processes start at once."""
+REGISTER_TIMEOUT_S = 60.0
+"""Longest wait of a quiet machine for a node to join its cluster."""
+START_ATTEMPTS = 3
+"""Attempts to start a node."""
+
+
+ray_services: Any = services  # which have no types
+
+
+class RayNode(node.Node):
+    """A node that listens on the loopback interface only.
+
+    head_address: of the head (HOST:PORT) that it joins; None: it is one. port: of a head; 0: any. stays: its processes
+    outlive this one. forking: it has a fork server. Raises ClusterError if it does not join in time; it is gone then.
+    """
+
+    def __init__(
+        self,
+        head_address: str | None = None,
+        *,
+        gpus: int = 0,
+        cpus: int = CPU_SLOTS,
+        resources: Mapping[str, float] | None = None,
+        port: int = 0,
+        stays: bool = False,
+        forking: bool = True,
+    ) -> None:
+        parameters: dict[str, Any] = {
+            "gcs_address": head_address,
+            "node_ip_address": LOOPBACK,
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "resources": dict(resources or {}),
+            "object_store_memory": OBJECT_STORE_BYTES,
+            # Several nodes of one machine must not share a range of ports; 0 lets the system choose.
+            "min_worker_port": 0,
+            "max_worker_port": 0,
+            "node_manager_port": 0,
+            "include_dashboard": False,
+            "no_monitor": True,  # that of an autoscaler
+            "include_log_monitor": False,  # that of what is printed, which no driver of ours shows
+            **agent_ports(),
+        }
+        if port:
+            parameters["gcs_server_port"] = port
+        if forking:
+            parameters["worker_path"] = program()
+        try:
+            super().__init__(
+                RayParams(**parameters), head=head_address is None, shutdown_at_exit=not stays, spawn_reaper=not stays
+            )
+        except BaseException:
+            self.kill_all_processes(check_alive=False, wait=True)
+            raise
+
+    @property
+    def raylet(self) -> Any:
+        """The process of its raylet."""
+        return self.all_processes["raylet"][0].process
+
+    def start_ray_processes(self) -> None:
+        """Start the raylet, and wait until it has joined: Ray's own wait, which follows, is too short."""
+        super().start_ray_processes()  # type: ignore[no-untyped-call]
+        began = time.monotonic()
+        while True:
+            try:
+                ray_services.get_node(self.gcs_address, self.node_id)
+                return
+            except RuntimeError:  # it is not there yet
+                if self.raylet.poll() is not None:
+                    raise ClusterError(f"a node's raylet has ended with exit code {self.raylet.poll()}") from None
+            waited = time.monotonic() - began
+            if waited > REGISTER_TIMEOUT_S * load_factor():
+                raise ClusterError(f"a node has not joined its cluster within {waited:.0f} s")
+            time.sleep(0.1)
+
+
+def start_node(head_address: str | None = None, **options: Any) -> RayNode:
+    """A `RayNode`. One that does not come up is started afresh, with other ports."""
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return RayNode(head_address, **options)
+        except Exception:  # Ray raises nothing more special
+            time.sleep(1.0)
+    return RayNode(head_address, **options)

@@ -1,0 +1,39 @@
+"""A few hundred broken files, settings and answers; `python benchmarks/fuzz.py --cases 100000` breaks more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import _fuzz_targets as targets
+
+CASES = 12
+SLOW = (targets.agent_file, targets.environment, targets.forecaster_file, targets.verb)
+"""Need seconds to begin with; the benchmark has them."""
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed"),
+    [pytest.param(target, allowed, id=target.__name__) for _, target, allowed in targets.TARGETS if target not in SLOW],
+)
+def test_broken_input_ends_in_one_line(target, allowed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = 0
+    for case in range(CASES):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        try:
+            target(np.random.default_rng([7, case]), folder)
+        except allowed as error:
+            refused += 1
+            said = str(error)
+        else:
+            said = ""
+        assert "\n" not in said or target is targets.arguments
+        assert not list(folder.rglob("*.part"))
+    assert refused, "nothing was broken"
