@@ -297,7 +297,7 @@ def record_file(rng: Generator, folder: Path) -> None:
 def run_folder(rng: Generator, folder: Path) -> None:
     """A finished run of which one file is broken, compared, and gone on with."""
     config = Config()
-    begin_run(folder, config, ["evaluate"])
+    begin_run(folder, config)
     cells = [Cell("tiny", "w0", 0)]
     evaluate(cells, lambda _: tiny_record(), folder, False, config={})
     victim = pick(rng, sorted(path for path in folder.rglob("*") if path.is_file()))

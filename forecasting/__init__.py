@@ -1,7 +1,7 @@
 """Forecasts of counts per interval: ARIMA, GRU, and a combination that is never far from its best part.
 
-Knows nothing of clusters and imports nothing of RLPTO. `import forecasting` alone is quick: what is
-named here is imported when it is first used.
+Knows nothing of jobs and clusters; of rlpto it imports the ground floor alone (arrays, errors, files, reading).
+`import rlpto.forecasting` is quick: what is named here is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module 'forecasting' has no attribute {name!r}")
+        raise AttributeError(f"module 'rlpto.forecasting' has no attribute {name!r}")
     return getattr(import_module(f"rlpto.forecasting.{_PLACES[name]}"), name)

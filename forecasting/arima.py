@@ -1,4 +1,4 @@
-"""ARIMA members: on raw counts, on log1p counts, with the day and the week as Fourier terms, and with a season.
+"""ARIMA members: on raw counts, on log1p counts, and with the day and the week as Fourier terms.
 
 All are fitted on the newest FITTED_POINTS points; then their parameters stand, and new counts only
 run through the filter of `rlpto.forecasting.arma`.
@@ -7,15 +7,17 @@ run through the filter of `rlpto.forecasting.arma`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.arma import Arima, Filter
-from rlpto.forecasting.orders import Fit, aicc_of, fit_arima, fit_sarima, needs_difference
-from rlpto.forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, fourier
+from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.orders import MAX_ORDER, Fit, aicc_of, fit_arima, is_stable, needs_difference
+from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, TimeSeries, fourier
 from rlpto.forecasting.storage import State
-from rlpto.forecasting.univariate import Univariate
 
 FITTED_POINTS = 4000
 """Points that orders and parameters are fitted on, the newest."""
@@ -28,17 +30,13 @@ WEEK_HARMONICS = (0, 1, 2, 3, 4, 6)
 """Numbers of harmonics of the day, and of the week, to choose from; the seventh of the week is the first of the day."""
 
 SEASONS_NEEDED = 2.0
-"""A period gets harmonics, or a season, if the series covers it so many times."""
+"""A period gets harmonics if the series covers it so many times."""
 
 ALTERNATIONS = 3
 """Harmonics and ARIMA orders are fitted in turn, so many times."""
 
-SARIMA_HOURS = 28 * DAY / HOUR
-SARIMA_SEASON = 48
-"""A seasonal model sees this much of the end of a series [h], and seasons of at most so many steps."""
 
-
-class ArimaForecaster(Univariate):
+class ArimaForecaster(Forecaster):
     """An ARIMA on transformed counts; a new one says what transform, and how it is fitted.
 
     fallback: what was done otherwise than planned when fitting, and why; empty if nothing was.
@@ -49,10 +47,6 @@ class ArimaForecaster(Univariate):
         self.fallback = ""
         self._model = Arima()
         self._filter = Filter(self._model)
-
-    def settings(self) -> dict[str, Any]:
-        """None."""
-        return {}
 
     @property
     def order(self) -> str:
@@ -71,37 +65,42 @@ class ArimaForecaster(Univariate):
         """Counts from [N, H] forecasts of the transform for [N, H] local times [s]."""
         return np.maximum(np.expm1(np.minimum(z, LARGEST_LOG)), 0.0)
 
-    def _learn(self, series: TimeSeries) -> None:
+    def _fit(self, series: TimeSeries) -> None:
         fit = self._estimate(series.tail(FITTED_POINTS))
         self._model, self.fallback = fit.model, "; ".join(fit.fallbacks)
         self._filter = Filter(self._model)
         self._filter.extend(self._transformed(series))
 
-    def _advance(self, values: FloatArray) -> None:
-        history, _ = self._observed()
-        self._filter.extend(self._transformed(history.tail(len(values))))
+    def _update(self, new: TimeSeries) -> None:
+        self._filter.extend(self._transformed(new))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         z = self._transformed(series)
         expected = self._model.forecasts(z, self._model.residuals(z), origins, horizon)
         return self._counts(expected, _future(series, origins, horizon))
 
-    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        history, _ = self._observed()
+    def _predict(self, horizon: int, levels: FloatArray) -> Batch:
+        history = self._observed()
         times = _future(history, np.array([len(history)]), horizon)
         point = self._counts(self._filter.forecast(horizon)[None, :], times)
-        return point[0], point[0], self._quantiles(point, levels)[0]
+        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
 
     def _state(self) -> State:
-        return State({"model": self._model.values(), "fallback": self.fallback})
+        model = self._model
+        arrays = {"ar": np.array(model.ar), "ma": np.array(model.ma)}
+        return State({"difference": model.difference, "mean": model.mean, "fallback": self.fallback}, arrays)
 
     def _restore(self, state: State) -> None:
-        self._model = Arima.from_values(state.values["model"])
+        ar, ma = state.array("ar", (None,)), state.array("ma", (None,))
+        # Polynomials that are unstable, or of any length, could not have been fitted, and would run away.
+        if max(len(ar), len(ma)) > MAX_ORDER or not (is_stable(ar, -1.0) and is_stable(ma, 1.0)):
+            raise ForecastError(f"coefficients {ar.tolist()} and {ma.tolist()}: expected at most {MAX_ORDER}, stable")
+        mean = state.number("mean", -LARGEST_COUNT, LARGEST_COUNT)
+        self._model = Arima(tuple(ar.tolist()), tuple(ma.tolist()), mean, state.integer("difference", 0, 1))
         self.fallback = str(state.values["fallback"])
         # The filter's memory follows from the history.
-        history, _ = self._observed()
         self._filter = Filter(self._model)
-        self._filter.extend(self._transformed(history))
+        self._filter.extend(self._transformed(self._observed()))
 
 
 class RawArima(ArimaForecaster):
@@ -174,33 +173,15 @@ class FourierArima(ArimaForecaster):
 
     def _state(self) -> State:
         state = super()._state()
-        state.values["harmonics"] = list(self._harmonics)
+        state.values["daily"], state.values["weekly"] = self._harmonics
         state.arrays["coefficients"] = self._coefficients
         return state
 
     def _restore(self, state: State) -> None:
-        daily, weekly = state.values["harmonics"]
-        self._harmonics, self._coefficients = (int(daily), int(weekly)), state.arrays["coefficients"]
+        daily, weekly = (state.integer(name, 0, max(DAY_HARMONICS + WEEK_HARMONICS)) for name in ("daily", "weekly"))
+        self._harmonics = (daily, weekly)
+        self._coefficients = state.array("coefficients", (2 * (daily + weekly),))
         super()._restore(state)
-
-
-class Sarima(ArimaForecaster):
-    """ARIMA with a season of 24 h on log1p counts; for short series, as only the last four weeks are seen.
-
-    Where a day has more than SARIMA_SEASON steps, or the series covers less than two of it, there
-    is no season, and `fallback` says so.
-    """
-
-    kind: ClassVar[str] = "sarima"
-
-    def _estimate(self, series: TimeSeries) -> Fit:
-        season = series.lag(DAY)
-        z = np.log1p(series.tail(series.lag(SARIMA_HOURS * HOUR)).values)
-        if 2 <= season <= SARIMA_SEASON and len(z) > 2 * season + 2:
-            return fit_sarima(z, season)
-        plain = fit_arima(np.log1p(series.values), 1)
-        reason = f"season of {season} steps in {len(z)} points: fitted without a season"
-        return Fit(plain.model, (reason, *plain.fallbacks))
 
 
 def _future(series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
@@ -233,7 +214,7 @@ def _fit_harmonics(
     """Numbers of harmonics of the day and the week with the least AICc given the ARIMA, and coefficients."""
     daily, weekly = max(d for d, _ in allowed), max(w for _, w in allowed)
     columns = _design(times, daily, weekly)
-    skipped = model.lost
+    skipped = model.difference
     plain = model.residuals(z)[skipped:]
     # The mean of the model is in the residuals of z; harmonics have none.
     centred = Arima(model.ar, model.ma, difference=model.difference)

@@ -8,81 +8,55 @@ handful of products.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
 
 import numpy as np
 from scipy.signal import lfilter
 
-from rlpto.forecasting.series import FloatArray, IntArray
+from rlpto.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class Arima:
-    """phi(B) Phi(B^m) ((1 - B)^d (1 - B^m)^D z - mean) = theta(B) Theta(B^m) e.
+    """phi(B) ((1 - B)^d z - mean) = theta(B) e.
 
-    ar, ma, seasonal_ar, seasonal_ma: coefficients; phi(B) = 1 - ar[0] B - ..., theta(B) = 1 + ma[0] B + ...
-    mean: of the differenced series. difference, seasonal_difference: d, D. season: m [steps], 0 without.
+    ar, ma: coefficients; phi(B) = 1 - ar[0] B - ..., theta(B) = 1 + ma[0] B + ...
+    mean: of the differenced series. difference: d.
     """
 
     ar: tuple[float, ...] = ()
     ma: tuple[float, ...] = ()
     mean: float = 0.0
     difference: int = 0
-    seasonal_ar: tuple[float, ...] = ()
-    seasonal_ma: tuple[float, ...] = ()
-    seasonal_difference: int = 0
-    season: int = 0
-
-    def values(self) -> dict[str, Any]:
-        """The fields, as JSON values."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Self:
-        """The model that `values` described."""
-        coefficients = ("ar", "ma", "seasonal_ar", "seasonal_ma")
-        return cls(**values | {name: tuple(float(c) for c in values[name]) for name in coefficients})
 
     @property
     def name(self) -> str:
-        """`ARIMA(p,d,q)`, with `(P,D,Q)m` if there is a season."""
-        text = f"ARIMA({len(self.ar)},{self.difference},{len(self.ma)})"
-        if self.season:
-            text += f"({len(self.seasonal_ar)},{self.seasonal_difference},{len(self.seasonal_ma)}){self.season}"
-        return text
+        """`ARIMA(p,d,q)`."""
+        return f"ARIMA({len(self.ar)},{self.difference},{len(self.ma)})"
 
     @property
     def parameters(self) -> int:
         """How many numbers were estimated, the variance included."""
-        coefficients = len(self.ar) + len(self.ma) + len(self.seasonal_ar) + len(self.seasonal_ma)
-        return coefficients + (self.mean != 0) + 1
-
-    @property
-    def lost(self) -> int:
-        """Values at the start of a series that differencing uses up."""
-        return self.difference + self.seasonal_difference * self.season
+        return len(self.ar) + len(self.ma) + (self.mean != 0) + 1
 
     @cached_property
     def differencing(self) -> FloatArray:
-        """Coefficients of (1 - B)^d (1 - B^m)^D, lag 0 first."""
+        """Coefficients of (1 - B)^d, lag 0 first."""
         polynomial = np.ones(1)
         for _ in range(self.difference):
             polynomial = np.convolve(polynomial, [1.0, -1.0])
-        for _ in range(self.seasonal_difference):
-            polynomial = np.convolve(polynomial, _seasonal([-1.0], self.season))
         return polynomial
 
     @cached_property
     def autoregression(self) -> FloatArray:
-        """Coefficients of phi(B) Phi(B^m), lag 0 first."""
-        return np.convolve([1.0, *(-c for c in self.ar)], _seasonal([-c for c in self.seasonal_ar], self.season))
+        """Coefficients of phi(B), lag 0 first."""
+        return np.array([1.0, *(-c for c in self.ar)])
 
     @cached_property
     def moving_average(self) -> FloatArray:
-        """Coefficients of theta(B) Theta(B^m), lag 0 first."""
-        return np.convolve([1.0, *self.ma], _seasonal(list(self.seasonal_ma), self.season))
+        """Coefficients of theta(B), lag 0 first."""
+        return np.array([1.0, *self.ma])
 
     @cached_property
     def value_lags(self) -> list[tuple[int, float]]:
@@ -106,7 +80,7 @@ class Arima:
 
     def rest(self, z: FloatArray) -> float:
         """Where the series was before its start: at its mean if it has one, else at its first value."""
-        return self.mean if self.lost == 0 else (float(z[0]) if len(z) else 0.0)
+        return self.mean if self.difference == 0 else (float(z[0]) if len(z) else 0.0)
 
     def residuals(self, z: FloatArray) -> FloatArray:
         """[T] errors one step ahead; 0 while differencing has too few values."""
@@ -147,7 +121,7 @@ class Filter:
         if not len(z):
             return np.zeros(0)
         changes, self._differences = lfilter(model.differencing, [1.0, 0.0], z, zi=self._differences)
-        skipped = min(max(model.lost - self._seen, 0), len(z))
+        skipped = min(max(model.difference - self._seen, 0), len(z))
         errors = np.zeros(len(z))
         if skipped < len(z):  # scipy loses the state where there is nothing to filter
             late = changes[skipped:] - model.mean
@@ -176,15 +150,6 @@ class Filter:
                     value += coefficient * errors[past]
             expected.append(value)
         return np.array(expected)
-
-
-def _seasonal(coefficients: list[float], season: int) -> FloatArray:
-    """1 + c[0] B^m + c[1] B^2m + ..., lag 0 first."""
-    polynomial = np.zeros(len(coefficients) * season + 1)
-    polynomial[0] = 1.0
-    if coefficients:
-        polynomial[season::season] = coefficients
-    return polynomial
 
 
 def _lags(polynomial: FloatArray) -> list[tuple[int, float]]:

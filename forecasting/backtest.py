@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.forecasting.base import Batch, Counts, Forecaster, targets
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import DAY, FloatArray, IntArray, TimeSeries, Values, as_series
-from rlpto.forecasting.storage import whole_file
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.files import whole_file
+from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
+from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.forecasting.series import DAY, MOST_POINTS, TimeSeries, Values, as_series
 
 TEST_SHARE = 0.2
 """Share of the series, at its end, whose origins are scored if nothing else is said."""
@@ -115,7 +116,7 @@ def backtest(
     quantiles: Sequence[float] = (0.1, 0.5, 0.9),
     covariates: Values | None = None,
     step: float | str | None = None,
-    told: Callable[[str], None] | None = None,
+    on_done: Callable[[str], None] | None = None,
 ) -> Backtest:
     """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
 
@@ -124,7 +125,7 @@ def backtest(
     start: first origin, in points; what is before it is what forecasters are fitted on. None: all but the last 20 %.
     windows: at most so many origins, from the first on. None: as many as there are.
     refit: fit again, on everything known, every so many origins. None: never, only filter.
-    told: called with the name of each forecaster that is done.
+    on_done: called with the name of each forecaster that is done.
 
     An origin scores the steps whose counts are in the series. Raises ForecastError.
     """
@@ -132,9 +133,10 @@ def backtest(
     first = len(series) - round(TEST_SHARE * len(series)) if start is None else start
     if not 1 <= first < len(series):
         raise ForecastError(f"start {first}: expected 1 to {len(series) - 1}, points before the first origin")
-    for name, value in (("step_size", step_size), ("windows", windows), ("refit", refit), ("horizon", horizon)):
-        if value is not None and value < 1:
-            raise ForecastError(f"{name} {value}: expected 1 or more")
+    for name, value in (("step_size", step_size), ("windows", windows), ("refit", refit)):
+        if value is not None:
+            checked_integer(name, value, 1, MOST_POINTS)
+    checked_integer("horizon", horizon, 1, LONGEST_HORIZON)
     if not forecasters:
         raise ForecastError("no forecasters given, expected at least one")
     origins = np.arange(first, len(series), step_size)[:windows]
@@ -142,8 +144,8 @@ def backtest(
     made, fitted = {}, {}
     for name, forecaster in forecasters.items():
         made[name], fitted[name] = _forecasts(forecaster, series, origins, horizon, refit, levels, covariates)
-        if told is not None:
-            told(name)
+        if on_done is not None:
+            on_done(name)
     return Backtest(
         series=series,
         origins=origins,
@@ -197,7 +199,9 @@ def _forecasts(
     for begin in range(0, len(origins), size):
         some = origins[begin : begin + size]
         known = int(some[0])
-        fitted = forecaster.fresh().fit(series.head(known), None if given is None else given[:known])
+        fitted = type(forecaster)(**forecaster.settings()).fit(
+            series.head(known), None if given is None else given[:known]
+        )
         pieces.append(fitted.batch_forecasts(series, some, horizon, levels.tolist(), given))
     made = Batch(
         np.concatenate([piece.point for piece in pieces]),
@@ -229,7 +233,10 @@ def _pinball(actual: FloatArray, quantiles: FloatArray, levels: FloatArray) -> f
 
 
 def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[object]], what: str) -> None:
-    with whole_file(path, what) as unfinished, unfinished.open("w", encoding="utf-8", newline="") as file:
+    with (
+        whole_file(path, what, ForecastError) as unfinished,
+        unfinished.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
         writer.writerows(lines)

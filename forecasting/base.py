@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.history import History
-from rlpto.forecasting.series import MIN_POINTS, FloatArray, Gaps, IntArray, TimeSeries, Values, as_series, is_dated
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.forecasting.series import (
+    LARGEST_COUNT,
+    LATEST_SECONDS,
+    MIN_POINTS,
+    MOST_POINTS,
+    STEP_SECONDS,
+    Gaps,
+    TimeSeries,
+    Values,
+    as_series,
+    is_dated,
+)
 from rlpto.forecasting.storage import State, read_state, write_state
 
 if TYPE_CHECKING:
@@ -31,6 +43,12 @@ SPREAD_HORIZON = 24
 
 SPREAD_ORIGINS = 1000
 """At most so many past forecasts tell how wide intervals are."""
+
+LONGEST_HORIZON = 10_000
+"""Steps ahead that may be asked for."""
+
+MOST_FORECASTS = 50_000_000
+"""Origins times steps ahead that may be asked for at once."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,9 @@ class Forecaster(ABC):
     `forecasts` gives the same numbers for many origins of a series at once. Origin t is the moment
     at which y[:t] is known: its forecasts are of y[t], y[t + 1] and so on. Nothing is fitted again.
 
-    A new method defines `kind`, `settings` (its constructor's arguments), `_fit`, `_forecasts`,
-    `_state` and `_restore`, and where that is quicker than a batch of one, `_update` and `_predict`.
+    A new method defines `kind`, `_points`, what it learns (`_fit`, `_state`, `_restore`), if its means and quantiles
+    are its own `_batch`, and where that is quicker than a batch of one, `_update` and `_predict`. Its constructor's
+    arguments are kept as attributes of the same names.
     """
 
     kind: ClassVar[str]
@@ -91,72 +110,39 @@ class Forecaster(ABC):
     """Whether covariates other than the calendar may be given."""
 
     def __init__(self) -> None:
-        self._history = History()
+        self._history: TimeSeries | None = None
         self._spread: FloatArray | None = None
 
     @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Arguments of the constructor, as JSON values."""
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
 
-    @abstractmethod
-    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:
-        """Learn from [T] counts and [T, K] covariates."""
+    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+        """Point forecasts, which are the means, too, and quantiles: errors of the fitted series around them."""
+        point = self._points(series, origins, horizon)
+        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
 
-    @abstractmethod
-    def _forecasts(
-        self, series: TimeSeries, origins: IntArray, horizon: int, covariates: FloatArray | None
-    ) -> FloatArray:
-        """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from series.values[:origin] only."""
+    def _fit(self, series: TimeSeries) -> None:  # noqa: B027
+        """Learn from a series."""
 
-    @abstractmethod
+    def _update(self, new: TimeSeries) -> None:  # noqa: B027
+        """Take in new counts; the history already ends with them."""
+
+    def _predict(self, horizon: int, levels: FloatArray) -> Batch:
+        """What follows the history, as a batch of one."""
+        series = self._observed()
+        return self._batch(series, np.array([len(series)]), horizon, levels)
+
     def _state(self) -> State:
         """What was learnt, without settings and history."""
+        return State()
 
-    @abstractmethod
-    def _restore(self, state: State) -> None:
-        """Take over what `_state` gave; the history is already there."""
+    def _restore(self, state: State) -> None:  # noqa: B027
+        """Take over what `_state` gave; the history is already there. Raises ForecastError if that is broken."""
 
-    def _mean_forecasts(
-        self, series: TimeSeries, origins: IntArray, horizon: int, covariates: FloatArray | None
-    ) -> FloatArray:
-        """[N, H] forecasts meant for squared error; the point forecasts if there is nothing better."""
-        return self._forecasts(series, origins, horizon, covariates)
-
-    def _quantile_forecasts(
-        self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray, covariates: FloatArray | None
-    ) -> FloatArray:
-        """[N, H, Q] quantiles in counts: point forecasts with the errors of the fitted series around them."""
-        return self._quantiles(self._forecasts(series, origins, horizon, covariates), levels)
-
-    def _batch_forecasts(
-        self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray, covariates: FloatArray | None
-    ) -> Batch:
-        """All three; for methods that find them in one go."""
-        return Batch(
-            self._forecasts(series, origins, horizon, covariates),
-            self._mean_forecasts(series, origins, horizon, covariates),
-            self._quantile_forecasts(series, origins, horizon, levels, covariates),
-        )
-
-    def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: B027
-        """Take in [n] new counts; the history already ends with them."""
-
-    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """[H] point forecasts, [H] means and [H, Q] quantiles that follow the history: a batch of one."""
-        series, covariates = self._observed()
-        origins = np.array([len(series)])
-        point = self._forecasts(series, origins, horizon, covariates)[0]
-        # Members of a combination are asked at every step: what is not wanted, or the same, is not computed.
-        same = type(self)._mean_forecasts is Forecaster._mean_forecasts
-        mean = point if same else self._mean_forecasts(series, origins, horizon, covariates)[0]
-        if not len(levels):
-            return point, mean, np.empty((horizon, 0))
-        return point, mean, self._quantile_forecasts(series, origins, horizon, levels, covariates)[0]
-
-    def _calibration_origins(self, series: TimeSeries) -> IntArray:
-        """Origins of the fitted series whose errors tell how wide intervals are."""
-        first = max(len(series) // 2, len(series) - SPREAD_ORIGINS, 2)
-        return np.arange(first, len(series))
+    def settings(self) -> dict[str, Any]:
+        """Arguments of the constructor, as JSON values."""
+        return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
     def fit(
         self,
@@ -176,12 +162,10 @@ class Forecaster(ABC):
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
-        series = as_series(y, step, start, gaps, min_points=MIN_POINTS)
-        given = self._checked_covariates(covariates, len(series))
-        self._history = History(series, given)
-        self._spread = None
-        self._fit(series, given)
-        self._spread = self._measure_spread(series, given)
+        series = self._with_covariates(as_series(y, step, start, gaps, min_points=MIN_POINTS), covariates)
+        self._history, self._spread = series, None
+        self._fit(series)
+        self._spread = self._measure_spread(series)
         return self
 
     def update(self, new: Counts | float, covariates: Values | None = None, *, gaps: Gaps = "refuse") -> Self:
@@ -191,27 +175,26 @@ class Forecaster(ABC):
 
         Raises ForecastError if nothing was fitted, or the counts are broken or start elsewhere.
         """
-        history, _ = self._observed()
-        series = self._following(history, new, gaps)
-        self.take_in(series.values, self._checked_covariates(covariates, len(series), self._history.columns))
+        history = self._observed()
+        self.take_in(self._with_covariates(self._following(history, new, gaps), covariates, history))
         return self
 
-    def take_in(self, values: FloatArray, covariates: FloatArray | None) -> None:
-        """What `update` does with [n] counts and [n, K] covariates that are known to be sound."""
-        self._history.append(values, covariates)
-        self._update(values, covariates)
+    def take_in(self, new: TimeSeries) -> None:
+        """What `update` does with counts and covariates that are known to be sound."""
+        self._history = self._observed().followed(new.values, new.covariates)
+        self._update(new)
 
     def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> Forecast:
         """What follows the history.
 
-        horizon: intervals ahead, 1 or more. quantiles: levels in (0, 1), in any order.
+        horizon: intervals ahead, 1 to LONGEST_HORIZON. quantiles: levels in (0, 1), in any order.
 
         Raises ForecastError if nothing was fitted, or an argument is out of range.
         """
-        series, _ = self._observed()
-        levels = _checked_levels(quantiles)
-        point, mean, values = self._predict(_checked_horizon(horizon), levels)
-        return Forecast(point, mean, levels, values, series.step, series.start + len(series) * series.step)
+        series, levels = self._observed(), _checked_levels(quantiles)
+        found = self._predict(checked_integer("horizon", horizon, 1, LONGEST_HORIZON), levels)
+        end = series.start + len(series) * series.step
+        return Forecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
     def forecasts(self, y: Counts, origins: Values, horizon: int, covariates: Values | None = None) -> FloatArray:
         """[N, H] point forecasts for N origins of a series, each from y[:origin] only; nothing is fitted again.
@@ -221,78 +204,39 @@ class Forecaster(ABC):
 
         The numbers are those of `predict` after `update` up to the origin. Raises ForecastError.
         """
-        return self._forecasts(*self._batch(y, origins, horizon, covariates))
-
-    def mean_forecasts(self, y: Counts, origins: Values, horizon: int, covariates: Values | None = None) -> FloatArray:
-        """[N, H] as `forecasts`, but meant for squared error."""
-        return self._mean_forecasts(*self._batch(y, origins, horizon, covariates))
-
-    def quantile_forecasts(
-        self, y: Counts, origins: Values, horizon: int, levels: Sequence[float], covariates: Values | None = None
-    ) -> FloatArray:
-        """[N, H, Q] as `forecasts`, but quantiles at ascending levels in (0, 1)."""
-        series, checked, steps, given = self._batch(y, origins, horizon, covariates)
-        return self._quantile_forecasts(series, checked, steps, _checked_levels(levels), given)
+        return self._points(*self._asked(y, origins, horizon, covariates))
 
     def batch_forecasts(
-        self, y: Counts, origins: Values, horizon: int, levels: Sequence[float], covariates: Values | None = None
+        self, y: Counts, origins: Values, horizon: int, levels: Sequence[float] = (), covariates: Values | None = None
     ) -> Batch:
-        """What `forecasts`, `mean_forecasts` and `quantile_forecasts` give, at the cost of one of them."""
-        series, checked, steps, given = self._batch(y, origins, horizon, covariates)
-        return self._batch_forecasts(series, checked, steps, _checked_levels(levels), given)
+        """As `forecasts`, with means and quantiles at ascending levels in (0, 1)."""
+        return self._batch(*self._asked(y, origins, horizon, covariates), _checked_levels(levels))
 
-    def backtest(
-        self,
-        y: Counts,
-        *,
-        horizon: int = 12,
-        start: int | None = None,
-        step_size: int = 1,
-        windows: int | None = None,
-        refit: int | None = None,
-        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
-        covariates: Values | None = None,
-        step: float | str | None = None,
-    ) -> Backtest:
+    def backtest(self, y: Counts, **options: Any) -> Backtest:
         """Forecast a series from many origins, as `backtest.backtest` does; this object stays as it is."""
         from rlpto.forecasting.backtest import backtest
 
-        return backtest(
-            {self.kind: self},
-            y,
-            step=step,
-            horizon=horizon,
-            start=start,
-            step_size=step_size,
-            windows=windows,
-            refit=refit,
-            quantiles=quantiles,
-            covariates=covariates,
-        )
+        return backtest({self.kind: self}, y, **options)
 
-    def fresh(self) -> Self:
-        """Another forecaster of the same settings that has learnt nothing."""
-        return type(self)(**self.settings())
-
-    def moved(self, y: TimeSeries, told: int = 0) -> Self:
+    def moved(self, y: TimeSeries, updated: int = 0) -> Self:
         """Another forecaster that has learnt what this one has, with another series as its history.
 
-        y: of the fitted step, 1 point or more. told: so many of its last points are told to the other one count by
-        count, as `update` does, which brings up to date what it keeps in mind; the others are only looked back on.
+        y: of the fitted step, 1 point or more. updated: so many of its last points are given to the other one count
+        by count, as `update` does, which brings its state up to date; the others are only looked back on.
 
-        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than told.
+        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than that.
         """
-        history, covariates = self._observed()
-        if covariates is not None:
+        history = self._observed()
+        if history.covariates is not None:
             raise ForecastError(f"{self.kind}: fitted with covariates, expected a model without them to move")
         series = as_series(y)
         if abs(series.step - history.step) > history.step / 1e6:
             raise ForecastError(f"series of {series.step:g} s a step: expected {history.step:g} s")
-        if not 0 <= told < len(series):
-            raise ForecastError(f"told {told}: expected 0 to {len(series) - 1}, less than the points of the series")
-        head = series.head(len(series) - told)
+        if not 0 <= updated < len(series):
+            raise ForecastError(f"updated {updated}: expected 0 to {len(series) - 1}, less than the series' points")
+        head = series.head(len(series) - updated)
         other = self.from_state(self.state().looking_back_on(head.values, head.start), self.kind)
-        return other.update(series.values[len(head) :]) if told else other
+        return other.update(series.values[len(head) :]) if updated else other
 
     def save(self, path: str | Path) -> None:
         """Write settings, what was learnt and the history as one file. Raises ForecastError."""
@@ -308,12 +252,11 @@ class Forecaster(ABC):
 
     def state(self) -> State:
         """Everything that `save` keeps. Raises ForecastError if nothing was fitted."""
-        series, covariates = self._observed()
+        series = self._observed()
         state = State({"settings": self.settings(), "step": series.step, "start": series.start})
-        state.arrays["history"] = series.values
-        state.arrays["spread"] = self._fitted_spread()
-        if covariates is not None:
-            state.arrays["covariates"] = covariates
+        state.arrays.update({"history": series.values, "spread": self._fitted_spread()})
+        if series.covariates is not None:
+            state.arrays["covariates"] = series.covariates
         state.nested("learnt", self._state())
         return state
 
@@ -322,64 +265,68 @@ class Forecaster(ABC):
         """A forecaster as `state` described it. Raises ForecastError, naming `source`, if that is broken."""
         try:
             forecaster = cls(**state.values["settings"])
-            series = TimeSeries(state.arrays["history"], state.values["step"], state.values["start"])
-            forecaster._history = History(series, state.arrays.get("covariates"))
-            forecaster._spread = state.arrays["spread"]
+            covariates = state.array("covariates", (None, None)) if "covariates" in state.arrays else None
+            step, start = state.number("step", *STEP_SECONDS), state.number("start", -LATEST_SECONDS, LATEST_SECONDS)
+            forecaster._history = TimeSeries(_checked_history(state), step, start, covariates)
+            forecaster._spread = state.array("spread", (len(SPREAD_LEVELS), SPREAD_HORIZON))
             forecaster._restore(state.part("learnt"))
+        except ForecastError as wrong:
+            raise ForecastError(f"{source}: {wrong}, in a saved {cls.kind}") from None
         except (KeyError, TypeError, ValueError, IndexError) as wrong:
             raise ForecastError(f"{source}: broken, expected a saved {cls.kind} ({wrong})") from None
         return forecaster
 
-    def _observed(self) -> tuple[TimeSeries, FloatArray | None]:
-        """The history: [T] counts, and [T, K] covariates if there are any."""
-        if self._history.series is None:
+    def _observed(self) -> TimeSeries:
+        """The history."""
+        if self._history is None:
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
-        return self._history.series, self._history.covariates
+        return self._history
 
     def _fitted_spread(self) -> FloatArray:
         if self._spread is None:
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
         return self._spread
 
-    def _quantiles(self, point: FloatArray, levels: FloatArray) -> FloatArray:
-        """[N, H, Q] quantiles around [N, H] point forecasts, as wide as the errors on the fitted series."""
-        return spread_quantiles(point, self._fitted_spread(), levels)
-
-    def _measure_spread(self, series: TimeSeries, covariates: FloatArray | None) -> FloatArray:
-        """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the fitted series."""
-        origins = self._calibration_origins(series)
+    def _measure_spread(self, series: TimeSeries) -> FloatArray:
+        """[L, SPREAD_HORIZON] quantiles, at SPREAD_LEVELS, of errors in log1p on the newer half of a fitted series."""
+        origins = np.arange(max(len(series) // 2, len(series) - SPREAD_ORIGINS, 2), len(series))
         horizon = min(SPREAD_HORIZON, max(1, len(series) // 4))
-        predicted = self._forecasts(series, origins, horizon, covariates)
+        predicted = self._points(series, origins, horizon)
         errors = np.log1p(targets(series.values, origins, horizon)) - np.log1p(predicted)
         spread = np.nanquantile(errors, SPREAD_LEVELS, axis=0)
         return np.pad(spread, ((0, 0), (0, SPREAD_HORIZON - horizon)), mode="edge")
 
-    def _batch(
+    def _asked(
         self, y: Counts, origins: Values, horizon: int, covariates: Values | None
-    ) -> tuple[TimeSeries, IntArray, int, FloatArray | None]:
+    ) -> tuple[TimeSeries, IntArray, int]:
         """Checked arguments of the batched methods."""
-        history, _ = self._observed()
+        history = self._observed()
         series = as_series(y, history.step)
         if not is_dated(y):
             series = TimeSeries(series.values, series.step, history.start)
-        given = self._checked_covariates(covariates, len(series), self._history.columns)
-        return series, _checked_origins(origins, len(series)), _checked_horizon(horizon), given
+        steps, checked = checked_integer("horizon", horizon, 1, LONGEST_HORIZON), _checked_origins(origins, len(series))
+        if len(checked) * steps > MOST_FORECASTS:
+            raise ForecastError(f"{len(checked)} origins, {steps} steps: expected {MOST_FORECASTS:g} forecasts at most")
+        return self._with_covariates(series, covariates, history), checked, steps
 
-    def _checked_covariates(self, covariates: Values | None, points: int, columns: int | None = None) -> Any:
-        """[T, K] covariates; K must be `columns` if that is given."""
+    def _with_covariates(
+        self, series: TimeSeries, covariates: Values | None, fitted: TimeSeries | None = None
+    ) -> TimeSeries:
+        """The series with checked covariates, which must be like those of the fitted one if that is given."""
+        columns = None if fitted is None else 0 if fitted.covariates is None else fitted.covariates.shape[1]
         if covariates is None:
             if columns:
                 raise ForecastError(f"covariates missing: {self.kind} was fitted with {columns} columns of them")
-            return None
+            return series
         if not self.uses_covariates:
             raise ForecastError(f"{self.kind} forecasts take no covariates, expected none")
         given = np.asarray(covariates, dtype=np.float64)
-        expected = f"({points}, {'K' if columns is None else columns})"
-        if given.ndim != 2 or len(given) != points or (columns is not None and given.shape[1] != columns):
+        expected = f"({len(series)}, {'K' if columns is None else columns})"
+        if given.ndim != 2 or len(given) != len(series) or (columns is not None and given.shape[1] != columns):
             raise ForecastError(f"covariates of shape {given.shape}: expected {expected}")
-        if not np.isfinite(given).all():
-            raise ForecastError("covariates: expected finite numbers")
-        return given
+        if not (np.abs(given) <= LARGEST_COUNT).all():
+            raise ForecastError(f"covariates: expected finite numbers, {LARGEST_COUNT:g} at most")
+        return replace(series, covariates=given)
 
     def _following(self, history: TimeSeries, new: Counts | float, gaps: Gaps) -> TimeSeries:
         """New counts as a series that starts where the history ends."""
@@ -407,10 +354,7 @@ def spread_quantiles(point: FloatArray, spread: FloatArray, levels: FloatArray) 
 
     spread: [L, S] quantiles of errors in log1p at SPREAD_LEVELS, for 1 to S steps ahead.
     """
-    horizon = point.shape[1]
-    steps = np.minimum(np.arange(horizon), spread.shape[1] - 1)
-    if not len(levels):
-        return np.empty((*point.shape, 0))
+    steps = np.minimum(np.arange(point.shape[1]), spread.shape[1] - 1)
     shifts = np.stack([np.interp(levels, SPREAD_LEVELS, spread[:, step]) for step in steps])
     # expm1(log1p(point) + shift), without rounding where the shift is 0.
     return np.maximum(point[:, :, None] + (1 + point[:, :, None]) * np.expm1(shifts), 0.0)
@@ -424,16 +368,18 @@ def load(path: str | Path) -> Forecaster:
     return forecaster_class(kind, f"{path}: ").from_state(state, str(path))
 
 
-def _checked_horizon(horizon: int) -> int:
-    if isinstance(horizon, bool) or not isinstance(horizon, int | np.integer) or horizon < 1:
-        raise ForecastError(f"horizon {horizon!r}: expected an integer, 1 or more")
-    return int(horizon)
+def _checked_history(state: State) -> FloatArray:
+    history = state.array("history", (None,), LARGEST_COUNT)
+    if not (1 <= len(history) <= MOST_POINTS and (history >= 0).all()):
+        raise ForecastError(f"history of {len(history)} points: expected 1 to {MOST_POINTS:,}, each 0 or more")
+    return history
 
 
 def _checked_levels(levels: Sequence[float]) -> FloatArray:
-    if not len(levels):
-        return np.empty(0)
-    checked = np.unique(np.asarray(levels, dtype=np.float64))
+    try:
+        checked = np.unique(np.asarray(levels, dtype=np.float64))
+    except (ValueError, TypeError):
+        raise ForecastError(f"quantiles {levels!r}: expected numbers between 0 and 1") from None
     if not ((checked > 0) & (checked < 1)).all():
         raise ForecastError(f"quantiles {', '.join(f'{q:g}' for q in checked)}: expected levels between 0 and 1")
     return checked

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from rlpto.errors import RlptoError
 
-class ForecastError(ValueError):
+
+class ForecastError(RlptoError, ValueError):
     """A series, an argument or a file is not what forecasting expects: one line, what is wrong, what was expected."""
+
+
+def checked_integer(name: str, value: object, low: int, high: int) -> int:
+    """An integer within bounds, both included. Raises ForecastError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) <= high:  # type: ignore[call-overload]
+        raise ForecastError(f"{name} {value!r}: expected an integer, {low} to {high}")
+    return int(value)  # type: ignore[call-overload]

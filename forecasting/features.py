@@ -1,4 +1,4 @@
-"""What networks and the linear member see of a series: values relative to a recent level, lags, the calendar.
+"""What networks and trees see of a series: values relative to a recent level, lags, the calendar.
 
 Everything is a function of an origin t and of the log1p counts before it, x[:t]; step h of H has the target
 x[t + h]. Only the last `Layout.memory` values matter, so a forecaster fed value by value and one that computes all
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.forecasting.series import DAY, HOUR, WEEK, FloatArray, IntArray, TimeSeries, calendar_features, day_of_week
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.forecasting.series import DAY, HOUR, WEEK, TimeSeries, calendar_features, day_of_week
 
 DAILY_LAGS = 7
 """Days whose same time of day is averaged to a profile."""
@@ -22,8 +23,14 @@ LEVEL_HOURS = 3.0
 SHORT_LAGS = 12
 """Newest values that are features of their own."""
 
-CALENDAR = 7
-"""Calendar columns at the end of inputs and of targets."""
+RECENT, TARGETS, CALENDAR = SHORT_LAGS + 4, 5, 7
+"""Columns that describe an origin, a step ahead, and a time."""
+
+VALIDATION = 0.15
+"""Share of a fitted series that stops the learning: 12 % of a series of which the last 20 % are not fitted."""
+
+MOST_LEARNT = 1000
+"""Most steps ahead that are learnt."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Features:
-    """Of N origins: level [N]; recent [N, SHORT_LAGS + 4]; targets [N, H, 5], all but the last column relative to
+    """Of N origins: level [N]; recent [N, RECENT]; targets [N, H, TARGETS], all but the last column relative to
     the level, in log1p; calendar [N, CALENDAR] at the origin and ahead [N, H, CALENDAR] at the targets."""
 
     level: FloatArray

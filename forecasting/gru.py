@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from rlpto.forecasting.base import Batch, Forecaster
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.features import describe
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.forecasting.base import Batch, Forecaster, targets
+from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.forecasting.features import (
+    CALENDAR,
+    MOST_LEARNT,
+    RECENT,
+    TARGETS,
+    VALIDATION,
+    Features,
+    describe,
+    layout_of,
+)
 from rlpto.forecasting.intervals import at_levels, median
-from rlpto.forecasting.network import QUANTILES, NetworkSettings
-from rlpto.forecasting.recurrent import Recurrent, one_step_errors
-from rlpto.forecasting.registry import make_forecaster
-from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.network import (
+    QUANTILES,
+    Examples,
+    NetworkSettings,
+    QuantileGRU,
+    blank_network,
+    quantiles,
+    run,
+    train,
+)
+from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.storage import State
 
-Experts = tuple[tuple[str, Mapping[str, Any]], ...]
-"""Kinds and settings of forecasters."""
+MOST_UNITS, MOST_UPDATES = 1024, 1_000_000
+
+_TARGETS = TARGETS + CALENDAR + 1
+"""Columns of a step ahead; the last, the level relative to itself, is 0 and teaches nothing, but without it other
+weights would be drawn than those whose results docs/forecasting.md shows."""
 
 
 class GruForecaster(Forecaster):
     """Quantiles of the next steps from a GRU (Cho et al. 2014), all horizons at once, trained on pinball loss.
 
+    It sees everything relative to the level of the origin, in units of the typical distance from that level [log1p].
     Trained on the first 85 % of a series, stopped early by its last 15 %. Steps beyond `horizon` are forecast like
     the last one learnt, at their own time of day and week. The same seed gives the same forecasts.
 
@@ -34,138 +54,100 @@ class GruForecaster(Forecaster):
 
     kind: ClassVar[str] = "gru"
 
-    experts: ClassVar[Experts] = ()
-    """Forecasters around whose forecasts the network works."""
-
-    innovations: ClassVar[bool] = False
-    """Whether the network reads the one-step errors of the first of them."""
-
     def __init__(self, seed: int = 0, horizon: int = 12, hidden: int = 24, updates: int = 400) -> None:
         super().__init__()
-        for name, value in (("horizon", horizon), ("hidden", hidden), ("updates", updates)):
-            if value < 1:
-                raise ForecastError(f"{name} {value!r}: expected an integer, 1 or more")
-        self.seed, self.horizon, self.hidden, self.updates = seed, horizon, hidden, updates
-        self._experts: list[Forecaster] = []
-        self._body: Recurrent | None = None
-        self._state_now: torch.Tensor | None = None
-        self._read_now: torch.Tensor | None = None
-        self._expected = 0.0
+        self.seed = checked_integer("seed", seed, 0, 2**63 - 1)
+        self.horizon = checked_integer("horizon", horizon, 1, MOST_LEARNT)
+        self.hidden = checked_integer("hidden", hidden, 1, MOST_UNITS)
+        self.updates = checked_integer("updates", updates, 1, MOST_UPDATES)
+        self._network: QuantileGRU | None = None
+        self._scale = 1.0
+        self._memory = torch.empty(0)  # recurrent state after the history
+        self._read = torch.empty(0)  # [1, hidden + inputs] what the decoder is given there
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments of the constructor."""
-        return {"seed": self.seed, "horizon": self.horizon, "hidden": self.hidden, "updates": self.updates}
+    def _blank(self) -> tuple[QuantileGRU, NetworkSettings]:
+        settings = NetworkSettings(hidden=self.hidden, updates=self.updates)
+        return blank_network(RECENT + CALENDAR, _TARGETS, settings, self.seed), settings
 
-    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:  # noqa: ARG002
-        self._experts = [make_forecaster(kind, **settings).fit(series) for kind, settings in self.experts]
-        known = self._experts_log(series, np.arange(1, len(series)), self.horizon)
-        network = NetworkSettings(hidden=self.hidden, updates=self.updates)
-        self._body = Recurrent.fit(series, known, self.horizon, self.innovations, network, self.seed)
-        read, self._state_now = self._read(series, np.arange(1, len(series) + 1))
-        self._read_now = read[-1:]
-        self._expect()
+    def _fit(self, series: TimeSeries) -> None:
+        origins = np.arange(1, len(series))
+        seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
+        truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
+        validation = len(series) - round(VALIDATION * len(series))
+        self._scale = max(float(np.nanmean(np.abs(truth[:validation]))), 1e-3)
+        network, settings = self._blank()
+        examples = Examples(self._inputs(seen), self._targets(seen), truth / self._scale)
+        train(network, examples, validation - 1, settings, self.seed)
+        self._network = network
+        every = describe(layout_of(series, self.horizon), series, np.arange(1, len(series) + 1), 1)
+        read, self._memory = run(network, self._inputs(every))
+        self._read = read[-1:]
 
-    def _fitted(self) -> Recurrent:
-        if self._body is None:
+    def _inputs(self, seen: Features) -> FloatArray:
+        """[N, inputs] what the recurrent part reads."""
+        return np.concatenate([seen.recent / self._scale, seen.calendar], axis=1)
+
+    def _targets(self, seen: Features) -> FloatArray:
+        """[N, H, _TARGETS] what is known of each step ahead."""
+        relative, distance = seen.targets[..., :-1] / self._scale, seen.targets[..., -1:]
+        return np.concatenate([relative, distance, seen.ahead, np.zeros_like(distance)], axis=2)
+
+    def _trained(self) -> QuantileGRU:
+        if self._network is None:
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")
-        return self._body
+        return self._network
 
-    def _experts_log(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H, K] forecasts of the experts in log1p."""
-        found = [np.log1p(expert.forecasts(series, origins, horizon)) for expert in self._experts]
-        return np.stack(found, axis=2) if found else np.empty((len(origins), horizon, 0))
-
-    def _read(self, series: TimeSeries, every: IntArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """States after reading a series from its beginning up to each origin."""
-        body = self._fitted()
-        first = self._experts[:1] if self.innovations else []
-        known = [np.log1p(expert.forecasts(series, every, 1)) for expert in first]
-        errors = one_step_errors(series, every, np.stack(known, axis=2) if known else np.empty((len(every), 1, 0)))
-        return body.read(describe(body.layout(series), series, every, 1), errors, None)
-
-    def _log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
-        """[N, H, Q] quantiles in log1p."""
-        body = self._fitted()
+    def log_quantiles(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        """[N, H, Q] quantiles at network.QUANTILES in log1p for N origins of a series."""
         if not len(origins):
             return np.empty((0, horizon, len(QUANTILES)))
-        states, _ = self._read(series, np.arange(1, origins.max() + 1))
-        seen = describe(body.layout(series), series, origins, horizon)
-        return body.log_quantiles(states[origins - 1], seen, self._experts_log(series, origins, horizon))
+        layout, every = layout_of(series, self.horizon), np.arange(1, int(origins.max()) + 1)
+        read, _ = run(self._trained(), self._inputs(describe(layout, series, every, 1)))
+        return self._decoded(read[origins - 1], describe(layout, series, origins, horizon))
 
-    def _forecasts(
-        self,
-        series: TimeSeries,
-        origins: IntArray,
-        horizon: int,
-        covariates: FloatArray | None,  # noqa: ARG002
-    ) -> FloatArray:
-        return median(self._log_quantiles(series, origins, horizon))
+    def log_quantiles_now(self, seen: Features) -> FloatArray:
+        """[1, H, Q] the same for the end of the history, of which `seen` are the features."""
+        return self._decoded(self._read, seen)
 
-    def _quantile_forecasts(
-        self,
-        series: TimeSeries,
-        origins: IntArray,
-        horizon: int,
-        levels: FloatArray,
-        covariates: FloatArray | None,  # noqa: ARG002
-    ) -> FloatArray:
-        return at_levels(self._log_quantiles(series, origins, horizon), levels)
+    def _decoded(self, read: torch.Tensor, seen: Features) -> FloatArray:
+        found = quantiles(self._trained(), read, self._targets(seen))
+        return np.maximum(found * self._scale + seen.level[:, None, None], 0.0)
 
-    def _batch_forecasts(
-        self,
-        series: TimeSeries,
-        origins: IntArray,
-        horizon: int,
-        levels: FloatArray,
-        covariates: FloatArray | None,  # noqa: ARG002
-    ) -> Batch:
-        found = self._log_quantiles(series, origins, horizon)
-        return Batch(median(found), median(found), at_levels(found, levels))
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        return median(self.log_quantiles(series, origins, horizon))
 
-    def _expect(self) -> None:
-        """Note what the first expert expects next: its error will be read with the next value."""
-        if self.innovations:
-            self._expected = float(np.log1p(self._experts[0].predict(1).point[0]))
+    def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
+        return _batch_of(self.log_quantiles(series, origins, horizon), levels)
 
-    def _update(self, values: FloatArray, covariates: FloatArray | None) -> None:  # noqa: ARG002
-        body = self._fitted()
-        history, _ = self._observed()
-        for place in range(len(history) - len(values), len(history)):
-            series = history.head(place + 1)
-            error = np.log1p(series.values[-1:]) - self._expected if self.innovations else np.zeros(1)
-            seen = describe(body.layout(series), series, np.array([place + 1]), 1)
-            self._read_now, self._state_now = body.read(seen, error, self._state_now)
-            for expert in self._experts:
-                expert.update(series.values[-1:])
-            self._expect()
+    def _update(self, new: TimeSeries) -> None:
+        history = self._observed()
+        origins = np.arange(len(history) - len(new), len(history)) + 1
+        for origin in origins:
+            seen = describe(layout_of(history, self.horizon), history, np.array([origin]), 1)
+            self._read, self._memory = run(self._trained(), self._inputs(seen), self._memory)
 
-    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        body = self._fitted()
-        history, _ = self._observed()
-        assert self._read_now is not None
-        seen = describe(body.layout(history), history, np.array([len(history)]), horizon)
-        known = [np.log1p(expert.predict(horizon).point) for expert in self._experts]
-        experts = np.stack(known, axis=1)[None] if known else np.empty((1, horizon, 0))
-        found = body.log_quantiles(self._read_now, seen, experts)[0]
-        point = median(found)
-        return point, point, at_levels(found, levels) if len(levels) else np.empty((horizon, 0))
+    def _predict(self, horizon: int, levels: FloatArray) -> Batch:
+        history = self._observed()
+        seen = describe(layout_of(history, self.horizon), history, np.array([len(history)]), horizon)
+        return _batch_of(self.log_quantiles_now(seen), levels)
 
     def _state(self) -> State:
-        assert self._state_now is not None
-        assert self._read_now is not None
-        now = {"state": self._state_now.numpy(), "read": self._read_now.numpy()}
-        state = State({"expected": self._expected}, now)
-        state.nested("network", self._fitted().state())
-        for place, expert in enumerate(self._experts):
-            state.nested(f"expert{place}", expert.state())
-        return state
+        weights = {f"weights.{name}": weight.numpy() for name, weight in self._trained().state_dict().items()}
+        return State({"scale": self._scale}, weights | {"memory": self._memory.numpy(), "read": self._read.numpy()})
 
     def _restore(self, state: State) -> None:
-        self._body = Recurrent.restored(state.part("network"))
-        self._state_now = torch.tensor(state.arrays["state"])
-        self._read_now = torch.tensor(state.arrays["read"])
-        self._expected = float(state.values["expected"])
-        self._experts = [
-            type(make_forecaster(kind, **settings)).from_state(state.part(f"expert{place}"), f"expert {kind}")
-            for place, (kind, settings) in enumerate(self.experts)
-        ]
+        self._scale = state.number("scale", 1e-3, 100.0)
+        network, _ = self._blank()
+        blank = network.state_dict()
+        shapes = {f"weights.{name}": tuple(weight.shape) for name, weight in blank.items()}
+        shapes |= {"memory": (1, 1, self.hidden), "read": (1, self.hidden + RECENT + CALENDAR)}
+        found = {}
+        for name, shape in shapes.items():
+            found[name] = torch.tensor(state.array(name, shape, dtype=np.float32))
+        network.load_state_dict({name: found[f"weights.{name}"] for name in blank})
+        self._network, self._memory, self._read = network, found["memory"], found["read"]
+
+
+def _batch_of(log_quantiles: FloatArray, levels: FloatArray) -> Batch:
+    point = median(log_quantiles)
+    return Batch(point, point, at_levels(log_quantiles, levels))

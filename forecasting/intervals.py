@@ -1,11 +1,11 @@
-"""Quantiles: between the levels that are learnt, and pooled over several forecasters."""
+"""Quantiles: how wide they are, what mean they have, and those between the levels that are learnt."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from rlpto.arrays import FloatArray
 from rlpto.forecasting.network import MEDIAN, QUANTILES
-from rlpto.forecasting.series import FloatArray
 
 LEAST_SPREAD = 0.05
 """Quantiles are told apart by at least this much in log1p: intervals are scaled by it and must be able to grow."""
@@ -14,21 +14,16 @@ MASSES = np.diff(np.concatenate([[0.0], (np.array(QUANTILES[1:]) + np.array(QUAN
 """[Q] probability that each of the learnt quantiles stands for."""
 
 
-def pooled_spread(log_quantiles: FloatArray) -> FloatArray:
-    """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself.
-
-    log_quantiles: [M, ..., Q] of M forecasters; their quantiles are averaged level by level (Vincent 1912), each
-    around its own median.
-    """
-    distance: FloatArray = np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]).mean(axis=0)
-    spread: FloatArray = np.maximum(distance, LEAST_SPREAD)
+def spread_of(log_quantiles: FloatArray) -> FloatArray:
+    """[..., Q] distances from the median in log1p, at least LEAST_SPREAD, 0 at the median itself."""
+    spread: FloatArray = np.maximum(np.abs(log_quantiles - log_quantiles[..., MEDIAN : MEDIAN + 1]), LEAST_SPREAD)
     spread[..., MEDIAN] = 0.0
     return spread
 
 
-def pooled_mean(log_quantiles: FloatArray) -> FloatArray:
-    """[...] mean count of the distributions of [M, ..., Q] quantiles in log1p, averaged over the M forecasters."""
-    means: FloatArray = (np.expm1(log_quantiles) @ MASSES).mean(axis=0)
+def mean_of(log_quantiles: FloatArray) -> FloatArray:
+    """[...] mean count of the distributions of [..., Q] quantiles in log1p."""
+    means: FloatArray = np.expm1(log_quantiles) @ MASSES
     return means
 
 

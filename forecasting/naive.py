@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
 from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import HOUR, FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.series import HOUR, LARGEST_COUNT, TimeSeries
 from rlpto.forecasting.storage import State
-from rlpto.forecasting.univariate import Univariate
+
+LONGEST_HOURS = 24.0 * 366
+"""Of an average, or a season."""
 
 
-class Naive(Univariate):
+class Naive(Forecaster):
     """The next counts are the last one."""
 
     kind: ClassVar[str] = "naive"
-
-    def settings(self) -> dict[str, Any]:
-        """None."""
-        return {}
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(series.values[origins - 1], horizon)
 
 
-class MovingAverage(Univariate):
+class MovingAverage(Forecaster):
     """The next counts are the mean of the last `hours` hours, or of what there is.
 
     hours: length of the average [h], rounded to whole steps, at least one.
@@ -39,10 +39,6 @@ class MovingAverage(Univariate):
     def __init__(self, hours: float = 3.0) -> None:
         super().__init__()
         self.hours = _checked_hours(hours)
-
-    def settings(self) -> dict[str, Any]:
-        """`hours`."""
-        return {"hours": self.hours}
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         if not len(origins):
@@ -56,7 +52,7 @@ class MovingAverage(Univariate):
         return _repeated(np.maximum(means, 0.0), horizon)
 
 
-class SeasonalNaive(Univariate):
+class SeasonalNaive(Forecaster):
     """The next counts are those of the same time one season earlier; before a season has passed, the last one.
 
     hours: length of the season [h], such as 24 or 168.
@@ -68,10 +64,6 @@ class SeasonalNaive(Univariate):
         super().__init__()
         self.hours = _checked_hours(hours)
 
-    def settings(self) -> dict[str, Any]:
-        """`hours`."""
-        return {"hours": self.hours}
-
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         season = series.lag(self.hours * HOUR)
         # Beyond one season ahead, the latest season that is known repeats.
@@ -79,10 +71,10 @@ class SeasonalNaive(Univariate):
         return np.where(places >= 0, series.values[np.maximum(places, 0)], series.values[origins - 1][:, None])
 
 
-class ExponentialSmoothing(Univariate):
+class ExponentialSmoothing(Forecaster):
     """The next counts are an exponentially weighted mean of log1p counts.
 
-    alpha: weight of the newest count, above 0 to 1; None: that with the least squared error one
+    alpha: weight of the newest count, 0.001 to 1; None: that with the least squared error one
         step ahead, in log1p, on the fitted series.
     """
 
@@ -90,28 +82,24 @@ class ExponentialSmoothing(Univariate):
 
     def __init__(self, alpha: float | None = None) -> None:
         super().__init__()
-        if alpha is not None and not 0 < alpha <= 1:
-            raise ForecastError(f"alpha {alpha}: expected above 0, at most 1")
+        if alpha is not None and not 0.001 <= alpha <= 1:
+            raise ForecastError(f"alpha {alpha}: expected 0.001 to 1")
         self.alpha = alpha
         self._alpha = 1.0
         self._level = 0.0
 
-    def settings(self) -> dict[str, Any]:
-        """`alpha`."""
-        return {"alpha": self.alpha}
-
-    def _learn(self, series: TimeSeries) -> None:
+    def _fit(self, series: TimeSeries) -> None:
         logs = np.log1p(series.values)
         self._alpha = _best_alpha(logs) if self.alpha is None else self.alpha
         self._level = float(_levels(logs, self._alpha)[-1])
 
-    def _advance(self, values: FloatArray) -> None:
+    def _update(self, new: TimeSeries) -> None:
         state = [(1 - self._alpha) * self._level]
-        self._level = float(lfilter([self._alpha], [1.0, self._alpha - 1], np.log1p(values), zi=state)[0][-1])
+        self._level = float(lfilter([self._alpha], [1.0, self._alpha - 1], np.log1p(new.values), zi=state)[0][-1])
 
-    def _predict(self, horizon: int, levels: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def _predict(self, horizon: int, levels: FloatArray) -> Batch:
         point = np.full((1, horizon), math.expm1(self._level))
-        return point[0], point[0], self._quantiles(point, levels)[0]
+        return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
 
     def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
         return _repeated(np.expm1(_levels(np.log1p(series.values), self._alpha)[origins - 1]), horizon)
@@ -120,7 +108,8 @@ class ExponentialSmoothing(Univariate):
         return State({"alpha": self._alpha, "level": self._level})
 
     def _restore(self, state: State) -> None:
-        self._alpha, self._level = float(state.values["alpha"]), float(state.values["level"])
+        self._alpha = state.number("alpha", 1e-3, 1.0)
+        self._level = state.number("level", 0.0, math.log1p(LARGEST_COUNT))
 
 
 def _repeated(values: FloatArray, horizon: int) -> FloatArray:
@@ -142,6 +131,6 @@ def _best_alpha(logs: FloatArray) -> float:
 
 
 def _checked_hours(hours: float) -> float:
-    if not (math.isfinite(hours) and hours > 0):
-        raise ForecastError(f"hours {hours}: expected more than 0")
+    if isinstance(hours, bool) or not isinstance(hours, int | float) or not 0 < hours <= LONGEST_HOURS:
+        raise ForecastError(f"hours {hours!r}: expected above 0, at most {LONGEST_HOURS:g}")
     return float(hours)

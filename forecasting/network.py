@@ -1,8 +1,7 @@
-"""The recurrent network under the GRU members: one pass over a series, quantiles of the coming steps at each origin.
+"""The recurrent network under the GRU: one pass over a series, quantiles of the coming steps at each origin.
 
 A GRU reads the series once; a small decoder turns its state and what is known of each target step (calendar, daily
-and weekly lags, the members' own forecasts) into quantiles of log1p counts around a base: a convex mix, gated step by
-step, of the given experts. With one expert the base is that expert.
+and weekly lags) into quantiles of log1p counts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlpto.forecasting.series import FloatArray, IntArray
+from rlpto.arrays import FloatArray, IntArray
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 MEDIAN = QUANTILES.index(0.5)
@@ -25,7 +24,7 @@ class NetworkSettings:
 
     hidden: units of the GRU and of the decoder; chunk: origins per training sequence; warmup: steps that a sequence
     is read before its first origin counts; batch: sequences per update; updates: most updates; check: updates between
-    looks at the validation loss; patience: looks without improvement before stopping; rate: Adam's highest learning
+    looks at the validation loss; stop_checks: looks without improvement before stopping; rate: Adam's highest learning
     rate; decay: weight decay; dropout: share of the decoder's units dropped in training.
     """
 
@@ -35,24 +34,23 @@ class NetworkSettings:
     batch: int = 16
     updates: int = 400
     check: int = 20
-    patience: int = 5
+    stop_checks: int = 5
     rate: float = 4e-3
     decay: float = 1e-3
     dropout: float = 0.1
 
 
 class QuantileGRU(nn.Module):
-    """A GRU over inputs [B, T, inputs]; a decoder to quantiles [B, T, H, len(QUANTILES)] around the mix of experts."""
+    """A GRU over inputs [B, T, inputs]; a decoder to quantiles [B, T, H, len(QUANTILES)]."""
 
-    def __init__(self, inputs: int, targets: int, experts: int, settings: NetworkSettings) -> None:
+    def __init__(self, inputs: int, targets: int, settings: NetworkSettings) -> None:
         super().__init__()
-        self.experts = experts
         self.cell = nn.GRU(inputs, settings.hidden, batch_first=True)
         self.from_state = nn.Linear(settings.hidden + inputs, settings.hidden)
-        self.from_target = nn.Linear(targets + experts, settings.hidden, bias=False)
+        self.from_target = nn.Linear(targets, settings.hidden, bias=False)
         self.drop = nn.Dropout(settings.dropout)
-        self.out = nn.Linear(settings.hidden, len(QUANTILES) + (experts if experts > 1 else 0))
-        # The first forecast is the plain mean of the experts with a spread of about one scale.
+        self.out = nn.Linear(settings.hidden, len(QUANTILES))
+        # The first forecast is the recent level with a spread of about one scale.
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
@@ -64,16 +62,11 @@ class QuantileGRU(nn.Module):
         states, last = self.cell(inputs, state)
         return torch.cat([states, inputs], dim=-1), last
 
-    def decode(self, states: Tensor, targets: Tensor, experts: Tensor) -> Tensor:
-        """Quantiles [..., H, Q] from states [..., hidden + inputs], targets [..., H, G], experts [..., H, experts]."""
-        known = torch.cat([targets, experts], dim=-1)
-        mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(known))
-        out = self.out(self.drop(mixed))
-        offsets = out[..., : len(QUANTILES)]
-        base = experts[..., 0]
-        if self.experts > 1:
-            base = (torch.softmax(out[..., len(QUANTILES) :], dim=-1) * experts).sum(dim=-1)
-        centre = (base + offsets[..., MEDIAN]).unsqueeze(-1)
+    def decode(self, states: Tensor, targets: Tensor) -> Tensor:
+        """Quantiles [..., H, Q] from states [..., hidden + inputs] and targets [..., H, G]."""
+        mixed = torch.relu(self.from_state(states).unsqueeze(-2) + self.from_target(targets))
+        offsets = self.out(self.drop(mixed))
+        centre = offsets[..., MEDIAN].unsqueeze(-1)
         gaps = nn.functional.softplus(offsets - 1.0)
         below = centre - gaps[..., :MEDIAN].flip(-1).cumsum(-1).flip(-1)
         above = centre + gaps[..., MEDIAN + 1 :].cumsum(-1)
@@ -82,14 +75,13 @@ class QuantileGRU(nn.Module):
 
 @dataclass(frozen=True)
 class Examples:
-    """Consecutive origins: inputs [N, I], targets [N, H, G], experts [N, H, K], truth [N, H] (NaN: not known).
+    """Consecutive origins: inputs [N, I], targets [N, H, G], truth [N, H] (NaN: not known).
 
     All in units of the scale of the series, relative to the level of their origin.
     """
 
     inputs: FloatArray
     targets: FloatArray
-    experts: FloatArray
     truth: FloatArray
 
 
@@ -101,11 +93,11 @@ def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error).sum() / max(error.numel(), 1)
 
 
-def blank_network(inputs: int, targets: int, experts: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
+def blank_network(inputs: int, targets: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
     """An untrained network, in evaluation mode; torch's own random numbers are left as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return QuantileGRU(inputs, targets, experts, settings).eval()
+        return QuantileGRU(inputs, targets, settings).eval()
 
 
 def train(network: QuantileGRU, examples: Examples, validation: int, settings: NetworkSettings, seed: int) -> None:
@@ -113,15 +105,11 @@ def train(network: QuantileGRU, examples: Examples, validation: int, settings: N
 
     Examples whose targets reach into the validation part are left out. The same seed gives the same weights.
     """
-    data = [torch.tensor(part, dtype=torch.float32) for part in _fields(examples)]
+    data = [torch.tensor(part, dtype=torch.float32) for part in vars(examples).values()]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _optimise(network, data, validation, settings, np.random.default_rng(seed))
     network.eval()
-
-
-def _fields(examples: Examples) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    return examples.inputs, examples.targets, examples.experts, examples.truth
 
 
 def _optimise(
@@ -130,7 +118,7 @@ def _optimise(
     optimiser = torch.optim.AdamW(network.parameters(), lr=settings.rate, weight_decay=settings.decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.updates, eta_min=settings.rate / 20)
     best, best_loss, waited = _weights(network), _validation_loss(network, data, validation, settings), 0
-    training = max(validation - data[3].shape[1], 1)  # their targets end before the validation part begins
+    training = max(validation - data[2].shape[1], 1)  # their targets end before the validation part begins
     last = training - settings.chunk
     for update in range(1, settings.updates + 1):
         network.train()
@@ -147,7 +135,7 @@ def _optimise(
         waited = waited + 1 if reached >= best_loss else 0
         if reached < best_loss:
             best, best_loss = _weights(network), reached
-        if waited >= settings.patience:
+        if waited >= settings.stop_checks:
             break
     network.load_state_dict(best)
 
@@ -160,14 +148,14 @@ def _chunk_loss(
     network: QuantileGRU, data: list[Tensor], starts: IntArray, chunk: int, warmup: int, end: int
 ) -> Tensor:
     """Loss of the sequences of `chunk` origins at each start, each read from `warmup` steps before (0 before time)."""
-    inputs, targets, experts, truth = data
+    inputs, targets, truth = data
     reading = torch.as_tensor(starts)[:, None] + torch.arange(-warmup, chunk)
     fed = inputs[reading.clamp(0, end - 1)] * (reading >= 0).unsqueeze(-1)
     states = network.encode(fed)[0][:, warmup:]
     counted = reading[:, warmup:]
     inside = counted.clamp(max=end - 1)
     aim = torch.where((counted < end).unsqueeze(-1), truth[inside], torch.nan)
-    return pinball(network.decode(states, targets[inside], experts[inside]), aim)
+    return pinball(network.decode(states, targets[inside]), aim)
 
 
 def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int, settings: NetworkSettings) -> float:
@@ -185,12 +173,11 @@ def run(network: QuantileGRU, inputs: FloatArray, state: Tensor | None = None) -
     return states[0], last
 
 
-def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray, experts: FloatArray) -> FloatArray:
-    """Quantiles [N, H, Q] at N origins with states [N, hidden + inputs], targets [N, H, G], experts [N, H, K]."""
+def quantiles(network: QuantileGRU, states: Tensor, targets: FloatArray) -> FloatArray:
+    """Quantiles [N, H, Q] at N origins with states [N, hidden + inputs] and targets [N, H, G]."""
     found = np.empty((*targets.shape[:2], len(QUANTILES)))
     with torch.no_grad():
         for start in range(0, len(targets), 4096):
             part = slice(start, start + 4096)
-            known = [torch.tensor(array[part], dtype=torch.float32) for array in (targets, experts)]
-            found[part] = network.decode(states[part], *known).numpy()
+            found[part] = network.decode(states[part], torch.tensor(targets[part], dtype=torch.float32)).numpy()
     return found

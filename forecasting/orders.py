@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
+from rlpto.arrays import FloatArray
 from rlpto.forecasting.arma import Arima
-from rlpto.forecasting.series import FloatArray
 
 MAX_ORDER = 3
 """Largest p and q, each; MAX_TERMS is the largest p + q."""
@@ -69,28 +68,6 @@ def fit_arima(z: FloatArray, difference: int, refined: int = REFINED) -> Fit:
     return _best([_refined(model, z) for model in best[:refined]], z)
 
 
-def fit_sarima(z: FloatArray, season: int) -> Fit:
-    """The seasonal ARIMA of season m [steps] with the least AICc among a few small ones.
-
-    Those are the airline model of Box and Jenkins, (0,1,1)(0,1,1), its neighbours with an AR term
-    or without the first difference, and a seasonal AR term; parameters by conditional least squares.
-    """
-    if float(np.ptp(z)) < FLAT:
-        return Fit(Arima(difference=1), ("constant series: no terms were fitted",))
-    mean = float(z.mean())
-    candidates = [
-        Arima(ma=(-0.5,), difference=1, seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
-        Arima(ar=(0.2,), ma=(-0.5,), difference=1, seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
-        Arima(ar=(0.8,), ma=(-0.3,), seasonal_ma=(-0.5,), seasonal_difference=1, season=season),
-        Arima(ar=(0.2,), ma=(-0.5,), difference=1, seasonal_ar=(0.2,), season=season),
-        Arima(ar=(0.6,), ma=(-0.2,), mean=mean, seasonal_ar=(0.2,), season=season),
-    ]
-    # All are judged on the values that the one which loses most can predict.
-    judged = len(z) - max(model.lost for model in candidates)
-    fits = [_least_squares(model, z) for model in candidates]
-    return min(fits, key=lambda fit: aicc(fit.model, z, judged))
-
-
 def needs_difference(z: FloatArray) -> bool:
     """Whether [T] values have no constant level, at 5 %.
 
@@ -108,12 +85,9 @@ def needs_difference(z: FloatArray) -> bool:
     return bool(statistic > KPSS_CRITICAL)
 
 
-def aicc(model: Arima, z: FloatArray, judged: int | None = None) -> float:
-    """`aicc_of` the errors of a model on [T] values.
-
-    judged: the last so many of the values count; None: all but those that differencing uses up.
-    """
-    return aicc_of(model.residuals(z)[model.lost if judged is None else len(z) - judged :], model.parameters)
+def aicc(model: Arima, z: FloatArray) -> float:
+    """`aicc_of` the errors of a model on [T] values, all but those that differencing uses up."""
+    return aicc_of(model.residuals(z)[model.difference :], model.parameters)
 
 
 def aicc_of(errors: FloatArray, parameters: int) -> float:
@@ -137,6 +111,11 @@ def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
     return tuple(c * (MARGIN / largest) ** (i + 1) for i, c in enumerate(taken))
 
 
+def is_stable(coefficients: FloatArray, sign: float) -> bool:
+    """Whether `stable` would leave them as they are, but for rounding."""
+    return np.allclose(stable(coefficients, sign), coefficients, rtol=1e-6, atol=0)
+
+
 def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """AR and MA coefficients by regression on lagged values and errors; zeros where there are too few values."""
     if p == q == 0:
@@ -152,7 +131,7 @@ def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[
 
 
 def _refined(start: Arima, z: FloatArray) -> Fit:
-    """Maximum likelihood from a start without season; the start itself, and why, where that goes wrong."""
+    """Maximum likelihood from a start; the start itself, and why, where that goes wrong."""
     if not start.ar and not start.ma:
         return Fit(start)
     w = np.diff(z, start.difference) - start.mean
@@ -170,28 +149,6 @@ def _refined(start: Arima, z: FloatArray) -> Fit:
     if not np.isfinite(found).all():
         return Fit(start, (f"{start.name}: parameters not finite; kept its start",))
     return Fit(replace(start, ar=stable(found[:p], -1.0), ma=stable(found[p:], 1.0)))
-
-
-def _least_squares(start: Arima, z: FloatArray) -> Fit:
-    """Conditional least squares over all coefficients of a seasonal model."""
-    names = ("ar", "ma", "seasonal_ar", "seasonal_ma")
-    sizes = [len(getattr(start, name)) for name in names]
-
-    def complete(point: FloatArray) -> Arima:
-        ar, ma, seasonal_ar, seasonal_ma = (
-            tuple(float(c) for c in piece) for piece in np.split(point, np.cumsum(sizes)[:-1])
-        )
-        return replace(start, ar=ar, ma=ma, seasonal_ar=seasonal_ar, seasonal_ma=seasonal_ma)
-
-    def errors(point: FloatArray) -> FloatArray:
-        return complete(point).residuals(z)[start.lost :]
-
-    first = np.concatenate([getattr(start, name) for name in names])
-    # One term of a kind at most, so a bound on each coefficient keeps all roots outside the unit circle.
-    found = least_squares(errors, first, bounds=(-MARGIN, MARGIN))
-    if not found.success:
-        return Fit(start, (f"{start.name}: {_line(found.message)}; kept its start",))
-    return Fit(complete(found.x))
 
 
 def _best(fits: list[Fit], z: FloatArray) -> Fit:

@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.files import whole_file
 from rlpto.forecasting.backtest import Backtest
 from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import DAY, HOUR, FloatArray, IntArray
-from rlpto.forecasting.storage import whole_file
+from rlpto.forecasting.series import DAY, HOUR
 
 SHOWN_DAYS = 7.0
 """Days at the end of a backtest that are drawn."""
@@ -112,5 +113,5 @@ def _figure(height: float) -> Figure:
 
 
 def _write(figure: Figure, path: Path) -> None:
-    with whole_file(path, "the plot") as unfinished:
+    with whole_file(path, "the plot", ForecastError) as unfinished:
         figure.savefig(unfinished, format="png", dpi=120)

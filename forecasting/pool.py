@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rlpto.forecasting.series import FloatArray, IntArray
+from rlpto.arrays import FloatArray, IntArray
 
 FEATURES = 5
 """Columns that the mean is regressed on."""

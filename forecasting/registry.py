@@ -17,25 +17,19 @@ KINDS = {
     "arima_raw": "rlpto.forecasting.arima:RawArima",
     "arima_log": "rlpto.forecasting.arima:LogArima",
     "arima_fourier": "rlpto.forecasting.arima:FourierArima",
-    "sarima": "rlpto.forecasting.arima:Sarima",
-    "linear": "rlpto.forecasting.linear:LinearForecaster",
     "trees": "rlpto.forecasting.trees:TreesForecaster",
     "gru": "rlpto.forecasting.gru:GruForecaster",
-    "residual_hybrid": "rlpto.forecasting.residual:ResidualHybrid",
-    "gated_gru": "rlpto.forecasting.residual:GatedGru",
     "hybrid": "rlpto.forecasting.hybrid:HybridForecaster",
 }
 """Module and class of every kind of forecaster."""
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "naive": ("naive", {}),
-    "mean_3h": ("moving_average", {"hours": 3.0}),
     "mean_24h": ("moving_average", {"hours": 24.0}),
     "smoothing": ("smoothing", {}),
     "season_24h": ("seasonal_naive", {"hours": 24.0}),
     "season_168h": ("seasonal_naive", {"hours": 168.0}),
-    **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "sarima", "linear", "trees")},
-    **{kind: (kind, {}) for kind in ("gru", "residual_hybrid", "gated_gru", "hybrid")},
+    **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "trees", "gru", "hybrid")},
 }
 """Kind and settings of what people compare, by the name it gets in tables, simple ones first."""
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from rlpto.arrays import AnyArray, FloatArray
 from rlpto.forecasting.errors import ForecastError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-Values = Sequence[float] | npt.NDArray[Any]
+Values = Sequence[float] | AnyArray
 
 Gaps = Literal["refuse", "zero", "previous"]
 """What a missing interval or NaN becomes: an error, no arrivals, or the value before it. None looks ahead."""
@@ -31,6 +29,18 @@ MONDAY = 4 * DAY
 MIN_POINTS = 10
 """Shortest series that can be fitted."""
 
+LARGEST_COUNT = 1e12
+"""Of an interval; squares of it can still be added up."""
+
+MOST_POINTS = 10_000_000
+"""Of a series, gaps included: 190 years of ten minutes."""
+
+STEP_SECONDS = (1e-3, 366 * DAY)
+"""Shortest and longest interval."""
+
+LATEST_SECONDS = 1e11
+"""Series lie within so many seconds of 1970-01-01, about 3,000 years."""
+
 _REGULAR = 1e-6
 """Largest distance from the grid, in steps: only the rounding of seconds is forgiven."""
 
@@ -42,6 +52,7 @@ class TimeSeries:
     values: [T] finite, 0 or more; entry i counts what arrived in [start + i step, start + (i + 1) step).
     step: length of an interval [s].
     start: local time of the first interval [s since 1970-01-01 0:00 local time].
+    covariates: [T, K] numbers known once their interval is over; None: none but the calendar.
 
     Values are not checked here; `as_series` does that.
     """
@@ -49,6 +60,7 @@ class TimeSeries:
     values: FloatArray
     step: float
     start: float = MONDAY
+    covariates: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -59,12 +71,19 @@ class TimeSeries:
 
     def head(self, points: int) -> TimeSeries:
         """The first `points` intervals."""
-        return TimeSeries(self.values[:points], self.step, self.start)
+        covariates = None if self.covariates is None else self.covariates[:points]
+        return TimeSeries(self.values[:points], self.step, self.start, covariates)
 
     def tail(self, points: int) -> TimeSeries:
         """The last `points` intervals, or all there are."""
         skipped = max(0, len(self) - points)
-        return TimeSeries(self.values[skipped:], self.step, self.start + skipped * self.step)
+        covariates = None if self.covariates is None else self.covariates[skipped:]
+        return TimeSeries(self.values[skipped:], self.step, self.start + skipped * self.step, covariates)
+
+    def followed(self, values: FloatArray, covariates: FloatArray | None = None) -> TimeSeries:
+        """With [n] more counts, and [n, K] covariates if there are any."""
+        more = None if self.covariates is None or covariates is None else np.concatenate([self.covariates, covariates])
+        return TimeSeries(np.concatenate([self.values, values]), self.step, self.start, more)
 
     def times(self, first: int = 0, count: int | None = None) -> FloatArray:
         """[count] local starts of the intervals from `first` on [s since 1970-01-01]; may go past the end."""
@@ -116,9 +135,12 @@ def seconds(step: float | str) -> float:
         except ValueError:
             raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
     else:
-        value = float(step)
-    if not (math.isfinite(value) and value > 0):
-        raise ForecastError(f"step {step!r}: expected more than 0 s")
+        try:
+            value = float(step)
+        except (TypeError, ValueError):
+            raise ForecastError(f"step {step!r}: expected seconds, or text such as '10min' or '1h'") from None
+    if not STEP_SECONDS[0] <= value <= STEP_SECONDS[1]:
+        raise ForecastError(f"step {step!r}: expected {STEP_SECONDS[0]:g} s to {STEP_SECONDS[1] / DAY:g} days")
     return value
 
 
@@ -152,8 +174,11 @@ def as_series(
         if step is None:
             raise ForecastError("numbers without timestamps: give their step in seconds, or as text such as '10min'")
         values, width, first = _numbers(y), seconds(step), MONDAY if start is None else local_seconds(start)
-    series = TimeSeries(values, width, first)
-    checked = TimeSeries(_filled(series, gaps), width, first)
+    if not abs(first) <= LATEST_SECONDS:
+        raise ForecastError(f"start {first:g} s: expected seconds since 1970-01-01, within 3,000 years of it")
+    if len(values) > MOST_POINTS:
+        raise ForecastError(f"series of {len(values):,} points: expected at most {MOST_POINTS:,}")
+    checked = TimeSeries(_filled(TimeSeries(values, width, first), gaps), width, first)
     if len(checked) < min_points:
         raise ForecastError(f"series of {len(checked)} points: expected at least {min_points}")
     return checked
@@ -171,11 +196,11 @@ def local_seconds(time: Any) -> float:
 
     try:
         stamp = pd.Timestamp(time)
-    except (ValueError, TypeError):
-        raise ForecastError(f"start {time!r}: expected a timestamp such as '2020-04-01 00:00'") from None
-    if pd.isna(stamp):
-        raise ForecastError(f"start {time!r}: expected a timestamp such as '2020-04-01 00:00'")
-    return float(stamp.tz_localize(None).as_unit("ns").value) / 1e9
+        if not pd.isna(stamp):
+            return float(stamp.tz_localize(None).as_unit("ns").value) / 1e9
+    except (ValueError, TypeError, OverflowError):
+        pass
+    raise ForecastError(f"start {time!r}: expected a timestamp such as '2020-04-01 00:00', 1677 to 2262")
 
 
 def _numbers(y: Any) -> FloatArray:
@@ -201,7 +226,10 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
         raise ForecastError(f"timestamp of entry {int(np.argmax(stamps.isna()))} missing (NaT)")
     if stamps.has_duplicates:
         raise ForecastError(f"timestamp {stamps[stamps.duplicated()][0]} occurs twice, expected once")
-    times = stamps.as_unit("ns").asi8 / 1e9
+    try:
+        times = stamps.as_unit("ns").asi8 / 1e9
+    except ValueError:
+        raise ForecastError(f"timestamps {stamps[0]} to {stamps[-1]}: expected years 1677 to 2262") from None
     distances = np.diff(times)
     if (distances < 0).any():
         raise ForecastError(f"timestamp {stamps[int(np.argmax(distances < 0)) + 1]} out of order, expected ascending")
@@ -210,6 +238,11 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
     # The lower median: a distance that occurs, and not that of a gap.
     width = float(np.sort(distances)[(len(distances) - 1) // 2]) if step is None else seconds(step)
     places = (times - times[0]) / width
+    if places[-1] >= MOST_POINTS:
+        raise ForecastError(
+            f"{places[-1]:,.0f} intervals of {width:g} s from {stamps[0]} to {stamps[-1]}: "
+            f"expected at most {MOST_POINTS:,}"
+        )
     rounded = np.rint(places).astype(np.int64)
     off = np.abs(places - rounded) > _REGULAR * np.maximum(1.0, places)
     if off.any():
@@ -228,11 +261,11 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
 
 def _filled(series: TimeSeries, gaps: Gaps) -> FloatArray:
     values = series.values
-    bad = np.isinf(values) | (values < 0)
+    empty = np.isnan(values)
+    bad = ~empty & ~((values >= 0) & (values <= LARGEST_COUNT))
     if bad.any():
         at = int(np.argmax(bad))
-        raise ForecastError(f"value {values[at]:g} at {_place(series, at)}: expected a finite number, 0 or more")
-    empty = np.isnan(values)
+        raise ForecastError(f"value {values[at]:g} at {_place(series, at)}: expected 0 to {LARGEST_COUNT:g}")
     if not empty.any():
         return values
     if gaps == "refuse":

@@ -1,24 +1,29 @@
-"""A fitted forecaster as one file: arrays and JSON in a zip archive, no code inside."""
+"""A fitted forecaster as one file: arrays and JSON in a zip archive, no code inside, every number checked."""
 
 from __future__ import annotations
 
 import json
-import os
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rlpto.forecasting.errors import ForecastError
+from rlpto.arrays import AnyArray, FloatArray
+from rlpto.files import whole_file
+from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.reading import parse_json, read_arrays
 
 FORMAT = "forecasting"
-VERSION = 4
+VERSION = 5
 _HEADER = "header"
+_EXPECTED = "a saved forecaster"
+
+Pattern = TypeVar("Pattern", bound=NamedTuple)
+
+LARGEST_NUMBER = 1e30
+"""Of an array, either way; more is nothing that was learnt."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class State:
     """What a forecaster must know to go on: JSON values, and arrays by name (no `/` in a name)."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    arrays: dict[str, AnyArray] = field(default_factory=dict)
 
     def nested(self, name: str, part: State) -> None:
         """Put the state of a part inside this one."""
@@ -38,7 +43,40 @@ class State:
         inside = {key[len(name) + 1 :]: a for key, a in self.arrays.items() if key.startswith(f"{name}/")}
         return State(self.values[name], inside)
 
-    def looking_back_on(self, history: npt.NDArray[np.float64], start: float) -> State:
+    def number(self, name: str, low: float, high: float) -> float:
+        """A number within bounds. Raises ForecastError, naming it, and KeyError if it is missing."""
+        value = self.values[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ForecastError(f"{name} {value!r}: expected a number, {low:g} to {high:g}")
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """The same for an integer."""
+        return checked_integer(name, self.values[name], low, high)
+
+    def array(
+        self, name: str, shape: tuple[int | None, ...], largest: float = LARGEST_NUMBER, dtype: npt.DTypeLike = float
+    ) -> AnyArray:
+        """An array of finite numbers of a shape, of which None may be any. Raises ForecastError, naming it."""
+        array = self.arrays[name]
+        sized = len(array.shape) == len(shape) and all(
+            wanted in (None, own) for own, wanted in zip(array.shape, shape, strict=True)
+        )
+        if not sized or array.dtype != dtype:
+            raise ForecastError(f"{name} of {array.dtype} {array.shape}: expected {np.dtype(dtype)} {shape}")
+        if not (np.abs(array) <= largest).all():
+            raise ForecastError(f"{name}: expected finite numbers, {largest:g} at most")
+        return array
+
+    def arrays_like(self, prefix: str, pattern: Pattern) -> Pattern:
+        """A named tuple of arrays of the types and shapes of `pattern`; integers are counts. Raises ForecastError."""
+        wanted = pattern._asdict().items()
+        found = {name: self.array(f"{prefix}.{name}", own.shape, dtype=own.dtype) for name, own in wanted}
+        if any(array.dtype.kind == "i" and (array < 0).any() for array in found.values()):
+            raise ForecastError(f"{prefix}: expected counts, 0 or more")
+        return type(pattern)(**found)
+
+    def looking_back_on(self, history: FloatArray, start: float) -> State:
         """The same with another history, for a forecaster and for those inside it, which keep their own.
 
         Nothing is shared with this one: forecasters work on their arrays in place.
@@ -53,61 +91,28 @@ class State:
 def write_state(path: Path, kind: str, state: State) -> None:
     """Write a state as one file, whole or not at all. Raises ForecastError where the file system refuses."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "kind": kind, "values": state.values})
-    arrays = _named(state.arrays) | {_HEADER: np.array(header)}
-    with whole_file(path, "the forecaster") as unfinished, unfinished.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+    with whole_file(path, "the forecaster", ForecastError) as unfinished, unfinished.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **{_HEADER: np.array(header)}, **state.arrays)
 
 
 def read_state(path: Path) -> tuple[str, State]:
-    """Kind and state from a file.
+    """Kind and state from a file, of bounded size; whoever uses a value checks it.
 
     Raises ForecastError if there is none, it is broken, not a forecaster's, or of another version.
     """
-    if not path.is_file():
-        raise ForecastError(f"{path}: no such file, expected a saved forecaster")
-    try:
-        # Without pickle, nothing in a file can run.
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(str(arrays.pop(_HEADER)))
-        kind, version, values = header["kind"], header["version"], header["values"]
-        foreign = header["format"] != FORMAT
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
-        raise ForecastError(f"{path}: broken or foreign, expected a saved forecaster") from None
-    if foreign:
-        raise ForecastError(f"{path}: broken or foreign, expected a saved forecaster")
-    if version != VERSION:
-        raise ForecastError(f"{path}: written in version {version}, expected version {VERSION}; fit it again")
-    return str(kind), State(dict(values), arrays)
-
-
-@contextmanager
-def whole_file(path: Path, what: str) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
-
-    Raises ForecastError, saying that `what` cannot be written, where the file system refuses.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield unfinished
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as refused:
-        reason = (refused.strerror or str(refused)).lower()
-        raise ForecastError(f"{path}: cannot write {what} there: {reason}") from None
+    arrays = read_arrays(path, _EXPECTED, ForecastError)
+    header = arrays.pop(_HEADER, np.array(""))
+    found = parse_json(str(header), path, _EXPECTED, ForecastError) if header.dtype.kind == "U" else None
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("values"), dict):
+        raise ForecastError(f"{path}: broken or foreign, expected {_EXPECTED}")
+    if found.get("version") != VERSION:
+        raise ForecastError(
+            f"{path}: written in version {found.get('version')}, expected version {VERSION}; fit it again"
+        )
+    return str(found.get("kind")), State(found["values"], arrays)
 
 
 def _started(values: dict[str, Any], start: float) -> dict[str, Any]:
     """A forecaster's values with another start of its history, and of those inside it: what holds `learnt`."""
     inside = {name: _started(value, start) if isinstance(value, dict) else value for name, value in values.items()}
     return inside | ({"start": start} if "learnt" in inside else {})
-
-
-def _named(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    broken = [name for name, array in arrays.items() if name == _HEADER or array.dtype.hasobject]
-    if broken:
-        raise ForecastError(f"state {broken[0]}: expected an array of numbers under a name other than {_HEADER!r}")
-    return dict(arrays)

@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.forecasting.base import Forecaster, targets
-from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.features import Features, Layout, describe, layout_of
-from rlpto.forecasting.linear import VALIDATION
-from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.errors import ForecastError, checked_integer
+from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe, layout_of
+from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.storage import State
+
+COLUMNS = 1 + RECENT + TARGETS + CALENDAR
+"""Features without covariates: the level, and those of the origin, the target and its time."""
 
 DECIMALS = 6
 """Features are rounded: those of one origin and of a whole series differ in their last bits, and a tree would tell
@@ -25,9 +28,11 @@ LEAST_POINTS = 200
 LEAST_IN_LEAF = (20, 100)
 """Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
 
-PATIENCE = 20
-"""Trees without a smaller error on what is held out before the growing stops."""
+MOST_TREES, LEAVES, RATE = 400, 15, 0.03
+"""Trees of a group of steps, leaves of a tree, and the share of a tree's correction that is made."""
 
+STOP_TREES = 20
+"""Trees without a smaller error on what is held out before the growing stops."""
 
 Examples: TypeAlias = tuple[FloatArray, FloatArray]
 """[n, columns] and the [n] targets."""
@@ -61,13 +66,12 @@ class TreesForecaster(Forecaster):
     The target is the log1p count relative to a recent level; the features are lags, recent means, the calendar of the
     target's time, that level, and how many steps ahead the target is. One step ahead has trees of its own, those after
     it share theirs. Grown on the first 85 % of a series, on at most `rows` examples (an origin and a step), until the
-    error on the last 15 % has not become smaller for PATIENCE trees; those up to the smallest are kept. Covariates
+    error on the last 15 % has not become smaller for STOP_TREES trees; those up to the smallest are kept. Covariates
     enter with their newest values, those of the interval before the first one forecast. The same seed gives the same
     forecasts.
 
     seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
-    own time. trees: at most so many. leaves: of a tree. rate: share of a tree's correction that is made. rows: most
-    examples to learn from, and a quarter of them to stop by.
+    own time. rows: most examples to learn from, and a quarter of them to stop by.
 
     fallback: why nothing was learnt, and the recent level is the forecast; empty if something was.
     """
@@ -75,32 +79,15 @@ class TreesForecaster(Forecaster):
     kind: ClassVar[str] = "trees"
     uses_covariates: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        seed: int = 0,
-        horizon: int = 12,
-        trees: int = 400,
-        leaves: int = 15,
-        rate: float = 0.03,
-        rows: int = 60_000,
-    ) -> None:
+    def __init__(self, seed: int = 0, horizon: int = 12, rows: int = 60_000) -> None:
         super().__init__()
-        sizes = (("horizon", horizon, 1), ("trees", trees, 1), ("leaves", leaves, 2), ("rows", rows, 4))
-        for name, value, least in sizes:
-            if value < least:
-                raise ForecastError(f"{name} {value!r}: expected an integer, {least} or more")
-        if not 0 < rate <= 1:
-            raise ForecastError(f"rate {rate!r}: expected above 0, at most 1")
-        self.seed, self.horizon, self.rows = seed, horizon, rows
-        self.trees, self.leaves, self.rate = trees, leaves, rate
+        self.seed = checked_integer("seed", seed, 0, 2**32 - 1)
+        self.horizon = checked_integer("horizon", horizon, 1, MOST_LEARNT)
+        self.rows = checked_integer("rows", rows, 4, 10_000_000)
         self.fallback = ""
         self._forests: list[Forest] = []
 
-    def settings(self) -> dict[str, Any]:
-        """Arguments of the constructor."""
-        return {name: getattr(self, name) for name in ("seed", "horizon", "trees", "leaves", "rate", "rows")}
-
-    def _fit(self, series: TimeSeries, covariates: FloatArray | None) -> None:
+    def _fit(self, series: TimeSeries) -> None:
         self._forests, self.fallback = [Forest.bare() for _ in _groups(self.horizon)], ""
         if len(series) < LEAST_POINTS:
             self.fallback = f"{len(series)} points: no trees were grown, expected {LEAST_POINTS} or more"
@@ -109,9 +96,9 @@ class TreesForecaster(Forecaster):
             self.fallback = "constant series: no trees were grown"
             return
         origins = np.arange(1, len(series))
-        seen = describe(self.layout(series), series, origins, self.horizon)
+        seen = describe(layout_of(series, self.horizon), series, origins, self.horizon)
         truth = np.log1p(targets(series.values, origins, self.horizon)) - seen.level[:, None]
-        columns = _columns(seen, _newest(origins, covariates))
+        columns = _columns(seen, _newest(origins, series))
         held_out = len(series) - round(VALIDATION * len(series))
         ends = origins[:, None] + np.arange(self.horizon)
         # Where the first values are one's only past, lags stand for nothing yet.
@@ -134,12 +121,12 @@ class TreesForecaster(Forecaster):
 
         model = HistGradientBoostingRegressor(
             loss="absolute_error",
-            learning_rate=self.rate,
-            max_iter=self.trees,
-            max_leaf_nodes=self.leaves,
+            learning_rate=RATE,
+            max_iter=MOST_TREES,
+            max_leaf_nodes=LEAVES,
             min_samples_leaf=least,
             early_stopping=True,
-            n_iter_no_change=PATIENCE,
+            n_iter_no_change=STOP_TREES,
             tol=0.0,
             scoring="loss",
             random_state=self.seed,
@@ -149,22 +136,12 @@ class TreesForecaster(Forecaster):
             model.fit(*examples, X_val=held_out[0], y_val=held_out[1])
         return forest_of(model, int(np.argmax(model.validation_score_)))
 
-    def _forecasts(
-        self,
-        series: TimeSeries,
-        origins: IntArray,
-        horizon: int,
-        covariates: FloatArray | None,
-    ) -> FloatArray:
-        return self.from_features(describe(self.layout(series), series, origins, horizon), origins, covariates)
+    def _points(self, series: TimeSeries, origins: IntArray, horizon: int) -> FloatArray:
+        return self.from_features(describe(layout_of(series, self.horizon), series, origins, horizon), series, origins)
 
-    def layout(self, series: TimeSeries) -> Layout:
-        """Lags that the features of a series must have."""
-        return layout_of(series, self.horizon)
-
-    def from_features(self, seen: Features, origins: IntArray, covariates: FloatArray | None) -> FloatArray:
-        """[N, H] point forecasts from the features of N origins; covariates: [T, K] if the fitted series had some."""
-        columns = _columns(seen, _newest(origins, covariates))
+    def from_features(self, seen: Features, series: TimeSeries, origins: IntArray) -> FloatArray:
+        """[N, H] point forecasts from the features of N origins of a series."""
+        columns = _columns(seen, _newest(origins, series))
         found = np.empty(columns.shape[:2])
         for place, steps in enumerate(_groups(columns.shape[1])):
             asked, forest = columns[:, steps], self._forests[min(place, len(self._forests) - 1)]
@@ -181,10 +158,9 @@ class TreesForecaster(Forecaster):
 
     def _restore(self, state: State) -> None:
         self.fallback = str(state.values["fallback"])
-        self._forests = [
-            Forest(**{name: state.arrays[f"{name}.{place}"] for name in Forest._fields})
-            for place in range(len(_groups(self.horizon)))
-        ]
+        covariates = self._observed().covariates
+        columns = COLUMNS + (0 if covariates is None else covariates.shape[1])
+        self._forests = [_restored(state, place, columns) for place in range(len(_groups(self.horizon)))]
 
 
 def forest_of(model: Any, trees: int) -> Forest:
@@ -228,14 +204,34 @@ def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
     return said
 
 
+def _restored(state: State, place: int, columns: int) -> Forest:
+    """One of the forests of a state, so sound that going through it ends. Raises ForecastError."""
+    count = len(state.arrays[f"feature.{place}"])
+    sizes = {"base": 1, "roots": None} | dict.fromkeys(("feature", "threshold", "left", "right", "value"), count)
+    found = Forest(
+        **{
+            name: state.array(f"{name}.{place}", (sizes[name],), dtype=blank.dtype)
+            for name, blank in Forest.bare()._asdict().items()
+        }
+    )
+    itself = np.arange(count)
+    leaf = found.left == itself
+    inside = [(array >= 0) & (array < count) for array in (found.left, found.right)]
+    further = leaf | ((found.left > itself) & (found.right > itself))
+    fine = inside[0] & inside[1] & further & (found.feature >= 0) & (found.feature < columns)
+    if not fine.all() or not ((found.roots >= 0) & (found.roots < count)).all():
+        raise ForecastError("trees: expected nodes that lead on to nodes behind them, and features there are")
+    return found
+
+
 def _groups(horizon: int) -> list[slice]:
     """Steps ahead that have trees together; later steps than were learnt belong to the last."""
     return [slice(0, 1), slice(1, horizon)][: min(horizon, 2)]
 
 
-def _newest(origins: IntArray, covariates: FloatArray | None) -> FloatArray:
+def _newest(origins: IntArray, series: TimeSeries) -> FloatArray:
     """[N, K] newest covariates known at N origins."""
-    return np.empty((len(origins), 0)) if covariates is None else covariates[origins - 1]
+    return np.empty((len(origins), 0)) if series.covariates is None else series.covariates[origins - 1]
 
 
 def _columns(seen: Features, newest: FloatArray) -> FloatArray:
@@ -246,9 +242,7 @@ def _columns(seen: Features, newest: FloatArray) -> FloatArray:
     return np.round(np.concatenate([seen.targets, seen.ahead, repeated], axis=2), DECIMALS)
 
 
-def _drawn(
-    columns: FloatArray, truth: FloatArray, chosen: npt.NDArray[np.bool_], most: int, rng: np.random.Generator
-) -> Examples:
+def _drawn(columns: FloatArray, truth: FloatArray, chosen: BoolArray, most: int, rng: np.random.Generator) -> Examples:
     """[n, columns] and [n] of the chosen origins and steps [N, H], at most so many of them, in their order."""
     places = np.flatnonzero(chosen)
     if len(places) > most:

@@ -70,9 +70,7 @@ def read_yaml_documents(
     files = []
     for root, data in documents:
         if not isinstance(data, dict):
-            raise error(
-                f"{path}: expected {expected}, keys and values at the top, got {_kind(root)}; expected {expected}"
-            )
+            raise error(f"{path}: expected {expected}, keys and values at the top, got {_kind(root)}")
         lines: dict[Location, int] = {}
         _collect_lines(path, root, (), lines, set(), error)
         files.append(YamlFile(path, data, lines))

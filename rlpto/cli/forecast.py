@@ -56,7 +56,7 @@ def forecast() -> None:
 def backtest(
     path: TraceArgument,
     every: EveryOption = "1h",
-    horizon: Annotated[int, typer.Option(min=1, help="Intervals ahead.")] = 12,
+    horizon: Annotated[int, typer.Option(min=1, max=10_000, help="Intervals ahead.")] = 12,
     methods: Annotated[
         str, typer.Option(metavar="NAMES", help="Methods separated by commas; all: every one there is.")
     ] = "hybrid,arima_log,season_24h,naive",
@@ -104,7 +104,7 @@ def backtest(
                 step_size=step_size,
                 windows=windows,
                 refit=refit,
-                told=lambda name: bar.update(task, description=name, advance=1),
+                on_done=lambda name: bar.update(task, description=name, advance=1),
             )
         except KeyboardInterrupt:
             raise Interrupted("nothing was written") from None

@@ -151,7 +151,10 @@ def tuning_fingerprint(parameters: Sequence[Parameter], settings: TuningSettings
 
 def read_costs(path: Path, fingerprint: str, population: int) -> tuple[tuple[float, ...], ...]:
     """Costs of the generations in a checkpoint. Raises CheckpointError if it is not one of this search."""
-    content = read_json(path, "a checkpoint; tune without --resume to replace it", CheckpointError)
+    try:
+        content = read_json(path, "a checkpoint", CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; tune without --resume to replace it") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a tuning checkpoint, expected format {FORMAT!r}")
     if content.get("fingerprint") != fingerprint:

@@ -68,7 +68,7 @@ def test_programs_with_other_settings_are_measured_anew(experiment: Path, tmp_pa
     assert measured_before(out, longer).keys() == {"two"}
     assert measured_before(tmp_path / "none.yaml", faster) == {}
     out.write_text("- no profile\n")
-    with pytest.raises(ProfileError, match=r"here\.yaml: expected the keys of a profile"):
+    with pytest.raises(ProfileError, match=r"here\.yaml: expected a profile in YAML"):
         measured_before(out, faster)
 
 

@@ -113,10 +113,10 @@ def test_no_forecast_of_a_backtest_sees_the_future() -> None:
 def test_the_forecaster_itself_stays_as_it_is() -> None:
     average = MovingAverage(3).fit(Y.iloc[:50])
     expected = average.predict(2).point
-    told: list[str] = []
-    result = backtest({"a": average, "b": Naive()}, Y, told=told.append)
+    done: list[str] = []
+    result = backtest({"a": average, "b": Naive()}, Y, on_done=done.append)
     np.testing.assert_array_equal(average.predict(2).point, expected)
-    assert told == ["a", "b"]
+    assert done == ["a", "b"]
     assert result.fitted["a"] is not average
     assert result.fitted["a"].settings() == {"hours": 3.0}
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.arrays import FloatArray
 from rlpto.forecasting.base import Forecaster, load
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import HybridForecaster
-from rlpto.forecasting.linear import LinearForecaster
-from rlpto.forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
 
 POINTS, FITTED = 500, 420
@@ -37,7 +37,7 @@ def error(forecaster: Forecaster, covariates: FloatArray | None) -> float:
     return float(np.abs(said - Y.values[ORIGINS]).mean())
 
 
-@pytest.mark.parametrize("make", [LinearForecaster, TreesForecaster, hybrid], ids=["linear", "trees", "hybrid"])
+@pytest.mark.parametrize("make", [TreesForecaster, hybrid], ids=["trees", "hybrid"])
 def test_given_covariates_are_used_and_come_out_the_same_online(make: Callable[[], Forecaster], tmp_path: Path) -> None:
     known = slice(0, FITTED)
     forecaster = make().fit(Y.head(FITTED), X[known])
@@ -56,13 +56,15 @@ def test_given_covariates_are_used_and_come_out_the_same_online(make: Callable[[
 
 
 def test_covariates_that_are_missing_or_of_another_shape_are_refused() -> None:
-    forecaster = LinearForecaster().fit(Y, X)
-    with pytest.raises(ForecastError, match="covariates missing: linear was fitted with 2 columns"):
+    forecaster = TreesForecaster(horizon=2).fit(Y, X)
+    with pytest.raises(ForecastError, match="covariates missing: trees was fitted with 2 columns"):
         forecaster.update(3.0)
     with pytest.raises(ForecastError, match=r"covariates of shape \(1, 3\): expected \(1, 2\)"):
         forecaster.update(3.0, [[1.0, 2.0, 3.0]])
-    with pytest.raises(ForecastError, match="linear: fitted with covariates"):
+    with pytest.raises(ForecastError, match="covariates: expected finite numbers"):
+        forecaster.update(3.0, [[1.0, np.nan]])
+    with pytest.raises(ForecastError, match="trees: fitted with covariates"):
         forecaster.moved(Y)
     result = forecaster.backtest(Y, covariates=X, horizon=1)
     plain = forecaster.backtest(Y, horizon=1)
-    assert result.score("linear", "1", [0]).mae < 0.7 * plain.score("linear", "1", [0]).mae
+    assert result.score("trees", "1", [0]).mae < 0.7 * plain.score("trees", "1", [0]).mae

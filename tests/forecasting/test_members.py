@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.arima import FourierArima, LogArima, RawArima, Sarima
+from rlpto.arrays import FloatArray
+from rlpto.forecasting.arima import FourierArima, LogArima, RawArima
 from rlpto.forecasting.base import Forecaster, load
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
 from rlpto.forecasting.registry import METHODS, make_method
-from rlpto.forecasting.series import FloatArray, TimeSeries
+from rlpto.forecasting.series import TimeSeries
 
 HOURS = 24 * 21
-SIMPLE = ("naive", "mean_3h", "mean_24h", "smoothing", "season_24h", "season_168h")
-ARIMAS = ("arima_raw", "arima_log", "arima_fourier", "sarima")
+SIMPLE = ("naive", "mean_24h", "smoothing", "season_24h", "season_168h")
+ARIMAS = ("arima_raw", "arima_log", "arima_fourier")
 MEMBERS = SIMPLE + ARIMAS
 
 
@@ -53,14 +54,14 @@ def test_no_forecast_sees_the_future(name: str, fitted: dict[str, Forecaster], s
     rng = np.random.default_rng(1)
     origins = np.arange(1, HOURS + 1)
     before = fitted[name].forecasts(series, origins, 6)
-    quantiles = fitted[name].quantile_forecasts(series, origins, 6, [0.1, 0.9])
+    quantiles = fitted[name].batch_forecasts(series, origins, 6, [0.1, 0.9]).quantiles
     for changed_from in (30, HOURS - 120, HOURS - 1):
         values = series.values.copy()
         values[changed_from:] = rng.integers(0, 500, HOURS - changed_from)
         changed = TimeSeries(values, series.step, series.start)
         known = origins <= changed_from
         np.testing.assert_array_equal(fitted[name].forecasts(changed, origins, 6)[known], before[known])
-        after = fitted[name].quantile_forecasts(changed, origins, 6, [0.1, 0.9])
+        after = fitted[name].batch_forecasts(changed, origins, 6, [0.1, 0.9]).quantiles
         np.testing.assert_array_equal(after[known], quantiles[known])
 
 
@@ -81,7 +82,7 @@ def test_online_and_batched_numbers_are_the_same(
     levels = [0.1, 0.5, 0.9]
     origins = [HOURS - 120, HOURS - 119, HOURS - 60, HOURS]
     batched = fitted[name].forecasts(series, origins, 30)
-    quantiles = fitted[name].quantile_forecasts(series, origins, 30, levels)
+    quantiles = fitted[name].batch_forecasts(series, origins, 30, levels).quantiles
     known = HOURS - 120
     for place, origin in enumerate(origins):
         if origin > known:
@@ -186,8 +187,7 @@ def test_arimas_beat_the_naive_where_there_is_something_to_learn(fitted: dict[st
     for name in ARIMAS:
         assert error(fitted[name], whole, HOURS - 120) < naive[1], name
     # Half a day ahead, who knows the day is far better than who does not.
-    for name in ("arima_fourier", "sarima"):
-        assert error(fitted[name], whole, HOURS - 120, 12) < 0.5 * naive[12], name
+    assert error(fitted["arima_fourier"], whole, HOURS - 120, 12) < 0.5 * naive[12]
 
 
 def test_orders_are_told() -> None:
@@ -195,7 +195,6 @@ def test_orders_are_told() -> None:
     fourier = FourierArima().fit(series)
     assert "daily" in fourier.order
     assert "+ 0 daily" not in fourier.order
-    assert Sarima().fit(series).order.endswith(")24")
     assert LogArima().fit(series).order.split(",")[1] == "1"
     stationary = np.random.default_rng(0).poisson(9, 500).astype(float)
     assert RawArima().fit(stationary, step="1h").order.split(",")[1] == "0"
@@ -207,7 +206,6 @@ def test_what_could_not_be_fitted_is_told(tmp_path: Path) -> None:
     assert "constant" in constant.fallback
     constant.save(tmp_path / "f")
     assert LogArima.load(tmp_path / "f").fallback == constant.fallback
-    assert "season of 144 steps" in Sarima().fit(daily(300).values, step="10min").fallback
     assert FourierArima().fit(daily()).fallback == ""
 
 
@@ -221,7 +219,7 @@ def test_weekly_and_daily_terms_follow_the_clock_of_the_series_they_are_applied_
 
 def covered(forecaster: Forecaster, whole: TimeSeries, first: int) -> float:
     origins = np.arange(first, len(whole))
-    bounds: FloatArray = forecaster.quantile_forecasts(whole, origins, 1, [0.1, 0.9])[:, 0]
+    bounds: FloatArray = forecaster.batch_forecasts(whole, origins, 1, [0.1, 0.9]).quantiles[:, 0]
     return float(((whole.values[origins] >= bounds[:, 0]) & (whole.values[origins] <= bounds[:, 1])).mean())
 
 
@@ -250,7 +248,7 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
     y = np.ones(20)
     naive = Naive().fit(y, step="1h")
     for call, message in (
-        (lambda: naive.predict(0), "horizon 0: expected an integer, 1 or more"),
+        (lambda: naive.predict(0), "horizon 0: expected an integer, 1 to 10000"),
         (lambda: naive.predict(2.5), "horizon 2.5"),
         (lambda: naive.predict(1, [0.0]), "between 0 and 1"),
         (lambda: naive.predict(1, [0.5]).quantile(0.4), "quantile 0.4: expected one of 0.5"),
@@ -263,6 +261,10 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
         (lambda: Naive().save(tmp_path / "f"), "nothing fitted yet"),
         (lambda: MovingAverage(0), "hours 0"),
         (lambda: ExponentialSmoothing(1.5), "alpha 1.5"),
+        (lambda: naive.predict(10**9), "horizon 1000000000"),
+        (lambda: naive.predict(True), "horizon True"),
+        (lambda: naive.predict(1, ["low"]), "expected numbers between 0 and 1"),
+        (lambda: naive.forecasts(np.ones(6000), np.arange(1, 6001), 9000), "expected 5e+07 forecasts at most"),
         (lambda: make_method("prophet"), f"expected one of {', '.join(METHODS)}"),
     ):
         with pytest.raises(ForecastError) as caught:
@@ -273,7 +275,9 @@ def test_arguments_out_of_range_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"\x80\x04K\x01.", b"text"])
 def test_broken_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
-    with pytest.raises(ForecastError, match=r"f: broken or foreign, expected a saved forecaster$"):
+    with pytest.raises(
+        ForecastError, match=r"f: (broken|truncated, damaged) or foreign.*, expected a saved forecaster$"
+    ):
         load(tmp_path / "f")
 
 
@@ -281,16 +285,16 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     Naive().fit(np.ones(20), step="1h").save(tmp_path / "naive")
     with pytest.raises(ForecastError, match="of kind naive, expected arima_log"):
         LogArima.load(tmp_path / "naive")
-    with pytest.raises(ForecastError, match="no such file"):
+    with pytest.raises(ForecastError, match="no such file or directory"):
         load(tmp_path / "nothing")
     np.savez(tmp_path / "other.npz", header=np.array('{"format": "other", "version": 1, "kind": "a", "values": {}}'))
     with pytest.raises(ForecastError, match="broken or foreign"):
         load(tmp_path / "other.npz")
     text = '{"format": "forecasting", "version": 99, "kind": "naive", "values": {}}'
     np.savez(tmp_path / "new.npz", header=np.array(text))
-    with pytest.raises(ForecastError, match="written in version 99, expected version 4"):
+    with pytest.raises(ForecastError, match="written in version 99, expected version 5"):
         load(tmp_path / "new.npz")
-    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "4")))
+    np.savez(tmp_path / "half.npz", header=np.array(text.replace("99", "5")))
     with pytest.raises(ForecastError, match="expected a saved naive"):
         load(tmp_path / "half.npz")
 
@@ -305,12 +309,12 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_what_was_learnt_can_be_put_on_another_series() -> None:
     model = SeasonalNaive(24).fit(np.arange(72.0), step="1h")
     other = TimeSeries(np.arange(50.0) + 100, 3600.0, 86400.0)
-    for told in (0, 10):
-        found = model.moved(other, told).predict(3)
+    for updated in (0, 10):
+        found = model.moved(other, updated).predict(3)
         np.testing.assert_array_equal(found.point, [126, 127, 128])
         assert found.start == other.start + 50 * 3600
     np.testing.assert_array_equal(model.predict(1).point, [48])
     with pytest.raises(ForecastError, match="series of 600 s a step: expected 3600 s"):
         model.moved(TimeSeries(np.arange(50.0), 600.0))
-    with pytest.raises(ForecastError, match="told 50: expected 0 to 49"):
+    with pytest.raises(ForecastError, match="updated 50: expected 0 to 49"):
         model.moved(other, 50)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, pooled_mean, pooled_spread
+from rlpto.arrays import FloatArray
+from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, mean_of, spread_of
 from rlpto.forecasting.network import QUANTILES
 from rlpto.forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
-from rlpto.forecasting.series import FloatArray
 
 H, K = 3, 4
 RULES = Rules()
@@ -145,11 +145,10 @@ def test_quantiles_at_any_levels_ascend_and_agree_at_those_learnt() -> None:
     np.testing.assert_allclose(found[[1, 3, 5]], [1.0, 4.0, 12.0])
 
 
-def test_pooled_quantiles_average_the_spread_around_each_forecasters_own_median() -> None:
-    narrow = np.array([1.7, 1.8, 1.9, 2.0, 2.1, 2.2, 2.3])
-    wide = 5.0 + 3 * (narrow - 2.0)
-    spread = pooled_spread(np.stack([narrow, wide]))
-    np.testing.assert_allclose(spread, np.abs(2 * (narrow - 2.0)).clip(LEAST_SPREAD) * (np.array(QUANTILES) != 0.5))
-    assert pooled_mean(np.zeros((2, 7))) == pytest.approx(0.0)
+def test_spread_and_mean_are_those_of_the_learnt_quantiles() -> None:
+    narrow = np.array([1.7, 1.8, 1.99, 2.0, 2.1, 2.2, 2.3])
+    expected = np.abs(narrow - 2.0).clip(LEAST_SPREAD) * (np.array(QUANTILES) != 0.5)
+    np.testing.assert_allclose(spread_of(narrow), expected)
+    assert mean_of(np.zeros(7)) == pytest.approx(0.0)
     # A skewed distribution has its mean above its median.
-    assert pooled_mean(narrow[None]) > np.expm1(2.0)
+    assert mean_of(narrow) > np.expm1(2.0)

@@ -102,9 +102,9 @@ def test_broken_timestamps_are_refused() -> None:
     assert "RangeIndex" in refused(pd.Series([1.0, 2.0]))
 
 
-@pytest.mark.parametrize("bad", [-1.0, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [-1.0, np.inf, -np.inf, 1e300])
 def test_impossible_counts_are_refused(bad: float) -> None:
-    assert "at entry 2 (2020-04-01 02:00:00): expected a finite number, 0 or more" in refused(hourly([1, 2, bad, 4]))
+    assert "at entry 2 (2020-04-01 02:00:00): expected 0 to 1e+12" in refused(hourly([1, 2, bad, 4]))
 
 
 def test_other_shapes_are_refused() -> None:
@@ -119,5 +119,5 @@ def test_other_shapes_are_refused() -> None:
 
 def test_the_package_alone_is_light() -> None:
     heavy = ("torch", "statsmodels", "pandas", "scipy", "matplotlib")
-    code = f"import sys, forecasting; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, rlpto.forecasting; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.base import load
 from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import FloatArray, IntArray, TimeSeries
+from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import Forest, TreesForecaster, add_up, forest_of
 from tests.forecasting.test_networks import days
 
@@ -93,7 +94,5 @@ def test_where_nothing_can_be_learnt_the_recent_level_is_said_and_that_is_on_rec
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ForecastError, match="leaves 1: expected an integer, 2 or more"):
-        TreesForecaster(leaves=1)
-    with pytest.raises(ForecastError, match="rate 0: expected above 0, at most 1"):
-        TreesForecaster(rate=0)
+    with pytest.raises(ForecastError, match="rows 1: expected an integer, 4 to"):
+        TreesForecaster(rows=1)

@@ -1,0 +1,127 @@
+"""Saved forecasters from strangers: whatever was changed in a file, it is refused in one line, or forecasts numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.arrays import AnyArray
+from rlpto.errors import RlptoError
+from rlpto.forecasting.base import Forecaster, load
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.gru import GruForecaster
+from rlpto.forecasting.hybrid import HybridForecaster
+from rlpto.forecasting.registry import make_method
+from rlpto.forecasting.storage import State, write_state
+from rlpto.forecasting.trees import TreesForecaster
+from tests.forecasting.test_networks import days
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, State]:
+    whole = days(12)
+    fitted: list[Forecaster] = [
+        *(make_method(name) for name in ("naive", "smoothing", "arima_fourier")),
+        TreesForecaster(horizon=2, rows=500),
+        GruForecaster(horizon=2, hidden=4, updates=3),
+        HybridForecaster(horizon=2, hidden=4, updates=3),
+    ]
+    return {forecaster.kind: forecaster.fit(whole).state() for forecaster in fitted}
+
+
+def value(path: str, to: object) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        values = state.values
+        *outer, last = path.split("/")
+        for name in outer:
+            values = values[name]
+        values[last] = to
+
+    return change
+
+
+def array(name: str, change: Callable[[AnyArray], AnyArray]) -> Callable[[State], None]:
+    def changed(state: State) -> None:
+        state.arrays[name] = change(state.arrays[name].copy())
+
+    return changed
+
+
+def first(to: float) -> Callable[[AnyArray], AnyArray]:
+    def change(array: AnyArray) -> AnyArray:
+        array.flat[0] = to
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("naive", array("history", first(np.nan)), "history: expected finite numbers"),
+        ("naive", array("history", first(-1)), "each 0 or more"),
+        ("naive", array("history", lambda a: a[:0]), "history of 0 points"),
+        ("naive", array("history", lambda a: a.astype(np.int64)), "history of int64"),
+        ("naive", array("spread", first(np.inf)), "spread: expected finite numbers"),
+        ("naive", value("step", float(2**60)), "step 1.15"),
+        ("naive", value("step", True), "step True: expected a number"),
+        ("naive", value("start", 1e300), "start 1e+300"),
+        ("naive", value("settings", {"shell": "rm"}), "broken, expected a saved naive"),
+        ("smoothing", value("learnt/alpha", 0.0), "alpha 0.0: expected a number, 0.001 to 1"),
+        ("smoothing", value("learnt/level", 1e9), "level"),
+        ("arima_fourier", value("learnt/difference", 2**40), "difference 1099511627776: expected an integer, 0 to 1"),
+        ("arima_fourier", array("learnt/ar", lambda _: np.array([3.0])), "expected at most 3, stable"),
+        ("arima_fourier", array("learnt/ma", lambda _: np.zeros(1000)), "expected at most 3, stable"),
+        ("arima_fourier", value("learnt/daily", 10**6), "daily 1000000"),
+        ("arima_fourier", array("learnt/coefficients", lambda _: np.zeros(99)), "coefficients of float64 (99,)"),
+        ("trees", array("learnt/feature.0", first(500)), "trees: expected nodes"),
+        ("trees", array("learnt/left.0", lambda a: a[::-1].copy()), "trees: expected nodes"),
+        ("trees", array("learnt/roots.1", first(-7)), "trees: expected nodes"),
+        ("trees", array("learnt/value.1", first(np.nan)), "value.1: expected finite numbers"),
+        ("trees", value("settings/horizon", 10**9), "horizon 1000000000: expected an integer, 1 to 1000"),
+        ("gru", value("settings/hidden", 2**40), "hidden 1099511627776"),
+        ("gru", value("settings/hidden", 5), "expected float32"),
+        ("gru", array("learnt/memory", first(np.nan)), "memory: expected finite numbers"),
+        ("gru", value("learnt/scale", 0), "scale 0: expected a number, 0.001 to 100"),
+        ("hybrid", array("learnt/pool.weights", first(np.nan)), "pool.weights: expected finite numbers"),
+        ("hybrid", array("learnt/pool.scored", first(-(2**60))), "pool: expected counts, 0 or more"),
+        ("hybrid", array("learnt/pool.gram", np.zeros_like), "broken, expected a saved hybrid"),
+        ("hybrid", array("learnt/decision.losses", lambda a: a[:1]), "decision.losses of float64"),
+        ("hybrid", value("learnt/member.arima_raw/learnt/difference", 2**40), "arima_raw: difference 1099511627776"),
+    ],
+)
+def test_forged_values_are_refused_by_name(
+    states: dict[str, State], tmp_path: Path, kind: str, change: Callable[[State], None], said: str
+) -> None:
+    state = deepcopy(states[kind])
+    change(state)
+    write_state(tmp_path / "forged", kind, state)
+    with pytest.raises(ForecastError) as caught:
+        load(tmp_path / "forged")
+    text = str(caught.value)
+    assert said in text
+    assert text.startswith(f"{tmp_path / 'forged'}: ")
+    assert "\n" not in text
+    assert isinstance(caught.value, RlptoError)
+
+
+def test_a_header_that_is_none_and_kinds_there_are_not_are_refused(states: dict[str, State], tmp_path: Path) -> None:
+    for header in (np.array("[" * 100_000), np.array("[1]"), np.array("{}"), np.zeros(3), np.array("NaN")):
+        np.savez(tmp_path / "f.npz", header=header)
+        with pytest.raises(ForecastError, match="expected a saved forecaster"):
+            load(tmp_path / "f.npz")
+    # Kinds of earlier versions are named, and what there is.
+    for kind in ("sarima", "linear", "residual_hybrid", "gated_gru"):
+        write_state(tmp_path / "old", kind, states["naive"])
+        with pytest.raises(ForecastError, match=f"old: forecaster '{kind}': expected one of naive"):
+            load(tmp_path / "old")
+
+
+def test_what_is_not_forged_loads(states: dict[str, State], tmp_path: Path) -> None:
+    for kind, state in states.items():
+        write_state(tmp_path / kind, kind, state)
+        assert np.isfinite(load(tmp_path / kind).update(5.0).predict(4, [0.1, 0.9]).values).all()
