@@ -190,6 +190,20 @@ class Placement:
     starting: FloatArray
 
 
+class JobSource(Protocol):
+    """Gives jobs in order of submission, as they become known."""
+
+    @property
+    def closed(self) -> bool:
+        """True once no further job will be given."""
+
+    def poll(self) -> list[Job]:
+        """The jobs that have become known since this was last asked; none was submitted before those given earlier."""
+
+    def wait(self) -> None:
+        """Come back after a while, or earlier if more may be known."""
+
+
 class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
@@ -18,7 +18,6 @@ from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
-from rlpto.workloads.sources import JobSource
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""

@@ -1,11 +1,10 @@
-"""Where a cluster's jobs come from while it runs: all known from the start, or a file that others append to."""
+"""A source of jobs that others append to while a cluster runs, see `rlpto.cluster.JobSource`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -21,20 +20,6 @@ LARGEST_LINE_BYTES = 65_536
 CLOSED = {"closed": True}
 """The last line of a followed file, as JSON: no job comes after it."""
 _EXPECTED = 'a JSON line a job, such as {"model": "cifar10", "submit": 60, "gpus": 2}, and at last {"closed": true}'
-
-
-class JobSource(Protocol):
-    """Gives jobs in order of submission, as they become known."""
-
-    @property
-    def closed(self) -> bool:
-        """True once no further job will be given."""
-
-    def poll(self) -> list[Job]:
-        """The jobs that have become known since this was last asked; none was submitted before those given earlier."""
-
-    def wait(self) -> None:
-        """Come back after a while, or earlier if more may be known."""
 
 
 class FollowedFile:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.jobs import EstimateNoise, Job, JobTable
 from rlpto.performance.tables import SpeedTables
@@ -26,7 +26,6 @@ from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
-from rlpto.workloads.sources import JobSource
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
