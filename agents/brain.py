@@ -18,7 +18,8 @@ from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.envs.actions import LARGEST
 from rlpto.envs.cluster_env import LiveSetup
-from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, VERSION, Observation
+from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
+from rlpto.envs.observation import FORECAST_FEATURES, VERSION, Observation
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.errors import CheckpointError

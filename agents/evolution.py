@@ -107,7 +107,7 @@ class _Trial:
 
     def __init__(self, setup: EnvSetup, windows: int, seed: int) -> None:
         self._fleet: Fleet = build_fleet(
-            1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+            1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
         self._groups = np.array([workload.group for workload in setup.workloads])
         self._start = setup.start

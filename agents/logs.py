@@ -18,7 +18,8 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from rlpto.agents.settings import AgentSettings
 from rlpto.evaluation.timeline import gpus_by_accuracy
 from rlpto.files import write_text
-from rlpto.records import REWARD_PARTS, RunRecord
+from rlpto.records import RunRecord
+from rlpto.rewards import REWARD_PARTS
 
 EVENTS = "tensorboard"
 """Folder of TensorBoard's events in a run."""

@@ -14,7 +14,6 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.view import view_state
 from rlpto.errors import ConfigError, PolicyError
 from rlpto.paths import example_config, example_names
 from rlpto.policies.steering import steer
@@ -78,14 +77,14 @@ class Agent:
         """Look, act, and say what that means in GPUs. Raises PolicyError on a cluster that has none."""
         if state.gpus_per_node < 1:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
-        view = view_state(state)
+        jobs = state.jobs
         if state.time >= self._until:
             env = self._brain.env
-            seen = observe(state, view, int(view.columns.held.sum()), env.max_jobs, env.horizon)
+            seen = observe(state, int(jobs.gpus.sum()), env.max_jobs, env.horizon)
             self._action = self._brain.act(Observation(*(part[None] for part in seen)))[0]
             self._until = state.time + env.hold
         weights = action_weights(self._brain.start, self._action, self._brain.start.shape)
-        return Allocation(steer(state.time, state.capacity, view.columns, weights[None]))
+        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))
 
 
 class Pretrained(Agent):

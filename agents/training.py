@@ -30,6 +30,7 @@ from rlpto.errors import PolicyError, TrainingError
 from rlpto.policies.index_weights import INDEX_FEATURES
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import save_steering_weights
+from rlpto.rewards import REWARD_PARTS
 
 START = "start.yaml"
 """File of a run with the steering weights that evolution found: what action zero means to its agent."""
@@ -245,7 +246,7 @@ class Training:
         if self._baselines is None:
             self._baselines = self.evaluator.baselines()
         found = validate(self.evaluator.setup, brain)
-        parts = dict(zip(("accuracy", "time", "resources", "rescale"), found.parts.mean(axis=0), strict=True))
+        parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
         figures = {
             "reward": float(found.rewards.mean()),
             "reward_per_job": per_job(self.evaluator.setup, found.rewards),

@@ -13,14 +13,14 @@ import numpy as np
 
 from rlpto.agents.brain import Brain
 from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import total_gpus
 from rlpto.envs.batch import EnvBatch, begin_episode
 from rlpto.envs.fleet import build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.policies.base import Policy
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.records import REWARD_PARTS, RunRecord
+from rlpto.records import RunRecord
+from rlpto.rewards import REWARD_PARTS
 
 HOUR = 3600.0
 PATIENCE = 5.0
@@ -92,7 +92,7 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
         seen, steps = batch.step(actions)
         parts[running] += steps.parts[running]
         running &= ~(steps.ended | steps.cut)
-    gpus = total_gpus(setup.nodes)
+    gpus = setup.shape.capacity
     each = [job_metrics(jobs, gpus) for jobs in batch.finished if jobs is not None]
     return Validation(parts, {name: _mean([metrics[name] for metrics in each]) for name in each[0]})
 
@@ -102,7 +102,7 @@ def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
 
     -infinity where they do not get a workload done: there are weights that rescale jobs for ever.
     """
-    fleet = build_fleet(1, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
+    fleet = build_fleet(1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
     longest = FOREVER * HOUR * max(workload.hours for workload in setup.workloads)
     fleet.world.rules["limit"] = np.minimum(fleet.world.rules["limit"], longest)
     time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted

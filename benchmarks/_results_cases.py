@@ -54,7 +54,7 @@ def data(plan: Plan, study: Study) -> Numbers:
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
     cases = {
-        f"{model}-{repeat}": Case(experiment.nodes, _five_jobs(experiment, model, repeat))
+        f"{model}-{repeat}": Case(experiment.shape, _five_jobs(experiment, model, repeat))
         for model in sorted({kind.model for kind in experiment.tables.types})
         for repeat in range(REPEATS)
     }
@@ -73,7 +73,7 @@ def data(plan: Plan, study: Study) -> Numbers:
         )
     facts = {
         "agent": overall[AGENT],
-        "capacity": experiment.capacity,
+        "capacity": experiment.shape.capacity,
         "middle_hours": MIDDLE_HOURS,
         "middle_gpus": MIDDLE_GPUS,
         "cases": len(cases),
@@ -86,7 +86,7 @@ def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ..
     """Jobs of one model, in random order."""
     tables = experiment.tables
     kind = tables.type_index(JobType(model))
-    middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.gpus_per_node)
+    middle = _size_for(tables, kind, MIDDLE_GPUS, MIDDLE_HOURS * 3600, experiment.shape.gpus_per_node)
     rng = np.random.default_rng([repeat, kind])
     jobs = [
         Job(

@@ -13,12 +13,12 @@ import time
 
 import _common
 import numpy as np
+from rlpto.simulator.batch import BatchSimulator
 
 from rlpto.cluster import Node
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.simulator.batch import BatchSimulator
 from rlpto.simulator.settings import SimulatorSettings
 
 BATCH = 64

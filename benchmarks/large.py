@@ -49,7 +49,8 @@ def main() -> None:
     for name in names:
         latency = latencies(experiment, name, jobs, options.decisions)
         checks.append(_common.Check(f"{name}, p99", float(np.percentile(latency, 99)), "ms", LIMIT, False))
-    _common.finish(checks, options.json, gpus=experiment.capacity, active_jobs=ACTIVE, decisions=options.decisions)
+    gpus = experiment.shape.capacity
+    _common.finish(checks, options.json, gpus=gpus, active_jobs=ACTIVE, decisions=options.decisions)
 
 
 def crowd(experiment: Experiment) -> list[Job]:
@@ -68,7 +69,7 @@ def crowd(experiment: Experiment) -> list[Job]:
 def latencies(experiment: Experiment, name: str, jobs: list[Job], decisions: int) -> list[float]:
     """Milliseconds of every decision after the first hour and five that warm up."""
     settings = experiment.config.simulator.model_copy(update={"decide_on": "interval"})
-    cluster = SimulatedCluster(experiment.nodes, jobs, experiment.tables, settings)
+    cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, settings)
     while cluster.active_jobs < ACTIVE:
         cluster.advance()
     queue, policy = Queue(experiment.config.queue), experiment.policy(name)

@@ -53,7 +53,7 @@ def main() -> None:
 
         def simulate(policy: str = policy, last: list[RunRecord] = last) -> None:
             config = experiment.config
-            cluster = SimulatedCluster(experiment.nodes, jobs, experiment.tables, config.simulator)
+            cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, config.simulator)
             last[:] = [run(cluster, experiment.policy(policy), config.queue, config.reward)]
 
         seconds = _common.cpu_seconds(simulate, options.repeats)

@@ -9,10 +9,11 @@ import numpy as np
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.envs.actions import action_weights
-from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look, over, play, run_hold, view_of
+from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look_around, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
 from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.simulator.kernels import is_over
 
 
 class Shadow(NamedTuple):
@@ -43,16 +44,27 @@ class Steps(NamedTuple):
 class EnvBatch:
     """B environments with the workloads of `setup`; environment b draws its episodes from (seed, b // replay).
 
-    An environment whose episode is over begins the next one in the same step. max_steps: an episode is cut
+    An environment whose episode is over begins the next one in the same step, or with next_step in the one that
+    follows, whose action counts for nothing. max_steps: an episode is cut
     after so many; None: when its length is reached.
     """
 
-    def __init__(self, setup: EnvSetup, count: int, seed: int | None = 0, max_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        setup: EnvSetup,
+        count: int,
+        seed: int | None = 0,
+        max_steps: int | None = None,
+        *,
+        next_step: bool = False,
+    ) -> None:
         self.setup = setup
         self.count = count
         self.max_steps = max_steps
+        self._next_step = next_step
+        self._waiting = np.zeros(count, dtype=np.bool_)  # over, and not begun anew
         self.fleet = build_fleet(
-            count, setup.nodes, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+            count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
         self.weights = np.atleast_2d(setup.start)
         self.shadow = shadow_of(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_SHADOW
@@ -69,6 +81,7 @@ class EnvBatch:
 
     def reset(self) -> Observation:
         """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
+        self._waiting[:] = False
         for b in range(self.count):
             self._begin(b)
         return self._copy()
@@ -91,10 +104,16 @@ class EnvBatch:
         )
         reward /= self.setup.settings.reward_scale
         self.steps += 1
+        for b in np.flatnonzero(self._waiting):
+            self._begin(int(b))
+            parts[b], reward[b], elapsed[b], ended[b] = 0.0, 0.0, 0.0, False
         cut = (self.fleet.world.clusters["time"] - self.began >= self.length) & ~ended
         if self.max_steps is not None:
             cut |= (self.steps >= self.max_steps) & ~ended
         last = self._copy()
+        if self._next_step:
+            self._waiting = ended | cut
+            return last, Steps(reward, parts, elapsed, ended, cut, last)
         over = np.flatnonzero(ended | cut)
         for b in over:
             self._begin(int(b))
@@ -167,11 +186,11 @@ def step_all(
     clusters = f.world.clusters
     for b in range(len(clusters)):
         start = clusters[b].time
-        view = run_hold(f, b, view_of(f, b), weights[b : b + 1], start + hold, parts[b])
-        look(f, b, view, out)
+        run_hold(f, b, weights[b : b + 1], start + hold, parts[b])
+        observe_one(f, b, out)
         end = clusters[b].time
         elapsed[b] = end - start
-        ended[b] = over(f, b)
+        ended[b] = is_over(f.world, b)
         reward[b] = parts[b].sum() - shadow_reward(shadow, f.current[b], start, end, ended[b])
 
 
@@ -182,11 +201,16 @@ def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: Floa
     Where the workload is over by then, the episode begins at its start.
     """
     begin(f, b, workload)
-    view = view_of(f, b)
     if f.world.clusters[b].time < warm_up:
-        view = run_hold(f, b, view, weights, warm_up, np.zeros(PARTS))
-        if over(f, b):
+        run_hold(f, b, weights, warm_up, np.zeros(PARTS))
+        if is_over(f.world, b):
             begin(f, b, workload)
-            view = view_of(f, b)
-    look(f, b, view, out)
+    observe_one(f, b, out)
     return float(f.world.clusters[b].time)
+
+
+@njit()
+def look_around_all(f: Fleet) -> None:
+    """Look around in every cluster, after their worlds were restored."""
+    for b in range(len(f.world.clusters)):
+        look_around(f, b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -16,17 +16,17 @@ from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, Cluster
 from rlpto.envs.actions import action_weights
 from rlpto.envs.batch import NO_SHADOW, Shadow, shadow_of, shadow_reward
-from rlpto.envs.fleet import PARTS, build_fleet, reward_vector, weigh
+from rlpto.envs.fleet import PARTS, build_fleet
 from rlpto.envs.observation import observe
 from rlpto.envs.rendering import Trail, draw, tell
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
-from rlpto.envs.view import view_state
 from rlpto.errors import ConfigError
 from rlpto.policies.steering import STEERING_FEATURES, steer
-from rlpto.queues import Queue, QueueSettings
-from rlpto.records import REWARD_PARTS
-from rlpto.rewards import RewardWeights
+from rlpto.queues import QueueSettings
+from rlpto.records import INTERVAL, add_interval
+from rlpto.rewards import REWARD_PARTS, RewardWeights, weigh
+from rlpto.scheduler import DecisionLoop
 from rlpto.simulator.cluster import SimulatedCluster
 
 Observed = dict[str, NDArray[np.float32]]
@@ -70,11 +70,10 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     length is reached.
 
     setup: see `EnvSetup` (each episode is a stretch of a workload, in virtual time) or `LiveSetup` (the length
-    is drawn, nothing is warmed up unless asked for). slot: which environment of a vector environment with
-    the same seed this one is to equal.
+    is drawn, nothing is warmed up unless asked for).
     """
 
-    def __init__(self, setup: EnvSetup | LiveSetup, render_mode: str | None = None, slot: int = 0) -> None:
+    def __init__(self, setup: EnvSetup | LiveSetup, render_mode: str | None = None) -> None:
         self.metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode {render_mode}: expected rgb_array, ansi or None")
@@ -84,8 +83,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self.render_mode = render_mode
         self.observation_space = observation_space(setup.settings)
         self.action_space = action_space()
-        self._slot = slot
-        self._weights = reward_vector(setup.reward)
+        self._weights = setup.reward.record()
         self._shadows: dict[int, Shadow] = {}
         self._cluster: Cluster | None = None
 
@@ -107,7 +105,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         """
         super().reset(seed=seed)
         if seed is not None:
-            self.np_random = episode_rng(seed, self._slot)
+            self.np_random = episode_rng(seed)
         self._episode = self._chosen(self._drawn(self.np_random), options or {})
         self._begin()
         if self.cluster.time < self._episode.warm_up:
@@ -143,7 +141,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         """A picture [height, width, 3] (`rgb_array`), a text (`ansi`), or None without a render mode."""
         if self.render_mode == "rgb_array":
             return draw(self.cluster, self.trail)
-        return tell(self.cluster, self._view, self.trail) if self.render_mode == "ansi" else None
+        return tell(self.cluster, self._state.jobs, self.trail) if self.render_mode == "ansi" else None
 
     @property
     def workload(self) -> str:
@@ -189,13 +187,13 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         if isinstance(setup, EnvSetup):
             own = setup.workloads[self._episode.workload]
             cluster: Cluster = SimulatedCluster(
-                setup.nodes, own.jobs, setup.tables, setup.simulator, own.seed, own.noise
+                setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise
             )
             self._shadow = self._shadow_on(self._episode.workload)
         else:
             cluster, self._shadow = setup.cluster(), setup.shadow
         self._cluster = cluster
-        self._queue = Queue(setup.queue)
+        self._loop = DecisionLoop(cluster, setup.queue, reserve=self._reserved)
         self.trail = Trail(self.workload)
         self._look()
 
@@ -206,52 +204,47 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
             return NO_SHADOW
         if number not in self._shadows:
             own = (setup.workloads[number],)
-            fleet = build_fleet(1, setup.nodes, own, setup.tables, setup.simulator, setup.queue, setup.reward)
+            fleet = build_fleet(1, setup.shape, own, setup.tables, setup.simulator, setup.queue, setup.reward)
             self._shadows[number] = shadow_of(fleet, np.atleast_2d(setup.start))
         return self._shadows[number]
 
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
-        """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns the terms [4].
+        """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns the terms [TERMS].
 
-        The loop of `rlpto.scheduler.run`, and to the last bit that of `rlpto.envs.fleet.run_hold`.
+        To the last bit what `rlpto.envs.fleet.run_hold` does.
         """
-        cluster, gains, sums = self.cluster, np.zeros(3), np.zeros(3)
+        cluster, total = self.cluster, np.zeros(1, dtype=INTERVAL)
         while True:
             state = self._state
             if cluster.active_jobs:
-                wish = steer(state.time, state.capacity, self._view.columns, weights[None])
-                cluster.apply(state, self._queue.admit(state, Allocation(wish), "agent"))
-            passed = cluster.advance()
-            gains += passed.accuracy_gain
-            sums += (passed.unfinished, passed.gpu_seconds, passed.rescale_seconds)
+                wish = steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights[None])
+                self._loop.carry_out(state, Allocation(wish), "agent")
+            add_interval(total, self._loop.advance())
             self._look()
             if cluster.done or cluster.time >= until:
                 break
-        parts = np.zeros(PARTS)
-        high, normal, low = gains.tolist()
-        unfinished, gpu_seconds, delay = sums.tolist()
-        weigh(high, normal, low, unfinished, gpu_seconds, delay, self._weights, parts)
-        return parts
+        terms = np.zeros(PARTS)
+        weigh(total, self._weights, terms)
+        return terms
 
     def _look(self) -> None:
         """Take over how the cluster stands now."""
-        self._state = replace(self._queue.order(self.cluster.state()), reserved=self._reserved())
-        self._view = view_state(self._state)
+        self._state = self._loop.state()
         if self.render_mode is not None:
-            self.trail.note(self.cluster, self._view)
+            self.trail.note(self.cluster, self._state.jobs)
 
-    def _reserved(self) -> int:
-        """GPUs to hold back now."""
+    def _reserved(self, time: float) -> int:
+        """GPUs to hold back at a time [s]."""
         if not isinstance(self.setup, EnvSetup):
             return 0
         own = self.setup.workloads[self._episode.workload]
-        at = min(int(self.cluster.time / own.forecast_step), len(own.reserve) - 1)
+        at = min(int(time / own.forecast_step), len(own.reserve) - 1)
         return int(own.reserve[at]) if len(own.reserve) else 0
 
     def _observation(self) -> Observed:
         """What the agent sees now."""
         settings, setup = self.setup.settings, self.setup
-        seen = observe(self._state, self._view, self.cluster.held_gpus, settings.max_jobs, settings.horizon)
+        seen = observe(self._state, self.cluster.held_gpus, settings.max_jobs, settings.horizon)
         if isinstance(setup, EnvSetup):
             own = setup.workloads[self._episode.workload]
             if own.forecast.size:

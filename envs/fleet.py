@@ -1,7 +1,7 @@
 """Many simulated clusters that learn together: compiled code over a pool of workloads.
 
-Cluster b of the fleet runs one workload of the pool at a time. The functions here do for a cluster of
-the batch what `rlpto.scheduler` and `rlpto.queues` do for a single one, with the same compiled parts.
+Cluster b of the fleet runs one workload of the pool at a time. This is the loop of `rlpto.scheduler.DecisionLoop`,
+compiled, over the same compiled parts: order, view, admit, advance, terms.
 """
 
 from __future__ import annotations
@@ -13,26 +13,24 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Node, total_gpus
-from rlpto.compiled import kernel, njit
+from rlpto.cluster import ClusterShape
+from rlpto.compiled import njit
 from rlpto.envs.observation import Observation, encode
-from rlpto.envs.view import JobView
 from rlpto.errors import ConfigError
-from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore, fill_speed, fill_view
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import JobColumns, steer
-from rlpto.queues import QueueSettings, hold_back, limit_converging, order_rows, trim
-from rlpto.rewards import RewardWeights
-from rlpto.simulator.arrays import JOB, World, build_world
-from rlpto.simulator.cluster import check_jobs_fit, shared_store
+from rlpto.policies.steering import steer
+from rlpto.queues import QueueSettings, admit, order_rows, shrink_converging
+from rlpto.records import INTERVAL, add_interval
+from rlpto.rewards import TERMS, RewardWeights, weigh
+from rlpto.simulator.arrays import World, build_world
+from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, apply_allocation, clear_sums
+from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
 from rlpto.simulator.settings import SimulatorSettings
-from rlpto.simulator.training import accuracy_at
 
-HOUR = 3600.0
-PARTS = 4
-"""Parts of the reward: accuracy, time, resources, rescale."""
+PARTS = len(TERMS)
+"""Terms of the reward."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,12 @@ class Fleet(NamedTuple):
     world: the simulators. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
     reserve: [W, T] GPUs to hold back, or empty.
-    current: [B] workload that each cluster runs. promoted: [B, M] as `rlpto.queues.order_rows` keeps it.
+    current: [B] workload that each cluster runs. shown: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and
+    speed: [B, M, K + 1] theirs: as `look_around` left them.
     packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
-    reward: [7] weights, see `weigh`.
+    reward: [1] `rlpto.rewards.WEIGHTS`.
     """
 
     world: World
@@ -78,7 +77,8 @@ class Fleet(NamedTuple):
     forecast_step: float
     reserve: IntArray
     current: IntArray
-    promoted: IntArray
+    shown: AnyArray
+    speed: FloatArray
     packed: IntArray
     known_remaining: FloatArray
     known_speed: FloatArray
@@ -86,13 +86,13 @@ class Fleet(NamedTuple):
     aging: FloatArray
     shrink_lower: bool
     converging: FloatArray
-    reward: FloatArray
+    reward: AnyArray
     gpus_per_node: int
 
 
 def build_fleet(
     count: int,
-    nodes: tuple[Node, ...],
+    shape: ClusterShape,
     workloads: Sequence[Workload],
     tables: SpeedTables,
     simulator: SimulatorSettings,
@@ -105,22 +105,19 @@ def build_fleet(
     if queue.inside != "fifo":
         raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
     for workload in workloads:
-        check_jobs_fit(workload.jobs, total_gpus(nodes))
+        check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)
     most = max(len(workload.jobs) for workload in workloads)
     pool = np.zeros((len(workloads), most), dtype=JOB)
     pool["max_gpus"] = 1
     for row, workload in zip(pool, workloads, strict=True):
-        row[: len(workload.jobs)] = shared_store(JobStore.from_jobs(workload.jobs, tables))[1]
-    sizes = np.array([node.gpus for node in nodes], dtype=np.int64)
+        row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
     slots = np.zeros((count, most), dtype=JOB)
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
-    gpus_per_node = int(sizes.max())
-    packed = np.ascontiguousarray(tables.packed_rows(gpus_per_node))  # one layout, so that code is compiled once
-    empty = np.zeros((0, 0))
+    packed = tables.packed_rows(shape.gpus_per_node)
     return Fleet(
-        world=build_world(slots, sizes, tables, simulator, 0, keep_log=False),
-        blank=build_world(slots[:1].copy(), sizes, tables, simulator, 0, keep_log=False),
+        world=build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False),
+        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False),
         pool=pool,
         counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
@@ -128,36 +125,28 @@ def build_fleet(
         forecast_step=_joint_step(workloads),
         reserve=_joint_reserve(workloads),
         current=np.zeros(count, dtype=np.int64),
-        promoted=np.zeros((count, most), dtype=np.int64),
+        shown=np.zeros((count, most), dtype=VIEW),
+        speed=np.zeros((count, most, packed.shape[1])),
         packed=packed,
-        known_remaining=empty if tables.known_remaining is None else np.ascontiguousarray(tables.known_remaining),
-        known_speed=empty if tables.known_speed is None else np.ascontiguousarray(tables.known_speed),
+        known_remaining=tables.told_remaining,
+        known_speed=tables.told_speed,
         noise=_joint_noise(workloads, most, packed.shape[1]),
         aging=np.array([queue.aging_normal, queue.aging_low]),
         shrink_lower=queue.shrink_lower,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
-        reward=reward_vector(reward),
-        gpus_per_node=gpus_per_node,
+        reward=reward.record(),
+        gpus_per_node=shape.gpus_per_node,
     )
 
 
-def reward_vector(weights: RewardWeights) -> FloatArray:
-    """[7] weights of accuracy, time, resources and rescale, then of the classes, for `weigh`."""
-    return np.array([weights.accuracy, weights.time, weights.resources, weights.rescale, *weights.classes])
-
-
 def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
-    """[W, most, 2 + width] errors of all workloads, as `rlpto.jobs.JobTable` applies them: powers by NumPy, whose
-    last bit is not that of compiled code."""
+    """[W, most, 2 + width] errors of all workloads, as `rlpto.jobs.EstimateNoise.factors` has them; or empty."""
     if all(workload.noise is None for workload in workloads):
-        return np.zeros((0, 0, 0))
+        return np.zeros((len(workloads), 0, 0))
     noise = np.ones((len(workloads), most, 2 + width))
-    gpus = np.maximum(np.arange(width), 1)
     for factors, workload in zip(noise, workloads, strict=True):
-        if (errors := workload.noise) is not None:
-            own = factors[: len(workload.jobs)]
-            own[:, 0], own[:, 1] = errors.remaining, errors.speed
-            own[:, 2:] = gpus[None, :] ** errors.scaling[:, None]
+        if workload.noise is not None:
+            factors[: len(workload.jobs)] = workload.noise.factors(width)
     return noise
 
 
@@ -194,21 +183,9 @@ def _joint_step(workloads: Sequence[Workload]) -> float:
     return steps.pop() if steps else workloads[0].forecast_step
 
 
-@kernel()
-def weigh(
-    high: float, normal: float, low: float, unfinished: float, gpu_seconds: float, delay: float, weights: FloatArray,
-    out: FloatArray,
-) -> None:  # fmt: skip
-    """Fill `out` [4] with accuracy, time, resources and rescale parts; see `rlpto.rewards.reward_parts`."""
-    out[0] = weights[0] * (high * weights[4] + normal * weights[5] + low * weights[6])
-    out[1] = -weights[1] * unfinished / HOUR
-    out[2] = -weights[2] * gpu_seconds / HOUR
-    out[3] = -weights[3] * delay / HOUR
-
-
 @njit()
 def begin(f: Fleet, b: int, workload: int) -> None:
-    """Put cluster b at the start of a workload and run it to its first decision."""
+    """Put cluster b at the start of a workload, run it to its first decision, and look around."""
     w = f.world
     w.jobs[b] = f.pool[workload]
     w.clusters[b] = f.blank.clusters[0]
@@ -216,142 +193,103 @@ def begin(f: Fleet, b: int, workload: int) -> None:
     w.clusters[b].seed = f.seeds[workload]
     w.machines[b] = f.blank.machines[0]
     w.free[b] = f.blank.free[0]
-    f.promoted[b] = 0
     f.current[b] = workload
     clear_sums(w, b)
     schedule_failures(w, b)
     advance(w, b)
+    look_around(f, b)
 
 
 @njit()
-def over(f: Fleet, b: int) -> bool:
-    """True once every job of cluster b has finished, or its time is up."""
-    cluster = f.world.clusters[b]
-    if cluster.active > 0 and cluster.time < f.world.rules[0].limit:
-        return False
-    return bool(cluster.arrived == cluster.jobs or cluster.time >= f.world.rules[0].limit)
-
-
-@njit()
-def view_of(f: Fleet, b: int) -> JobView:
-    """The active jobs of cluster b in queue order, as `rlpto.envs.view.view_state` gives them of a single cluster."""
+def look_around(f: Fleet, b: int) -> None:
+    """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
     w = f.world
-    cluster, jobs = w.clusters[b], w.jobs[b]
-    n = cluster.active
-    active = w.active[b, :n]
-    priority, since = np.empty(n, np.int64), np.empty(n)
+    cluster, jobs, n = w.clusters[b], w.jobs[b], w.clusters[b].active
+    active, rows, effective = w.active[b, :n], np.empty(n, np.int64), np.empty(n, np.int64)
+    order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], rows, effective)
     for i in range(n):
-        priority[i] = jobs[active[i]].priority
-        since[i] = jobs[active[i]].wait_start
-    rows, classes = np.empty(n, np.int64), np.empty(n, np.int64)
-    order_rows(active, priority, since, cluster.time, f.aging[0], f.aging[1], f.promoted[b], rows, classes)
-    width = f.packed.shape[1]
-    index, effective = np.empty(n, np.int64), np.empty(n, np.int64)
-    speed = np.zeros((n, width))
-    real, whole = np.empty((11, n)), np.empty((5, n), np.int64)
-    for i in range(n):
-        j = active[rows[i]]
-        job = jobs[j]
-        kind = job.type_index
-        index[i] = j
-        effective[i] = classes[rows[i]]
-        epochs = w.types[kind].epochs
-        epoch = min(int(job.progress), epochs - 1)
-        left = job.epochs - job.progress
-        if f.known_remaining.size:
-            left = f.known_remaining[kind, epoch]
-        used = min(job.max_gpus, width - 1) + 1  # nothing looks further, and every entry is a stride away in memory
-        for k in range(used):
-            if f.known_speed.size:
-                speed[i, k] = f.known_speed[kind, k]
-            else:
-                speed[i, k] = w.rates[f.packed[kind, k], epoch] * job.scale
-        if f.noise.size:
-            errors = f.noise[f.current[b], j]
-            left = left * errors[0]
-            for k in range(used):
-                speed[i, k] = speed[i, k] * errors[1] * errors[2 + k]
-        whole[0, i] = job.min_gpus
-        whole[1, i] = job.max_gpus
-        whole[2, i] = job.gpus
-        whole[3, i] = job.requested_gpus
-        whole[4, i] = job.peak_gpus
-        real[0, i] = left
-        real[1, i] = job.submit_time
-        real[2, i] = job.attained_service
-        real[3, i] = w.types[kind].delay
-        real[4, i] = job.wait_start
-        real[5, i] = job.rescale_left
-        real[6, i] = job.progress
-        real[7, i] = job.epochs
-        real[8, i] = accuracy_at(w.accuracy, kind, epochs, job.progress)
-        real[9, i] = accuracy_at(w.accuracy, kind, epochs, 0.0)
-        real[10, i] = accuracy_at(w.accuracy, kind, epochs, job.epochs)
-    size = np.empty(n)
-    for i in range(n):
-        size[i] = jobs[index[i]].data_size
+        rows[i] = active[rows[i]]
+    view, speed, noise = f.shown[b, :n], f.speed[b, :n], f.noise[f.current[b]]
+    fill_view(jobs, rows, effective, w.types, w.accuracy, f.known_remaining, noise, view)
+    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
+    fill_speed(view, w.rates, f.packed, f.known_speed, noise, 0, speed)
     if f.converging[0] < 1:
-        limit_converging(
-            real[9], real[8], real[10], whole[2], whole[4], whole[0], whole[1], f.converging[0], f.converging[1]
-        )
-        whole[3] = np.minimum(whole[3], whole[1])
-    columns = JobColumns(speed, real[0], whole[0], whole[1], whole[2], effective, real[1], real[2], real[3])
-    return JobView(index, columns, whole[3], real[4], real[5], real[6], real[7], real[8], real[9], real[10], size)
+        shrink_converging(view, f.converging[0], f.converging[1])
 
 
 @njit()
-def look(f: Fleet, b: int, view: JobView, out: Observation) -> None:
-    """Fill row b of a batch of observations with what `view` shows of cluster b."""
-    cluster = f.world.clusters[b]
+def observe_one(f: Fleet, b: int, out: Observation) -> None:
+    """Fill row b of a batch of observations with what is seen of cluster b."""
+    cluster, n = f.world.clusters[b], f.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
-    encode(cluster.time, cluster.capacity, f.gpus_per_node, cluster.held, f.world.rules[0].interval, view, row)
+    interval = f.world.rules[0].interval
+    encode(
+        cluster.time, cluster.capacity, f.gpus_per_node, cluster.held, interval, f.shown[b, :n], f.speed[b, :n], row
+    )  # fmt: skip
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
         row.forecast[:] = f.forecast[f.current[b], at]
 
 
 @njit()
-def decide(f: Fleet, b: int, view: JobView, weights: FloatArray) -> None:
-    """Take one decision in cluster b: wishes by weights [1, STEERING_FEATURES], trimmed in queue order, carried out."""
-    cluster, columns = f.world.clusters[b], view.columns
-    wish = steer(cluster.time, cluster.capacity, columns, weights)
-    if wish.sum() > cluster.capacity or f.shrink_lower:
-        given = np.empty_like(wish)
-        trim(wish, columns.lowest, columns.priority, cluster.capacity, f.shrink_lower, given)
-        wish = given
-    if f.reserve.size:
-        at = min(int(cluster.time / f.forecast_step), f.reserve.shape[1] - 1)
-        if f.reserve[f.current[b], at] > 0:
-            hold_back(
-                wish, columns.lowest, columns.held, columns.priority, cluster.capacity, f.reserve[f.current[b], at]
-            )
-    apply_allocation(f.world, b, view.position, wish, np.arange(len(wish)))
+def reserved(f: Fleet, b: int) -> int:
+    """GPUs to hold back in cluster b now."""
+    if f.reserve.size == 0:
+        return 0
+    at = min(int(f.world.clusters[b].time / f.forecast_step), f.reserve.shape[1] - 1)
+    return int(f.reserve[f.current[b], at])
 
 
 @njit()
-def run_hold(f: Fleet, b: int, view: JobView, weights: FloatArray, until: float, parts: FloatArray) -> JobView:
-    """Decide with one action until `until` (at least once) or the end; fill `parts` [4] with the reward.
+def carry_out(f: Fleet, b: int, wishes: IntArray) -> None:
+    """Trim wishes [n] for the jobs in view of cluster b, and carry them out."""
+    n = len(wishes)
+    view, given, index, order = f.shown[b, :n], np.empty(n, np.int64), np.empty(n, np.int64), np.arange(n)
+    admit(view, wishes, f.world.clusters[b].capacity, f.shrink_lower, reserved(f, b), given)
+    for i in range(n):
+        index[i] = view[i].index
+    apply_allocation(f.world, b, index, given, order)
 
-    view: of cluster b now. Returns the view at the end.
+
+@njit()
+def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatArray) -> None:
+    """Decide with weights [1, STEERING_FEATURES] until `until` (at least once) or the end.
+
+    Cluster b has been looked at, and is again at the end. Fills terms [TERMS] with the reward.
     """
     w = f.world
-    cluster, gain = w.clusters[b], w.accuracy_gain[b]
-    sums = np.zeros(6)
+    cluster, passed, total = w.clusters[b], w.sums[b : b + 1], np.zeros(1, INTERVAL)
     while True:
-        decide(f, b, view, weights)
+        n = cluster.active
+        carry_out(f, b, steer(cluster.time, cluster.capacity, f.shown[b, :n], f.speed[b, :n], weights))
         advance(w, b)
-        sums[0] += gain[0]
-        sums[1] += gain[1]
-        sums[2] += gain[2]
-        sums[3] += cluster.unfinished
-        sums[4] += cluster.gpu_seconds
-        sums[5] += cluster.rescale_seconds
+        add_interval(total, passed)
         clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
-        view = view_of(f, b)
-        if over(f, b) or cluster.time >= until:
+        look_around(f, b)
+        if is_over(w, b) or cluster.time >= until:
             break
-    weigh(sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], f.reward, parts)
-    return view
+    weigh(total, f.reward, terms)
+
+
+@njit()
+def run_requested(f: Fleet, decisions: int) -> int:
+    """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
+
+    Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
+    """
+    taken = 0
+    for b in range(len(f.world.clusters)):
+        cluster = f.world.clusters[b]
+        for _ in range(decisions):
+            if is_over(f.world, b):
+                begin(f, b, f.current[b])
+            if cluster.active > 0:
+                carry_out(f, b, f.shown[b, : cluster.active].requested_gpus)
+                taken += 1
+            clear_sums(f.world, b)
+            advance(f.world, b)
+            look_around(f, b)
+    return taken
 
 
 @njit()
@@ -362,14 +300,13 @@ def play(f: Fleet, b: int, workload: int, weights: FloatArray, time: FloatArray,
     were (the last of those that fit stands for all that follow).
     """
     begin(f, b, workload)
-    parts = np.zeros(PARTS)
-    view = view_of(f, b)
+    terms = np.zeros(PARTS)
     time[0], total[0] = f.world.clusters[b].time, 0.0
     count = 1
-    while not over(f, b):
-        view = run_hold(f, b, view, weights, -np.inf, parts)
+    while not is_over(f.world, b):
+        run_hold(f, b, weights, -np.inf, terms)
         at = min(count, len(time) - 1)
-        total[at] = total[count - 1 if count <= at else at] + parts.sum()
+        total[at] = total[count - 1 if count <= at else at] + terms.sum()
         time[at] = f.world.clusters[b].time
         count = at + 1
     return count

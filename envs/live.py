@@ -15,7 +15,7 @@ from rlpto.envs.cluster_env import ClusterEnv, Observed
 from rlpto.envs.state import State
 from rlpto.envs.vector import Observations
 from rlpto.errors import CheckpointError
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 
 Indices = int | Iterable[int] | None
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Cluster
-from rlpto.envs.view import JobView
-from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.jobs import PRIORITY_CLASSES, JobTable
 from rlpto.records import AllocationChanges
 
 if TYPE_CHECKING:
@@ -48,9 +47,9 @@ class Trail:
     began: float = 0.0
     reward: float = 0.0
 
-    def note(self, cluster: Cluster, view: JobView) -> None:
+    def note(self, cluster: Cluster, jobs: JobTable) -> None:
         """Add how the cluster stands now."""
-        classes = view.columns.priority[view.columns.held == 0]
+        classes = jobs.effective_priority[jobs.waiting]
         self.time.append(cluster.time)
         self.up.append(cluster.up_gpus)
         self.waiting.append(np.bincount(classes, minlength=len(PRIORITY_CLASSES)))
@@ -103,15 +102,17 @@ def draw(cluster: Cluster, trail: Trail) -> NDArray[np.uint8]:
     end = max(cluster.time, 1.0) / HOUR
     moments = np.linspace(0.0, max(cluster.time, 1.0), COLUMNS)
     jobs, held = held_bands(cluster.changes(), moments)
-    up = _steps(trail.time, trail.up, moments, cluster.capacity)
+    up = _steps(trail.time, trail.up, moments, cluster.shape.capacity)
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, facecolor="white")
     canvas = FigureCanvasAgg(figure)
     top, low = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (4, 1), "hspace": 0.12})
     figure.subplots_adjust(left=0.07, right=0.86, top=0.91, bottom=0.1)
-    image = raster(jobs, held, up, cluster.capacity)
-    top.imshow(image, origin="lower", aspect="auto", interpolation="nearest", extent=(0.0, end, 0, cluster.capacity))
+    image = raster(jobs, held, up, cluster.shape.capacity)
+    top.imshow(
+        image, origin="lower", aspect="auto", interpolation="nearest", extent=(0.0, end, 0, cluster.shape.capacity)
+    )
     top.step(moments / HOUR, up, where="post", color=INK, linewidth=1.4)
-    top.set_ylim(0, cluster.capacity * 1.04)
+    top.set_ylim(0, cluster.shape.capacity * 1.04)
     top.set_ylabel("GPUs held")
     _label_jobs(top, cluster, jobs, held)
     waiting = np.array([_steps(trail.time, [row[c] for row in trail.waiting], moments, 0) for c in range(3)])
@@ -136,7 +137,7 @@ def headline(cluster: Cluster, trail: Trail) -> str:
     """One line about how the cluster stands."""
     state = cluster.state().jobs
     waiting = int(np.count_nonzero(state.gpus == 0))
-    down = cluster.capacity - cluster.up_gpus
+    down = cluster.shape.capacity - cluster.up_gpus
     parts = [
         trail.workload,
         f"{cluster.time / HOUR:.2f} h",
@@ -147,19 +148,19 @@ def headline(cluster: Cluster, trail: Trail) -> str:
     return "  ·  ".join(parts)
 
 
-def tell(cluster: Cluster, view: JobView, trail: Trail) -> str:
+def tell(cluster: Cluster, jobs: JobTable, trail: Trail) -> str:
     """The cluster as text: a line, a bar of its GPUs by job, and a table of the active jobs in queue order."""
-    columns = view.columns
-    hours = columns.remaining / columns.speed[np.arange(len(view.position)), _given_or_asked(view)] / HOUR
-    lines = [headline(cluster, trail), bar(columns.held, cluster.up_gpus, cluster.capacity), ""]
-    names = [cluster.jobs[j].name for j in view.position]
+    given_or_asked = np.where(jobs.waiting, np.minimum(jobs.requested_gpus, jobs.speed.shape[1] - 1), jobs.gpus)
+    hours = jobs.remaining / jobs.speed[np.arange(len(jobs)), given_or_asked] / HOUR
+    lines = [headline(cluster, trail), bar(jobs.gpus, cluster.up_gpus, cluster.shape.capacity), ""]
+    names = [cluster.jobs[j].name for j in jobs.index]
     width = max([len("job"), *map(len, names)])
     lines.append(f"  {'job':<{width}}  class   GPUs  asked  hours left  accuracy")
     for i, name in enumerate(names):
-        letter = LETTERS[i % len(LETTERS)] if columns.held[i] else " "
+        letter = LETTERS[i % len(LETTERS)] if jobs.gpus[i] else " "
         lines.append(
-            f"{letter} {name:<{width}}  {PRIORITY_CLASSES[columns.priority[i]]:<6}  {columns.held[i]:>4}  "
-            f"{view.requested[i]:>5}  {hours[i]:>10.2f}  {view.accuracy[i]:>8.3f}"
+            f"{letter} {name:<{width}}  {PRIORITY_CLASSES[jobs.effective_priority[i]]:<6}  {jobs.gpus[i]:>4}  "
+            f"{jobs.requested_gpus[i]:>5}  {hours[i]:>10.2f}  {jobs.accuracy[i]:>8.3f}"
         )
     return "\n".join(lines) + "\n"
 
@@ -176,12 +177,6 @@ def bar(held: IntArray, up: int, capacity: int) -> str:
     return f"[{''.join(owner[shown])}]{scale}"
 
 
-def _given_or_asked(view: JobView) -> IntArray:
-    """[n] GPUs a job holds, or asks for if it holds none."""
-    asked = np.minimum(view.requested, view.columns.speed.shape[1] - 1)
-    return np.where(view.columns.held > 0, view.columns.held, asked)
-
-
 def _steps(times: list[float], values: list[int], moments: FloatArray, first: int) -> IntArray:
     """[X] a step function, known at `times`, at `moments`; `first` before them."""
     at = np.searchsorted(times, moments, side="right")
@@ -194,7 +189,7 @@ def _label_jobs(axes: Axes, cluster: Cluster, jobs: IntArray, held: IntArray) ->
     gpus = held[:, -1]
     middles = np.cumsum(gpus) - gpus / 2
     for job, now, middle in zip(jobs.tolist(), gpus.tolist(), middles.tolist(), strict=True):
-        if now >= max(1, LABELLED * cluster.capacity):
+        if now >= max(1, LABELLED * cluster.shape.capacity):
             colour = tuple(0.8 * part for part in job_colour(job))
             axes.annotate(f"{_shortened(cluster.jobs[job].name)}: {now}", (1.01, middle), fontsize=7.5, color=colour,
                           xycoords=("axes fraction", "data"), va="center", annotation_clip=False)  # fmt: skip

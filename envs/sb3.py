@@ -15,7 +15,7 @@ from rlpto.envs.batch import EnvBatch
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.envs.state import State, batch_state, check_same_form, restore_batch
 from rlpto.envs.vector import Observations, one_row
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 
 Indices = int | Iterable[int] | None
 

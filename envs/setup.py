@@ -9,10 +9,11 @@ from gymnasium import spaces
 from numpy.random import Generator
 
 from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
+from rlpto.cluster import ClusterShape
 from rlpto.envs.actions import LARGEST
+from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.fleet import Workload
-from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT
+from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import STEERING_FEATURES
@@ -31,7 +32,7 @@ class EnvSetup:
     agent starts from, that is, of action zero; it also warms up episodes and is the shadow.
     """
 
-    nodes: tuple[Node, ...]
+    shape: ClusterShape
     workloads: tuple[Workload, ...]
     tables: SpeedTables
     simulator: SimulatorSettings
@@ -63,8 +64,8 @@ def draw_episode(rng: Generator, setup: EnvSetup) -> Episode:
     return Episode(workload, float(warm_up), float(length))
 
 
-def episode_rng(seed: int | None, slot: int) -> Generator:
-    """Random numbers of the environments that replay the same episodes: slot 0 is that of a single one."""
+def episode_rng(seed: int | None, slot: int = 0) -> Generator:
+    """Random numbers of the episodes of an environment; slot: of which, where several share a seed."""
     return np.random.default_rng(None if seed is None else [seed, slot])
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlpto.arrays import AnyArray
-from rlpto.envs.batch import EnvBatch
+from rlpto.envs.batch import EnvBatch, look_around_all
 from rlpto.errors import CheckpointError
 
 State = dict[str, Any]
 """By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
 
-WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "accuracy_gain", "machines", "free")
+WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
 """Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
 
 
@@ -35,6 +35,7 @@ def restore_batch(batch: EnvBatch, state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"state of environments: rngs: expected {batch.count} random number generators")
     for name, array in arrays.items():
         array[...] = state[name]
+    look_around_all(batch.fleet)
     for rng, numbers in zip(batch.rngs, state["rngs"], strict=True):
         rng.bit_generator.state = numbers
 
@@ -58,7 +59,6 @@ def _arrays(batch: EnvBatch) -> dict[str, AnyArray]:
         **{f"world.{name}": getattr(fleet.world, name) for name in WORLD_PARTS},
         **{f"observation.{name}": part for name, part in batch.observation._asdict().items()},
         "current": fleet.current,
-        "promoted": fleet.promoted,
         "began": batch.began,
         "length": batch.length,
         "steps": batch.steps,

@@ -12,19 +12,21 @@ from numpy.typing import NDArray
 from rlpto.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.envs.batch import EnvBatch, Steps
 from rlpto.envs.observation import Observation
-from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.records import REWARD_PARTS
+from rlpto.envs.setup import EnvSetup, action_space, episode_rng, observation_space
+from rlpto.rewards import REWARD_PARTS
 
 Observations = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""
 
 
 class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
-    """B environments in one process; environment b goes through what `ClusterEnv` goes through with slot b // replay.
+    """B environments in one process; they go through what as many `ClusterEnv` do, the first with the seed of a reset,
+    the next ones with the seeds that follow (`replay` of them with the same one), as in gymnasium's `SyncVectorEnv`.
 
     Observation and action spaces are those of `ClusterEnv`, with a leading axis [B]. An environment
-    whose episode is over begins the next one in the same step: `infos` then has `final_obs` (objects
-    [B], dictionaries where there is one) and `final_info`. `infos` further holds, each with a mask
+    whose episode is over begins the next one by autoreset_mode: in the same step (SAME_STEP), when `infos` has
+    `final_obs` (objects [B], dictionaries where there is one) and `final_info`; or in the next one (NEXT_STEP), which
+    heeds no action and gives no reward. `infos` further holds, each with a mask
     under the same name with an underscore: terms (accuracy, time, resources, rescale, [B] each: the
     reward's terms as they are) and elapsed ([B] seconds that passed).
 
@@ -33,33 +35,51 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     """
 
     def __init__(
-        self, setup: EnvSetup, num_envs: int, seed: int | None = None, max_episode_steps: int | None = None
+        self,
+        setup: EnvSetup,
+        num_envs: int,
+        seed: int | None = None,
+        max_episode_steps: int | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
-        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
-        self.batch = EnvBatch(setup, num_envs, seed, max_episode_steps)
+        mode = AutoresetMode(autoreset_mode)
+        if mode is AutoresetMode.DISABLED:
+            raise ValueError("autoreset_mode Disabled: expected SameStep or NextStep")
+        self.metadata = {"autoreset_mode": mode, "render_modes": []}
+        self.batch = EnvBatch(setup, num_envs, None, max_episode_steps, next_step=mode is AutoresetMode.NEXT_STEP)
         self.num_envs = num_envs
+        self._seed_each(seed)
         self.single_observation_space = observation_space(setup.settings)
         self.single_action_space = action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
         """Begin a new episode everywhere; with a seed, the episodes that belong to it. Options are refused."""
         if options:
             raise ValueError(f"options {sorted(options)}: environments that step together draw their own episodes")
-        super().reset(seed=seed)
         if seed is not None:
-            self.batch.seed(seed)
+            self._seed_each(seed)
         return self.batch.reset()._asdict(), {}
+
+    def _seed_each(self, seed: int | list[int | None] | None) -> None:
+        """Begin the random numbers of every environment's episodes anew."""
+        replay = self.batch.setup.settings.episode.replay
+        if isinstance(seed, int | np.integer):
+            seed = [int(seed) + b // replay for b in range(self.num_envs)]
+        seeds = [None] * self.num_envs if seed is None else seed
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"seed: {len(seeds)} of them, expected one for each of {self.num_envs} environments")
+        self.batch.rngs = [episode_rng(own) for own in seeds]
 
     def step(self, actions: AnyArray) -> tuple[Observations, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
         observation, steps = self.batch.step(actions)
         infos = masked(step_info(steps), np.ones(self.num_envs, dtype=np.bool_))
         over = steps.ended | steps.cut
-        if over.any():
+        if over.any() and self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP:
             infos |= masked({"final_obs": rows_where(steps.last, over), "final_info": step_info(steps)}, over)
         return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
 

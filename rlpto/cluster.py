@@ -2,26 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
-from rlpto.arrays import FloatArray, IntArray
+import numpy as np
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import ConfigError
 from rlpto.jobs import Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
-from rlpto.records import AllocationChanges
+from rlpto.records import INTERVAL, AllocationChanges
+
+ONE_KIND = "gpu"
+"""Kind of GPU of a cluster that has only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: `gpus` and `cpus` it offers to jobs."""
+    """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works."""
 
     gpus: int
     cpus: int = 0
+    gpu: str = ONE_KIND
+    up: bool = True
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpus < 0:
             raise ConfigError(f"a node cannot have {self.gpus} GPUs and {self.cpus} CPUs: expected 0 or more")
+
+
+class ClusterShape(tuple[Node, ...]):
+    """What a cluster is made of: its nodes, and what follows from them, each computed once."""
+
+    @cached_property
+    def capacity(self) -> int:
+        """GPUs with all nodes up."""
+        return sum(node.gpus for node in self)
+
+    @cached_property
+    def up_gpus(self) -> int:
+        """GPUs on nodes that are up."""
+        return sum(node.gpus for node in self if node.up)
+
+    @cached_property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node; 0 without nodes."""
+        return max((node.gpus for node in self), default=0)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of GPU, in the order in which nodes have them."""
+        return tuple(dict.fromkeys(node.gpu for node in self if node.gpus))
+
+    @cached_property
+    def node_gpus(self) -> IntArray:
+        """[N] GPUs of every node."""
+        return np.array([node.gpus for node in self], dtype=np.int64)
+
+    def with_up(self, up: Iterable[bool]) -> ClusterShape:
+        """The same nodes; `up` [N] says which of them are up."""
+        return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +86,7 @@ class ClusterState:
 
     time: seconds since the start of the workload.
     jobs: the n active jobs (waiting or running), in queue order: row 0 is served first.
-    capacity: GPUs on nodes that are up.
-    gpus_per_node: GPUs of the largest node.
+    shape: the nodes, up and down.
     interval: seconds between regular decisions.
     forecast: predicted task volume, or None.
     reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.queues.Queue.admit` sees to it.
@@ -53,11 +94,20 @@ class ClusterState:
 
     time: float
     jobs: JobTable
-    capacity: int
-    gpus_per_node: int
+    shape: ClusterShape
     interval: float
     forecast: Forecast | None = None
     reserved: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """GPUs on nodes that are up."""
+        return self.shape.up_gpus
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node."""
+        return self.shape.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +146,43 @@ class Progress:
     arrived: int
     finished: int
 
+    @classmethod
+    def of(cls, interval: AnyArray) -> Progress:
+        """From a record of `rlpto.records.INTERVAL`."""
+        start, end, gain, *sums, rescale_seconds, rescales, arrived, finished = interval.tolist()
+        unfinished, gpu_seconds = sums
+        return cls(start, end, np.array(gain), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished)
+
+    def record(self) -> AnyArray:
+        """[1] `rlpto.records.INTERVAL`."""
+        record = np.zeros(1, dtype=INTERVAL)
+        for name in INTERVAL.names or ():
+            record[name] = getattr(self, name)
+        return record
+
+
+@runtime_checkable
+class FastForward(Protocol):
+    """A cluster that can pass several decision points at once, where nobody wants to decide. Optional."""
+
+    def advance_until(self, until: float) -> AnyArray:
+        """Run at least to the next decision point, at most to the first one not before `until` or with a change.
+
+        Returns [P] `rlpto.records.INTERVAL`, one for each decision point.
+        """
+
 
 @dataclass(frozen=True)
 class Placement:
     """Where n jobs hold GPUs, as far as the cluster knows.
 
-    node_gpus: [N] GPUs of each node that is up.
-    nodes: for each job the number of the node of each GPU that it holds, those of one node together.
+    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
+    together.
     training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
     spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
     where none are starting beside others.
     """
 
-    node_gpus: IntArray
     nodes: tuple[IntArray, ...]
     training: IntArray
     spanned: IntArray
@@ -116,18 +190,29 @@ class Placement:
     starting: FloatArray
 
 
+class JobSource(Protocol):
+    """Gives jobs in order of submission, as they become known."""
+
+    @property
+    def closed(self) -> bool:
+        """True once no further job will be given."""
+
+    def poll(self) -> list[Job]:
+        """The jobs that have become known since this was last asked; none was submitted before those given earlier."""
+
+    def wait(self) -> None:
+        """Come back after a while, or earlier if more may be known."""
+
+
 class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 
-    capacity: GPUs with all nodes up. gpus_per_node: GPUs of the largest node.
     jobs, store, tables: the workload, its state, and the speed tables of its types.
     time: seconds since the start of the workload. up_gpus: GPUs on nodes that are up. held_gpus: GPUs
     held by jobs. active_jobs: jobs submitted and not finished. changed: True if a job arrived or
     finished or a node changed in the last `advance`.
     """
 
-    capacity: int
-    gpus_per_node: int
     jobs: tuple[Job, ...]
     store: JobStore
     tables: SpeedTables
@@ -136,6 +221,10 @@ class Cluster(Protocol):
     held_gpus: int
     active_jobs: int
     changed: bool
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The nodes as they are now."""
 
     @property
     def done(self) -> bool:
@@ -162,8 +251,3 @@ class Cluster(Protocol):
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""
-
-
-def total_gpus(nodes: tuple[Node, ...]) -> int:
-    """GPUs of all nodes together."""
-    return sum(node.gpus for node in nodes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -54,6 +54,34 @@ def kernel(**options: Any) -> Callable[[Function], Function]:
     return njit(_nrt=False, **options)
 
 
+def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
+    """One compiled function `fill(out, *arguments)` that puts row(*arguments) of every compiled row into out [rows].
+
+    How tables of functions (features, terms) are evaluated without a loop in Python. It is compiled into whatever calls
+    it, so it needs no cache of its own.
+    """
+    fill = _nothing
+    for at, row in enumerate(rows):
+        fill = _then(fill, row, at)
+    return fill
+
+
+@numba.njit()
+def _nothing(out: Any, *arguments: Any) -> None:
+    """The end of a chain."""
+
+
+def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Callable[..., None]:
+    """A link of a chain."""
+
+    @numba.njit(error_model="numpy")
+    def fill(out: Any, *arguments: Any) -> None:
+        before(out, *arguments)
+        out[at] = row(*arguments)
+
+    return cast(Callable[..., None], fill)
+
+
 @lru_cache(maxsize=1)
 def cache_folder() -> str:
     """Folder of this version's machine code: in $NUMBA_CACHE_DIR, beside the package, or in the user's cache."""
@@ -79,9 +107,7 @@ def sources_digest(package: Path) -> str:
 def _is_compiled_in(node: ast.stmt) -> bool:
     """True for what compiled code may be made of: what else a module says cannot change it."""
     if isinstance(node, ast.FunctionDef):
-        return any(
-            isinstance(mark, ast.Call) and _name(mark.func) in ("njit", "kernel") for mark in node.decorator_list
-        )
+        return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # also rows of tables, see `chained`
     if isinstance(node, ast.ClassDef):
         return any(_name(base) == "NamedTuple" for base in node.bases)
     return isinstance(node, ast.Assign | ast.AnnAssign)

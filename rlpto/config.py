@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 from pydantic_core import ErrorDetails
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
@@ -70,6 +71,8 @@ class NodeGroup(Settings):
     """GPUs of each."""
     cpus: int = Field(0, ge=0, le=10_000)
     """CPU slots of each; only parameter servers use them."""
+    gpu: str = Field(ONE_KIND, min_length=1)
+    """Their kind of GPU."""
 
 
 class ClusterSettings(Settings):
@@ -82,9 +85,10 @@ class ClusterSettings(Settings):
 class WorkloadSettings(Settings):
     """Where jobs come from, how they are cut into windows, and what they train."""
 
-    source: Literal["synthetic", "trace", "files", "jobs"] = "synthetic"
+    source: Literal["synthetic", "trace", "files", "jobs", "follow"] = "synthetic"
     """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
-    gives several (`draws`); jobs: those listed below, in one window called jobs."""
+    gives several (`draws`); jobs: those listed below, in one window called jobs; follow: a file of JSON lines, each a
+    job as listed below, which may be appended to while it is evaluated, until a line {"closed": true}."""
     jobs: tuple[ListedJob, ...] = ()
     """jobs: each with model and submit time, and whatever else is to be other than usual."""
     calibration: NameOrPath = "philly"
@@ -116,11 +120,13 @@ class WorkloadSettings(Settings):
 
     @model_validator(mode="after")
     def _needs_path(self) -> WorkloadSettings:
-        if self.source in ("trace", "files") and not self.path:
+        if self.source in ("trace", "files", "follow") and not self.path:
             raise ValueError(f"source {self.source} needs a path")
+        if self.source == "follow" and len(self.path) != 1:
+            raise ValueError(f"path: source follow expects one file, got {len(self.path)}")
         if (self.source == "jobs") != bool(self.jobs):
             raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
-        if self.source == "jobs" and self.load is not None:
+        if self.source in ("jobs", "follow") and self.load is not None:
             raise ValueError("load: listed jobs are taken as they are, expected null")
         if self.source == "files" and self.load is not None and not self.draws:
             raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from pydantic import ValidationError
 
 from rlpto.arrays import FloatArray
@@ -49,17 +50,16 @@ def cluster_env(
     split: str = "train",
     seeds: Iterable[int] | None = None,
     render_mode: str | None = None,
-    slot: int = 0,
     **settings: Any,
 ) -> ClusterEnv:
     """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
 
     config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
-    `training_setup`. render_mode: `rgb_array`, `ansi` or None. slot: see `ClusterEnv`. settings: keys of
+    `training_setup`. render_mode: `rgb_array`, `ansi` or None. settings: keys of
     `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
     Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
     """
-    return ClusterEnv(_setup(config, split, seeds, settings), render_mode, slot)
+    return ClusterEnv(_setup(config, split, seeds, settings), render_mode)
 
 
 def vector_env(
@@ -69,13 +69,15 @@ def vector_env(
     seeds: Iterable[int] | None = None,
     seed: int | None = None,
     max_episode_steps: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     **settings: Any,
 ) -> ClusterVectorEnv:
     """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
 
-    seed: of the episodes. max_episode_steps: an episode is cut after so many. The others as in `cluster_env`.
+    seed: of the episodes. max_episode_steps: an episode is cut after so many. autoreset_mode: see
+    `ClusterVectorEnv`. The others as in `cluster_env`.
     """
-    return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps)
+    return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps, autoreset_mode)
 
 
 def training_setup(
@@ -107,7 +109,7 @@ def training_setup(
         for seed in ((experiment.config.seed,) if wanted is None else wanted)
     ]
     return EnvSetup(
-        nodes=several[0].nodes,
+        shape=several[0].shape,
         workloads=tuple(workload for workload in workloads if workload.jobs),
         tables=joint_tables(several),
         simulator=config.simulator,
@@ -133,7 +135,7 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
         if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
             return experiment.tables
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].gpus_per_node)
+    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].shape.gpus_per_node)
 
 
 def _setup(

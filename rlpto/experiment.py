@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlpto.cluster import Node, total_gpus
+from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
 from rlpto.forecasting.series import MONDAY, local_seconds
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
@@ -40,14 +40,16 @@ from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
-from rlpto.workloads.listed import LISTED_WINDOW, listed_jobs, listed_trace
+from rlpto.workloads.listed import LISTED_WINDOW, listed_job, listed_jobs, listed_trace
 from rlpto.workloads.load import offered_load, scale_load
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work
+from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
 
 if TYPE_CHECKING:
+    from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -71,9 +73,9 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.nodes = tuple(Node(group.gpus, group.cpus) for group in config.cluster.nodes for _ in range(group.count))
-        self.capacity = total_gpus(self.nodes)
-        self.gpus_per_node = max(node.gpus for node in self.nodes)
+        self.shape = ClusterShape(
+            Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
+        )
 
     @cached_property
     def profiles(self) -> ProfileSource:
@@ -104,6 +106,9 @@ class Experiment:
         """
         if self.config.workload.source == "files":
             found = self._file_windows()
+        elif self.config.workload.source == "follow":
+            window = Window(LISTED_WINDOW, "test", 0.0, 0.0)
+            return {LISTED_WINDOW: WindowTrace(window, listed_trace(self._followed().poll()))}
         elif self.config.workload.source == "jobs":
             trace = listed_trace(self._listed)
             found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
@@ -141,11 +146,14 @@ class Experiment:
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
         mapping = self.config.workload.mapping
+        if self.config.workload.source == "follow":
+            models = [JobType(model) for model in self.models]
+            return compile_tables(self.profiles, models, self.shape.capacity, self.shape.gpus_per_node)
         if self.config.workload.source == "jobs":
             kinds = {JobType(job.model, job.batch_size) for job in self._listed}
             listed = max(job.max_gpus for job in self._listed)
             ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-            return compile_tables(self.profiles, ordered, listed, self.gpus_per_node)
+            return compile_tables(self.profiles, ordered, listed, self.shape.gpus_per_node)
         if self.config.workload.source == "files":  # from which windows are drawn, by work that the tables tell
             traces = [trace for trace in self._file_traces.values() if len(trace)]
         else:
@@ -154,16 +162,18 @@ class Experiment:
             raise TraceError(f"{self._workload}: no jobs")
         types = {kind for trace in traces for kind in job_types(trace, mapping, self.models)}
         requested = max(int(trace.gpus.max()) for trace in traces)
-        most = min(self.capacity, max(requested, mapping.max_gpus))
+        most = min(self.shape.capacity, max(requested, mapping.max_gpus))
         ordered = sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0))
-        return compile_tables(self.profiles, ordered, most, self.gpus_per_node)
+        return compile_tables(self.profiles, ordered, most, self.shape.gpus_per_node)
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
         return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
 
     def _jobs(self, window: str, seed: int) -> list[Job]:
-        """The jobs of a window at the times at which they were recorded."""
+        """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
+        if self.config.workload.source == "follow":
+            return self._followed().poll()
         if self.config.workload.source == "jobs":
             return self._listed
         return map_jobs(
@@ -171,20 +181,21 @@ class Experiment:
             self.tables,
             self.config.workload.mapping,
             self.window_seed(window, seed),
-            self.capacity,
-            self.gpus_per_node,
+            self.shape.capacity,
+            self.shape.gpus_per_node,
             self._useful_gpus,
         )
 
     def cluster(self, window: str, seed: int, max_hours: float | None = None) -> SimulatedCluster:
         """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say."""
-        jobs = self.jobs(window, seed)
+        source = self._source()
+        jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        return SimulatedCluster(self.nodes, jobs, self.tables, settings, own_seed, noise)
+        return SimulatedCluster(self.shape, jobs, self.tables, settings, own_seed, noise, source)
 
     def real_cluster(
         self,
@@ -203,16 +214,25 @@ class Experiment:
         from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
         from rlpto.ray_cluster.scheduler.rules import Rules
 
-        jobs, settings, timing = self.jobs(window, seed), self.config.ray, self.config.simulator
+        source, settings, timing = self._source(), self.config.ray, self.config.simulator
+        jobs = self.jobs(window, seed) if source is None else source.poll()
         own_seed = self.window_seed(window, seed)
-        specs = job_specs(jobs, settings, session, database.path.parent / "jobs", own_seed)
+
+        def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
+            return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
+
+        specs = specs_of(jobs, 0)
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(backend, jobs, specs, self.tables, database, rules, noise, observers)
+            return RayCluster(
+                backend, jobs, specs, self.tables, database, rules, noise, observers, source=source, specs_of=specs_of
+            )
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        estimates = OnlineEstimates(jobs, specs, settings.programs, samples, self.tables.max_gpus, self.gpus_per_node)
+        estimates = OnlineEstimates(
+            jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
+        )
         return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
@@ -229,9 +249,9 @@ class Experiment:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
         cluster = self.cluster(window, seed, max_hours)
         cut = self.window_traces[window].window
-        foresee = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
+        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        record = run(cluster, policy, queue, reward, window=window, seed=seed, foresee=foresee)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
     def run_cell(self, cell: Cell) -> RunRecord:
@@ -242,7 +262,7 @@ class Experiment:
     def forecasts(self) -> WindowForecasts | None:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
         settings = self.config.forecast
-        return None if settings.mode == "off" else WindowForecasts(settings, self.capacity, self._past)
+        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, self._past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""
@@ -265,6 +285,9 @@ class Experiment:
         for spec in self.config.policies:
             self.policy(spec)
         _ = self.forecasts
+        if self.config.workload.source == "follow":
+            JobStore.from_jobs(self._followed().poll(), self.tables)
+            return
         for window in self.windows():
             if not self.jobs(window, self.config.seed):
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
@@ -273,10 +296,24 @@ class Experiment:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""
         return outcome_of(self.config, self.files)
 
+    def _followed(self) -> FollowedFile:
+        """The file that is followed, from its start. Raises ConfigError where more is to be known than it tells."""
+        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
+            raise ConfigError(
+                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
+                "knowledge.mode exact and forecast.mode off"
+            )
+        facts, capacity = self.profiles.facts, self.shape.capacity
+        return FollowedFile(self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity))
+
+    def _source(self) -> FollowedFile | None:
+        """Where jobs come from while a cluster runs; None: all are known from the start."""
+        return self._followed() if self.config.workload.source == "follow" else None
+
     @cached_property
     def _listed(self) -> list[Job]:
         """Jobs of a workload that lists them."""
-        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.capacity)
+        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.shape.capacity)
 
     @cached_property
     def _file_traces(self) -> dict[Path, Trace]:
@@ -307,8 +344,8 @@ class Experiment:
         """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
         workload = self.config.workload
         trace, span = self._file_traces[path], workload.windows.hours * HOUR
-        work = requested_work(trace, self.tables, workload.mapping, self.gpus_per_node)
-        target = None if workload.load is None else workload.load * self.capacity * span
+        work = requested_work(trace, self.tables, workload.mapping, self.shape.gpus_per_node)
+        target = None if workload.load is None else workload.load * self.shape.capacity * span
         name = f"{stem(path)}-{number:02d}"
         seed = (self.config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
@@ -333,7 +370,7 @@ class Experiment:
         trace = self._fitted(trace)
         if workload.load is not None:
             cap = workload.mapping.max_duration
-            trace = scale_load(trace, workload.load, self.capacity, span, self.config.seed, cap)
+            trace = scale_load(trace, workload.load, self.shape.capacity, span, self.config.seed, cap)
         return trace, span
 
     def _past(self, window: Window) -> Past:
@@ -349,7 +386,7 @@ class Experiment:
         trace, _ = self._trace
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
-        gpus = np.minimum(trace.gpus, self.capacity)
+        gpus = np.minimum(trace.gpus, self.shape.capacity)
         return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
 
     def _synthetic(self) -> Trace:
@@ -361,14 +398,14 @@ class Experiment:
             return trace
         fitted = self._fitted(trace)
         cap = workload.mapping.max_duration
-        load = offered_load(fitted.gpus, fitted.duration, self.capacity, workload.days * DAY, cap)
+        load = offered_load(fitted.gpus, fitted.duration, self.shape.capacity, workload.days * DAY, cap)
         return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
 
     def _fitted(self, trace: Trace) -> Trace:
         """The trace without jobs that are too large for the cluster, if those are to be skipped."""
         if self.config.workload.mapping.oversized != "skip":
             return trace
-        return trace.take(trace.gpus <= self.capacity)
+        return trace.take(trace.gpus <= self.shape.capacity)
 
     def window_seed(self, window: str, seed: int) -> int:
         """Seed of all that is random in a window, another one for each."""

@@ -1,15 +1,18 @@
-"""Jobs, the store that holds them as a struct of arrays, and the table a policy sees."""
+"""Jobs, the records that hold them, and the table of them that a policy sees.
+
+Columns have names, for Python and for compiled code alike: a job's state is one record of `JOB`, what is shown of it
+one record of `VIEW`, filled in one place, `fill_view`, for a policy, an environment and a batch of simulators.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.compiled import njit
+from rlpto.compiled import kernel
 from rlpto.errors import JobError
 from rlpto.performance.tables import JobType, SpeedTables
 
@@ -59,71 +62,162 @@ class Job:
             raise JobError(f"job {self.name}: priority {self.priority}, expected 0 to {len(PRIORITY_CLASSES) - 1}")
 
 
-@dataclass
-class JobStore:
-    """All jobs a cluster knows, as arrays over M jobs in order of submission.
+JOB = np.dtype(
+    [
+        # What every advance of the simulator touches comes first, so that it shares cache lines.
+        ("gpus", "i8"),
+        ("rescale_left", "f8"),
+        ("finish_at", "f8"),
+        ("clock", "f8"),
+        ("scale", "f8"),
+        ("progress", "f8"),
+        ("epoch", "i8"),
+        ("epoch_start", "f8"),
+        ("epoch_end", "f8"),
+        ("rate", "f8"),
+        ("slope", "f8"),
+        ("gain_scale", "f8"),
+        ("accuracy", "f8"),
+        ("trained", "f8"),
+        ("attained_service", "f8"),
+        ("priority", "i8"),
+        ("wait_start", "f8"),
+        ("risen", "i8"),
+        ("min_gpus", "i8"),
+        ("requested_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("submit_time", "f8"),
+        ("start_time", "f8"),
+        ("finish_time", "f8"),
+        ("epochs", "f8"),
+        ("data_size", "f8"),
+        ("base_progress", "f8"),
+        ("type_index", "i8"),
+        ("told_type", "i8"),
+        ("measured_accuracy", "f8"),
+        ("row", "i8"),
+        ("rescales", "i8"),
+        ("peak_gpus", "i8"),
+        ("grow_left", "f8"),
+        ("training_gpus", "i8"),
+        ("next_row", "i8"),
+    ],
+    align=True,
+)
+"""State of a job.
 
-    Given by the workload:
-        submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
-        type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
-    Changed by the cluster:
-        gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
-        start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
-        wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
+Given by the workload:
+    submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
+    type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
+Changed by any cluster:
+    gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
+    start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
+    wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
+    told_type: job type in the tables that policies are told of; measured_accuracy: in [0, 1], shown in place of the
+    profile's curve; NaN: not measured.
+Changed by the queue:
+    risen: classes the job has risen by waiting.
+Of the simulator alone:
+    finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
+    row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
+    epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
+    slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.training.enter_epoch`.
+    accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
+    base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
+    trained since; together they say what its last checkpoint holds.
+    grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,
+    at `row`, and all of them at next_row afterwards. Only where growth overlaps training."""
+
+VIEW = np.dtype(
+    [
+        ("index", "i8"),
+        ("effective_priority", "i8"),
+        ("gpus", "i8"),
+        ("min_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("requested_gpus", "i8"),
+        ("remaining", "f8"),
+        ("submit_time", "f8"),
+        ("attained_service", "f8"),
+        ("rescale_delay", "f8"),
+        ("rescale_left", "f8"),
+        ("wait_start", "f8"),
+        ("progress", "f8"),
+        ("epochs", "f8"),
+        ("data_size", "f8"),
+        ("accuracy", "f8"),
+        ("first_accuracy", "f8"),
+        ("final_accuracy", "f8"),
+        ("scale", "f8"),
+        ("start_time", "f8"),
+        ("type_index", "i8"),
+        ("epoch", "i8"),
+        ("priority", "i8"),
+        ("rescales", "i8"),
+        ("peak_gpus", "i8"),
+    ],
+    align=True,
+)
+"""What is shown of a job. As in `JOB`, and further:
+
+index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
+type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
+remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
+rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
+job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
+"""
+
+
+class JobStore:
+    """All jobs a cluster knows: M records of `JOB` in order of submission.
+
+    records: [M] JOB. Every column is an attribute too, a view of the records: `store.progress`, [M].
+    room: the records, and behind them room for more.
     """
 
-    submit_time: FloatArray
-    epochs: FloatArray
-    data_size: FloatArray
-    requested_gpus: IntArray
-    min_gpus: IntArray
-    max_gpus: IntArray
-    priority: IntArray
-    type_index: IntArray
-    scale: FloatArray
-    gpus: IntArray = field(init=False)
-    progress: FloatArray = field(init=False)
-    rescale_left: FloatArray = field(init=False)
-    attained_service: FloatArray = field(init=False)
-    start_time: FloatArray = field(init=False)
-    finish_time: FloatArray = field(init=False)
-    wait_start: FloatArray = field(init=False)
-    rescales: IntArray = field(init=False)
-    peak_gpus: IntArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        count = len(self.submit_time)
-        self.gpus = np.zeros(count, dtype=np.int64)
-        self.progress = np.zeros(count)
-        self.rescale_left = np.zeros(count)
-        self.attained_service = np.zeros(count)
-        self.start_time = np.full(count, np.nan)
-        self.finish_time = np.full(count, np.nan)
-        self.wait_start = self.submit_time.copy()
-        self.rescales = np.zeros(count, dtype=np.int64)
-        self.peak_gpus = np.zeros(count, dtype=np.int64)
+    def __init__(self, records: AnyArray) -> None:
+        self.records = self.room = records
 
     def __len__(self) -> int:
-        return len(self.submit_time)
+        return len(self.records)
+
+    def append(self, records: AnyArray) -> None:
+        """Add [m] JOB of jobs submitted no earlier than those there are; `room` doubles where it is too small.
+
+        Columns that were looked at before are those of the time before.
+        """
+        count, wanted = len(self.records), len(self.records) + len(records)
+        if wanted > len(self.room):
+            room = np.zeros(max(2 * len(self.room), wanted), dtype=JOB)
+            room[:count] = self.records
+            self.room = room
+        self.room[count:wanted] = records
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room[:wanted]
+
+    def __getattr__(self, name: str) -> AnyArray:
+        if name.startswith("_") or name in ("records", "room") or name not in (JOB.names or ()):
+            raise AttributeError(f"{type(self).__name__} has no column {name}")
+        column: AnyArray = self.records[name]
+        self.__dict__[name] = column  # found without this function from now on
+        return column
 
     def take(self, index: IntArray) -> JobStore:
         """A copy of the jobs at `index` [n], as they stand."""
-        given = {column.name: getattr(self, column.name)[index] for column in fields(self) if column.init}
-        taken = JobStore(**given)
-        for column in fields(self):
-            if not column.init:
-                setattr(taken, column.name, getattr(self, column.name)[index])
-        return taken
+        return JobStore(self.records[index])
 
     @classmethod
     def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
-        """Columns for `jobs`, which must be sorted by submit time; tables must hold all their types.
+        """Records of `jobs`, which must be sorted by submit time; tables must hold all their types.
 
         Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
         """
+        records = np.zeros(len(jobs), dtype=JOB)
         index = {job_type: i for i, job_type in enumerate(tables.types)}
-        submit = np.array([job.submit_time for job in jobs], dtype=np.float64)
-        if np.any(np.diff(submit) < 0):
+        for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
+            records[column] = [getattr(job, column) for job in jobs]
+        if np.any(np.diff(records["submit_time"]) < 0):
             raise JobError("jobs must be sorted by submit_time")
         types = [JobType(job.model, job.batch_size) for job in jobs]
         foreign = next((job for job, job_type in zip(jobs, types, strict=True) if job_type not in index), None)
@@ -131,23 +225,15 @@ class JobStore:
             raise JobError(
                 f"job {foreign.name}: no speed table for model {foreign.model} with batch_size {foreign.batch_size}"
             )
-        type_index = np.array([index[job_type] for job_type in types], dtype=np.int64)
-        data_size = np.array([job.data_size for job in jobs], dtype=np.float64)
-        max_gpus = np.array([job.max_gpus for job in jobs], dtype=np.int64)
-        if len(jobs) and max_gpus.max() > tables.max_gpus:
-            worst = jobs[int(max_gpus.argmax())]
+        if len(jobs) and records["max_gpus"].max() > tables.max_gpus:
+            worst = jobs[int(records["max_gpus"].argmax())]
             raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
-        return cls(
-            submit_time=submit,
-            epochs=np.array([job.epochs for job in jobs], dtype=np.float64),
-            data_size=data_size,
-            requested_gpus=np.array([job.requested_gpus for job in jobs], dtype=np.int64),
-            min_gpus=np.array([job.min_gpus for job in jobs], dtype=np.int64),
-            max_gpus=max_gpus,
-            priority=np.array([job.priority for job in jobs], dtype=np.int64),
-            type_index=type_index,
-            scale=tables.samples[type_index] / data_size if len(jobs) else np.zeros(0),
-        )
+        records["type_index"] = records["told_type"] = [index[job_type] for job_type in types]
+        records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
+        records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
+        records["finish_at"] = np.inf
+        records["wait_start"] = records["submit_time"]
+        return cls(records)
 
 
 @dataclass(frozen=True)
@@ -161,6 +247,19 @@ class EstimateNoise:
     remaining: FloatArray
     speed: FloatArray
     scaling: FloatArray
+    _factors: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def factors(self, width: int) -> FloatArray:
+        """[M, 2 + width] factors on remaining, on speed, and further on the speed with 0..width - 1 GPUs."""
+        if width not in self._factors:
+            gpus = np.maximum(np.arange(width), 1)
+            scaling = gpus[None, :] ** self.scaling[:, None]
+            self._factors[width] = np.column_stack([self.remaining, self.speed, scaling])
+        return self._factors[width]
+
+
+NO_NOISE = np.zeros((0, 0))
+"""In place of factors: what is told is true."""
 
 
 @dataclass(frozen=True)
@@ -178,12 +277,46 @@ class Told:
 
 
 class JobTable:
-    """The n active jobs of a store as arrays, gathered when first asked for.
+    """n active jobs of a store as columns, gathered when first asked for.
 
-    Column attributes (all [n], units as in JobStore): submit_time, epochs, data_size,
-    requested_gpus, min_gpus, max_gpus, priority, gpus, progress, rescale_left, attained_service,
-    start_time, wait_start, rescales, peak_gpus. Further ones are properties below.
+    Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
+    store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
+    priority class after aging. noise: errors of what is told, or None.
     """
+
+    submit_time: FloatArray
+    epochs: FloatArray
+    data_size: FloatArray
+    requested_gpus: IntArray
+    min_gpus: IntArray
+    max_gpus: IntArray
+    priority: IntArray
+    gpus: IntArray
+    progress: FloatArray
+    rescale_left: FloatArray
+    attained_service: FloatArray
+    start_time: FloatArray
+    wait_start: FloatArray
+    rescales: IntArray
+    peak_gpus: IntArray
+    type_index: IntArray
+    rescale_delay: FloatArray
+    epoch: IntArray
+    remaining: FloatArray
+    accuracy: FloatArray
+    first_accuracy: FloatArray
+    final_accuracy: FloatArray
+    scale: FloatArray
+    records: AnyArray
+    """[n] VIEW: all columns, for compiled code."""
+    speed: FloatArray
+    """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
+
+    Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below."""
+    waiting: BoolArray
+    """[n] True for jobs that hold no GPUs."""
+    keepable: IntArray
+    """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
 
     def __init__(
         self,
@@ -194,167 +327,52 @@ class JobTable:
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
     ) -> None:
-        self._store = store
+        self.store = store
         self._tables = tables
         self._gpus_per_node = gpus_per_node
         self._noise = noise
-        self.index: IntArray = index
-        """[n] position of each job in the workload: stays the same while the job lives."""
-        self.effective_priority: IntArray = effective_priority
-        """[n] priority class after aging."""
+        self.index = index
+        self.effective_priority = effective_priority
 
     def __len__(self) -> int:
         return len(self.index)
 
-    def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
-        """The same jobs with row i = present row rows[i], and their priority classes after aging."""
-        return JobTable(
-            self._store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
-        )
-
-    def limited(self, max_gpus: IntArray) -> JobTable:
-        """The same rows, with `max_gpus` [n] as their limits, and requested_gpus cut to them."""
-        table = self.reordered(np.arange(len(self)), self.effective_priority)
-        table.max_gpus = max_gpus
-        table.requested_gpus = np.minimum(self.requested_gpus, max_gpus)
-        return table
+    def __getattr__(self, name: str) -> AnyArray:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        find = _FOUND.get(name)
+        if find is not None:
+            found: AnyArray = find(self)
+        elif name in VIEW.names:
+            found = np.ascontiguousarray(self.records[name])
+        else:
+            raise AttributeError(f"a JobTable has no column {name}")
+        self.__dict__[name] = found  # found without this function from now on
+        return found
 
     def told(self) -> Told:
         """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
         noise = self._noise
         if noise is not None:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
-        return Told(self._tables, self.type_index, self._column("scale"), noise)
+        return Told(self._tables, self.type_index, self.scale, noise)
 
     def columns(self) -> JobStore:
         """A copy of the columns of these n jobs, as a store of their own."""
-        return self._store.take(self.index)
+        return self.store.take(self.index)
 
-    def _column(self, name: str) -> AnyArray:
-        column: AnyArray = getattr(self._store, name)
-        return column[self.index]
-
-    @cached_property
-    def submit_time(self) -> FloatArray:
-        return self._column("submit_time")
-
-    @cached_property
-    def epochs(self) -> FloatArray:
-        return self._column("epochs")
-
-    @cached_property
-    def data_size(self) -> FloatArray:
-        return self._column("data_size")
-
-    @cached_property
-    def requested_gpus(self) -> IntArray:
-        return self._column("requested_gpus")
-
-    @cached_property
-    def min_gpus(self) -> IntArray:
-        return self._column("min_gpus")
-
-    @cached_property
-    def max_gpus(self) -> IntArray:
-        return self._column("max_gpus")
-
-    @cached_property
-    def priority(self) -> IntArray:
-        return self._column("priority")
-
-    @cached_property
-    def gpus(self) -> IntArray:
-        return self._column("gpus")
-
-    @cached_property
-    def progress(self) -> FloatArray:
-        return self._column("progress")
-
-    @cached_property
-    def rescale_left(self) -> FloatArray:
-        return self._column("rescale_left")
-
-    @cached_property
-    def attained_service(self) -> FloatArray:
-        return self._column("attained_service")
-
-    @cached_property
-    def start_time(self) -> FloatArray:
-        return self._column("start_time")
-
-    @cached_property
-    def wait_start(self) -> FloatArray:
-        return self._column("wait_start")
-
-    @cached_property
-    def rescales(self) -> IntArray:
-        return self._column("rescales")
-
-    @cached_property
-    def peak_gpus(self) -> IntArray:
-        return self._column("peak_gpus")
-
-    @cached_property
-    def type_index(self) -> IntArray:
-        """[n] job type: jobs of one type share their speed and accuracy curves."""
-        return self._column("type_index")
-
-    @cached_property
-    def waiting(self) -> BoolArray:
-        """[n] True for jobs that hold no GPUs."""
-        waiting: BoolArray = self.gpus == 0
-        return waiting
-
-    @cached_property
-    def keepable(self) -> IntArray:
-        """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
-        keepable: IntArray = np.minimum(self.gpus, self.max_gpus)
-        return keepable
-
-    @cached_property
-    def rescale_delay(self) -> FloatArray:
-        """[n] seconds without progress that a change of the job's GPUs costs."""
-        delay: FloatArray = self._tables.rescale_delay[self.type_index]
-        return delay
-
-    @cached_property
-    def epoch(self) -> IntArray:
-        """[n] epoch the job is in, capped at the last one measured."""
-        last = self._tables.epochs[self.type_index] - 1
-        return np.minimum(self.progress.astype(np.int64), last)
-
-    @cached_property
-    def remaining(self) -> FloatArray:
-        """[n] work left, in the unit of `speed` per second (epochs, or what the profile's operator knows)."""
-        known = self._tables.known_remaining
-        left = self.epochs - self.progress if known is None else known[self.type_index, self.epoch]
-        return left if self._noise is None else left * self._noise.remaining[self.index]
-
-    @cached_property
-    def speed(self) -> FloatArray:
-        """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
-
-        Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below.
-        """
-        known = self._tables.known_speed
-        if known is not None:
-            speed = known[self.type_index]
-        else:
-            packed = self._tables.packed_rows(self._gpus_per_node)
-            speed = gather_speeds(self._tables.rates, packed, self.type_index, self.epoch, self._column("scale"))
-        if self._noise is None:
-            return speed
-        gpus = np.maximum(np.arange(speed.shape[1]), 1)
-        scaling = gpus[None, :] ** self._noise.scaling[self.index][:, None]
-        noisy: FloatArray = speed * self._noise.speed[self.index][:, None] * scaling
-        return noisy
+    def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
+        """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""
+        return JobTable(
+            self.store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
+        )
 
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""
         if self._noise is None and self._tables.known_speed is None:
             # The whole table of speeds would be fifty times the work for one entry a job.
             row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
-            speed = self._tables.rates[row, self.epoch] * self._column("scale")
+            speed = self._tables.rates[row, self.epoch] * self.scale
         else:
             speed = self.speed[np.arange(len(self)), gpus]
         with np.errstate(divide="ignore"):
@@ -362,7 +380,7 @@ class JobTable:
         return seconds
 
     def accuracy_at(self, progress: FloatArray) -> FloatArray:
-        """[n] accuracy in [0, 1] of each job after `progress` [n] epochs."""
+        """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""
         curve = self._tables.accuracy
         last = self._tables.epochs[self.type_index]
         at = np.minimum(progress, last)
@@ -371,28 +389,126 @@ class JobTable:
         accuracy: FloatArray = start + (at - low) * (end - start)
         return accuracy
 
-    @cached_property
-    def accuracy(self) -> FloatArray:
-        """[n] present accuracy in [0, 1]."""
-        return self.accuracy_at(self.progress)
-
-    @cached_property
-    def final_accuracy(self) -> FloatArray:
-        """[n] accuracy in [0, 1] each job will have when finished."""
-        return self.accuracy_at(self.epochs)
-
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
         """[n] row numbers by effective priority class, then by ascending `key`, then in queue order."""
         return np.lexsort((key, self.effective_priority))
 
+    def _gather(self) -> AnyArray:
+        """[n] VIEW of the jobs as they stand now."""
+        tables = self._tables
+        view = np.empty(len(self.index), dtype=VIEW)
+        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
+        fill_view(
+            self.store.records,
+            self.index,
+            self.effective_priority,
+            tables.facts,
+            tables.accuracy,
+            tables.told_remaining,
+            noise,
+            view,
+        )
+        return view
 
-@njit()
-def gather_speeds(
-    rates: FloatArray, packed: IntArray, type_index: IntArray, epoch: IntArray, scale: FloatArray
-) -> FloatArray:
-    """[n, K + 1] rates of n jobs with 0..K packed GPUs, each times its job's scale."""
-    speed = np.empty((len(type_index), packed.shape[1]))
-    for i in range(len(type_index)):
-        for k in range(packed.shape[1]):
-            speed[i, k] = rates[packed[type_index[i], k], epoch[i]] * scale[i]
-    return speed
+    def _gather_speed(self) -> FloatArray:
+        """[n, K + 1] speeds."""
+        tables = self._tables
+        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
+        speed = np.empty((len(self.index), tables.max_gpus + 1))
+        packed = tables.packed_rows(self._gpus_per_node)
+        fill_speed(self.records, tables.rates, packed, tables.told_speed, noise, tables.max_gpus, speed)
+        return speed
+
+
+_FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
+    "records": JobTable._gather,
+    "speed": JobTable._gather_speed,
+    "waiting": lambda table: table.gpus == 0,
+    "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
+}
+
+
+@kernel(inline="always")
+def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
+    """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
+    at = min(progress, float(epochs))
+    low = min(int(at), epochs - 1)
+    return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))
+
+
+@kernel()
+def fill_view(
+    jobs: AnyArray,
+    index: IntArray,
+    effective: IntArray,
+    types: AnyArray,
+    curves: FloatArray,
+    known_remaining: FloatArray,
+    noise: FloatArray,
+    view: AnyArray,
+) -> None:
+    """Fill view [n] VIEW with what is shown of jobs number `index` [n] of jobs [M] JOB.
+
+    effective: [n] classes after aging. types: [T] TYPE. curves: [T, P + 1] accuracy. known_remaining: [T, P] or empty:
+    work left is counted in epochs. noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
+    """
+    for i in range(len(index)):
+        job, row = jobs[index[i]], view[i]
+        kind = job.told_type
+        epochs = types[kind].epochs
+        epoch = min(int(job.progress), epochs - 1)
+        left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
+        if noise.size:
+            left = left * noise[index[i], 0]
+        row.index = index[i]
+        row.effective_priority = effective[i]
+        row.gpus = job.gpus
+        row.min_gpus = job.min_gpus
+        row.max_gpus = job.max_gpus
+        row.requested_gpus = job.requested_gpus
+        row.remaining = left
+        row.submit_time = job.submit_time
+        row.attained_service = job.attained_service
+        row.rescale_delay = types[kind].delay
+        row.rescale_left = job.rescale_left
+        row.wait_start = job.wait_start
+        row.progress = job.progress
+        row.epochs = job.epochs
+        row.data_size = job.data_size
+        now = job.measured_accuracy
+        row.accuracy = now if now == now else curve_at(curves, kind, epochs, job.progress)
+        row.first_accuracy = curve_at(curves, kind, epochs, 0.0)
+        row.final_accuracy = curve_at(curves, kind, epochs, job.epochs)
+        row.scale = job.scale
+        row.start_time = job.start_time
+        row.type_index = kind
+        row.epoch = epoch
+        row.priority = job.priority
+        row.rescales = job.rescales
+        row.peak_gpus = job.peak_gpus
+
+
+@kernel()
+def fill_speed(
+    view: AnyArray,
+    rates: FloatArray,
+    packed: IntArray,
+    known_speed: FloatArray,
+    noise: FloatArray,
+    most: int,
+    speed: FloatArray,
+) -> None:
+    """Fill speed [n, K + 1] of the jobs in `view`, up to each one's own max_gpus or `most`, what is more.
+
+    rates, packed: as in the speed tables. known_speed: [T, K + 1] or empty. noise: as in `fill_view`.
+    """
+    for i in range(len(view)):
+        job = view[i]
+        kind = job.type_index
+        for k in range(min(max(job.max_gpus, most), packed.shape[1] - 1) + 1):
+            if known_speed.size:
+                speed[i, k] = known_speed[kind, k]
+            else:
+                speed[i, k] = rates[packed[kind, k], job.epoch] * job.scale
+            if noise.size:
+                speed[i, k] = speed[i, k] * noise[job.index, 1] * noise[job.index, 2 + k]

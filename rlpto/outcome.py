@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from rlpto.cluster import ONE_KIND
 from rlpto.config import Config
 from rlpto.files import digest
 from rlpto.settings import Settings
@@ -61,6 +62,9 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
         for part in above:
             inside = inside[part]
         del inside[last]
+    for group in settings["cluster"]["nodes"]:
+        if group["gpu"] == ONE_KIND:
+            del group["gpu"]
     return settings
 
 

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import AnyArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
-from rlpto.jobs import JobTable
+from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.settings import Settings
+
+CLASSES = len(PRIORITY_CLASSES)
 
 
 class ConvergingSettings(Settings):
@@ -51,60 +53,31 @@ class QueueSettings(Settings):
 
 
 class Queue:
-    """The queue of one run. A job that has aged into a higher class stays there.
+    """The queue of one run. A job that has aged into a higher class stays there: that is kept with the job."""
 
-    promoted: [jobs] classes that each job has risen before this run, if it goes on from another.
-    """
-
-    def __init__(self, settings: QueueSettings, promoted: IntArray | None = None) -> None:
+    def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
-        self._promoted: IntArray = np.zeros(0, dtype=np.int64) if promoted is None else promoted
-
-    def reset(self) -> None:
-        """Forget all promotions."""
-        self._promoted = np.zeros(0, dtype=np.int64)
 
     def order(self, state: ClusterState) -> ClusterState:
         """The same state with its rows in the order of service and the classes after aging.
 
         Jobs that are to shrink as they converge show lower max_gpus (and requested_gpus, where those are more), so
-        that every policy gives what they leave to others; see `limit_converging`.
+        that every policy gives what they leave to others; see `shrink_converging`.
         """
-        jobs = state.jobs
+        jobs, rule = state.jobs, self._settings
         if len(jobs) == 0:
             return state
-        if (last := int(jobs.index.max())) >= len(self._promoted):
-            grown = np.zeros(max(64, 2 * (last + 1)), dtype=np.int64)
-            grown[: len(self._promoted)] = self._promoted
-            self._promoted = grown
-        key = None
-        if self._settings.inside == "shortest_first":
-            key = jobs.remaining_time(jobs.requested_gpus)
         rows, effective = np.empty_like(jobs.index), np.empty_like(jobs.index)
-        order_rows(
-            jobs.index,
-            jobs.priority,
-            jobs.wait_start,
-            state.time,
-            self._settings.aging_normal,
-            self._settings.aging_low,
-            self._promoted,
-            rows,
-            effective,
-        )
-        if key is not None:
-            rows = np.lexsort((key, effective))
-        ordered = jobs.reordered(rows, effective[rows])
-        if self._settings.converging.gained < 1:
-            ordered = self._shrinking(ordered)
+        order_rows(jobs.store.records, jobs.index, state.time, rule.aging_normal, rule.aging_low, rows, effective)
+        if rule.inside == "shortest_first":
+            classes = np.empty_like(effective)
+            classes[rows] = effective
+            rows = np.lexsort((jobs.remaining_time(jobs.requested_gpus), classes))
+            effective = classes[rows]
+        ordered = jobs.reordered(rows, effective)
+        if rule.converging.gained < 1:
+            shrink_converging(ordered.records, rule.converging.gained, rule.converging.keep)
         return replace(state, jobs=ordered)
-
-    def _shrinking(self, jobs: JobTable) -> JobTable:
-        """The table with the limits of converging jobs lowered."""
-        accuracy = (jobs.accuracy_at(0.0 * jobs.progress), jobs.accuracy, jobs.final_accuracy)
-        limits, rule = jobs.max_gpus.copy(), self._settings.converging
-        limit_converging(*accuracy, jobs.gpus, jobs.peak_gpus, jobs.min_gpus, limits, rule.gained, rule.keep)
-        return jobs.limited(limits)
 
     def stands_until(self, state: ClusterState) -> float:
         """Time until which, unless jobs or nodes come or go, the order of `state` and what is admitted stand.
@@ -114,16 +87,7 @@ class Queue:
         rule = self._settings
         if rule.inside != "fifo" or rule.shrink_lower or rule.converging.gained < 1:
             return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
-        jobs = state.jobs
-        # Gathered anew: what the policy saw does not tell who has begun to wait since.
-        wait_start = jobs.reordered(np.arange(len(jobs)), jobs.effective_priority).wait_start
-        return next_promotion(
-            jobs.priority,
-            jobs.effective_priority,
-            wait_start,
-            self._settings.aging_normal,
-            self._settings.aging_low,
-        )
+        return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
 
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
@@ -135,19 +99,14 @@ class Queue:
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
         jobs = state.jobs
-        gpus = whole_numbers(allocation.gpus, len(jobs), policy)
-        bad, total = check_limits(gpus, jobs.min_gpus, jobs.max_gpus)
+        wishes = whole_numbers(allocation.gpus, len(jobs), policy)
+        gpus = np.empty_like(wishes)
+        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus)
         if bad >= 0:
             raise PolicyError(
-                f"policy {policy} gave job {int(jobs.index[bad])} {int(gpus[bad])} GPUs at {state.time:.0f} s: "
+                f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
-        if total > state.capacity or self._settings.shrink_lower:
-            wishes, gpus = gpus, np.empty_like(gpus)
-            trim(wishes, jobs.min_gpus, jobs.effective_priority, state.capacity, self._settings.shrink_lower, gpus)
-        if state.reserved > 0:
-            gpus = gpus.copy()
-            hold_back(gpus, jobs.min_gpus, jobs.gpus, jobs.effective_priority, state.capacity, state.reserved)
         return Allocation(gpus, check_order(allocation.order, len(jobs), policy))
 
 
@@ -193,46 +152,62 @@ def is_permutation(order: IntArray) -> bool:
 
 @kernel()
 def order_rows(
+    jobs: AnyArray,
     index: IntArray,
-    priority: IntArray,
-    wait_start: FloatArray,
     now: float,
     aging_normal: float,
     aging_low: float,
-    promoted: IntArray,
     rows: IntArray,
     effective: IntArray,
 ) -> None:
-    """Fill `rows` [n] by effective class (stable, so by submission inside a class), and `effective` [n],
-    the classes after aging.
+    """Fill `rows` [n] with positions in index [n], numbers of jobs [M] JOB, by class after aging (stable, so by
+    submission inside a class), and effective [n] with the classes of these rows.
 
-    promoted [jobs]: classes each job has risen so far; brought up to date here.
+    How far jobs have risen is brought up to date.
     """
-    count = len(index)
     high, normal = 0, 0
-    for i in range(count):
-        own = priority[i]
-        since = wait_start[i]  # NaN while running: compares false below
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        own, since = job.priority, job.wait_start  # NaN while running: compares false below
         risen = 0
         if own == 2 and now >= since + aging_low:
             risen = 2 if now >= since + (aging_low + aging_normal) else 1
         elif own == 1 and now >= since + aging_normal:
             risen = 1
-        promoted[index[i]] = max(promoted[index[i]], risen)
-        effective[i] = own - promoted[index[i]]
-        high += effective[i] == 0
-        normal += effective[i] == 1
+        if risen > job.risen:
+            job.risen = risen
+        high += own == job.risen
+        normal += own - job.risen == 1
     at_high, at_normal, at_low = 0, high, high + normal
-    for i in range(count):
-        if effective[i] == 0:
-            rows[at_high] = i
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        after = job.priority - job.risen
+        if after == 0:
+            at = at_high
             at_high += 1
-        elif effective[i] == 1:
-            rows[at_normal] = i
+        elif after == 1:
+            at = at_normal
             at_normal += 1
         else:
-            rows[at_low] = i
+            at = at_low
             at_low += 1
+        rows[at] = i
+        effective[at] = after
+
+
+@kernel()
+def next_promotion(jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float) -> float:
+    """Earliest time at which a waiting job among `index` [n] of jobs [M] rises a class; infinity if none ever will."""
+    earliest = np.inf
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        if job.risen == job.priority or np.isnan(job.wait_start):
+            continue
+        bound = aging_low if job.priority == 2 else aging_normal
+        if job.risen == 1:
+            bound += aging_normal
+        earliest = min(earliest, job.wait_start + bound)
+    return earliest
 
 
 @kernel()
@@ -242,84 +217,60 @@ def gained_share(first: float, now: float, final: float) -> float:
 
 
 @kernel()
-def limit_converging(
-    first: FloatArray,
-    accuracy: FloatArray,
-    final: FloatArray,
-    held: IntArray,
-    peak: IntArray,
-    min_gpus: IntArray,
-    limits: IntArray,
-    since: float,
-    keep: float,
-) -> None:
-    """Lower `limits` [n], the most GPUs of each job, of jobs that converge while others could use GPUs.
+def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
+    """Lower max_gpus and requested_gpus of jobs in view [n] VIEW that converge while others could use GPUs.
 
-    A job converges once it has gained `since` of the accuracy between its `first` and its `final` one. It may then
-    hold three quarters of `peak`, the most it has held, and `keep` of it (if that is less) from halfway to its end
+    A job converges once it has gained `since` of the accuracy between its first and its final one. It may then
+    hold three quarters of the most it has held, and `keep` of it (if that is less) from halfway to its end
     on, but no fewer than its min_gpus. Nothing is lowered unless a job that does not converge holds less than its
     limit. After the convergence shrink of this project's notes on systems (1.7).
     """
     wanted = False
-    for i in range(len(first)):
-        wanted = wanted or (gained_share(first[i], accuracy[i], final[i]) < since and held[i] < limits[i])
+    for i in range(len(view)):
+        job = view[i]
+        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
+        wanted = wanted or (gained < since and job.gpus < job.max_gpus)
     if not wanted:
         return
-    for i in range(len(first)):
-        gained = gained_share(first[i], accuracy[i], final[i])
-        if gained >= since and peak[i] > 0:
+    for i in range(len(view)):
+        job = view[i]
+        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
+        if gained >= since and job.peak_gpus > 0:
             late = gained >= (1.0 + since) / 2
             share = keep if late else max(keep, 0.75)
-            limits[i] = min(limits[i], max(min_gpus[i], int(np.ceil(share * peak[i]))))
+            job.max_gpus = min(job.max_gpus, max(job.min_gpus, int(np.ceil(share * job.peak_gpus))))
+            job.requested_gpus = min(job.requested_gpus, job.max_gpus)
 
 
-@kernel()
-def next_promotion(
-    priority: IntArray, effective: IntArray, wait_start: FloatArray, aging_normal: float, aging_low: float
-) -> float:
-    """Earliest time at which a waiting job rises a class; infinity if none ever will."""
-    earliest = np.inf
-    for i in range(len(priority)):
-        if effective[i] == 0 or np.isnan(wait_start[i]):
-            continue
-        bound = aging_low if priority[i] == 2 else aging_normal
-        if priority[i] - effective[i] == 1:
-            bound += aging_normal
-        earliest = min(earliest, wait_start[i] + bound)
-    return earliest
+@njit()
+def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, reserved: int, given: IntArray) -> int:
+    """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
-
-@kernel()
-def check_limits(gpus: IntArray, min_gpus: IntArray, max_gpus: IntArray) -> tuple[int, int]:
-    """First row whose GPUs break its limits (-1: none), and the sum of all."""
+    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave to nobody, see `hold_back`. Returns the first row
+    whose wish breaks its limits, or -1.
+    """
     total = 0
-    for i in range(len(gpus)):
-        if gpus[i] != 0 and (gpus[i] < min_gpus[i] or gpus[i] > max_gpus[i]):
-            return i, total
-        total += gpus[i]
-    return -1, total
+    for i in range(len(wishes)):
+        if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
+            return i
+        given[i] = wishes[i]
+        total += wishes[i]
+    if total > capacity or shrink_lower:
+        left = capacity
+        for i in range(len(wishes)):
+            given[i] = min(wishes[i], left)
+            if given[i] < view[i].min_gpus:
+                given[i] = 0
+            left -= given[i]
+        if shrink_lower:
+            shrink_lower_classes(given, view, left)
+    if reserved > 0:
+        hold_back(given, view, capacity, reserved)
+    return -1
 
 
 @kernel()
-def trim(
-    gpus: IntArray, min_gpus: IntArray, effective: IntArray, capacity: int, shrink_lower: bool, given: IntArray
-) -> None:
-    """Fill `given` [n] with wishes `gpus` [n] cut to `capacity` in row order, rows sorted by `effective` class;
-    see `shrink_lower_classes`."""
-    left = capacity
-    for i in range(len(gpus)):
-        given[i] = min(gpus[i], left)
-        if given[i] < min_gpus[i]:
-            given[i] = 0
-        left -= given[i]
-    if shrink_lower:
-        shrink_lower_classes(given, min_gpus, effective, left)
-
-
-@kernel()
-def hold_back(
-    given: IntArray, min_gpus: IntArray, held: IntArray, effective: IntArray, capacity: int, reserved: int
-) -> None:
+def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
     """Leave `reserved` GPUs of the capacity to nobody, as far as jobs below class high can do without growing.
 
     given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
@@ -332,40 +283,40 @@ def hold_back(
     for i in range(len(given) - 1, -1, -1):
         if missing <= 0:
             break
-        if effective[i] > 0:
-            taken = min(given[i] - max(min_gpus[i], min(held[i], given[i])), missing)
+        job = view[i]
+        if job.effective_priority > 0:
+            taken = min(given[i] - max(job.min_gpus, min(job.gpus, given[i])), missing)
             if taken > 0:
                 given[i] -= taken
                 missing -= taken
 
 
 @njit()
-def shrink_lower_classes(given: IntArray, min_gpus: IntArray, effective: IntArray, left: int) -> None:
+def shrink_lower_classes(given: IntArray, view: AnyArray, left: int) -> None:
     """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
     of what those hold above their own min_gpus, the last rows giving first. `given` is changed.
 
     A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
     """
-    classes = effective.max() + 1 if len(effective) else 0
-    spare = np.zeros(classes, dtype=np.int64)
-    runs = np.zeros(classes, dtype=np.bool_)
+    spare = np.zeros(CLASSES + 1, dtype=np.int64)
+    runs = np.zeros(CLASSES + 1, dtype=np.bool_)
     for i in range(len(given)):
         if given[i] > 0:
-            spare[effective[i]] += given[i] - min_gpus[i]
-            runs[effective[i]] = True
+            spare[view[i].effective_priority] += given[i] - view[i].min_gpus
+            runs[view[i].effective_priority] = True
     donor = len(given) - 1
     for i in range(len(given)):
-        lower = effective[i] + 1
-        if given[i] > 0 or not runs[lower:].any() or left + spare[lower:].sum() < min_gpus[i]:
+        lower, least = view[i].effective_priority + 1, view[i].min_gpus
+        if given[i] > 0 or not runs[lower:].any() or left + spare[lower:].sum() < least:
             continue
-        while left < min_gpus[i]:
+        while left < least:
             taken = 0
             if given[donor] > 0:
-                taken = min(given[donor] - min_gpus[donor], min_gpus[i] - left)
+                taken = min(given[donor] - view[donor].min_gpus, least - left)
             given[donor] -= taken
-            spare[effective[donor]] -= taken
+            spare[view[donor].effective_priority] -= taken
             left += taken
-            if left < min_gpus[i]:
+            if left < least:
                 donor -= 1
-        given[i] = min_gpus[i]
+        given[i] = least
         left -= given[i]

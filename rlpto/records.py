@@ -6,7 +6,53 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.compiled import kernel
+
+INTERVAL = np.dtype(
+    [
+        ("start", "f8"),
+        ("end", "f8"),
+        ("accuracy_gain", "f8", (3,)),
+        ("unfinished", "f8"),
+        ("gpu_seconds", "f8"),
+        ("rescale_seconds", "f8"),
+        ("rescales", "i8"),
+        ("arrived", "i8"),
+        ("finished", "i8"),
+    ],
+    align=True,
+)
+"""What happened between two decision points, summed over jobs: the fields of `rlpto.cluster.Progress`.
+A reward term is a function of these sums (`rlpto.rewards`)."""
+
+
+def intervals(
+    accuracy_gain: FloatArray,
+    unfinished: FloatArray | float,
+    gpu_seconds: FloatArray | float,
+    rescale_seconds: FloatArray | float,
+) -> AnyArray:
+    """[N] INTERVAL of N intervals of which only these sums are known: accuracy_gain [N, classes], the others [N]."""
+    found = np.zeros(len(accuracy_gain), dtype=INTERVAL)
+    found["accuracy_gain"], found["unfinished"] = accuracy_gain, unfinished
+    found["gpu_seconds"], found["rescale_seconds"] = gpu_seconds, rescale_seconds
+    return found
+
+
+@kernel()
+def add_interval(total: AnyArray, passed: AnyArray) -> None:
+    """Add the sums of an interval to others, both [1] INTERVAL; times go on from those of total."""
+    to, more = total[0], passed[0]
+    to.end = more.end
+    for c in range(3):
+        to.accuracy_gain[c] += more.accuracy_gain[c]
+    to.unfinished += more.unfinished
+    to.gpu_seconds += more.gpu_seconds
+    to.rescale_seconds += more.rescale_seconds
+    to.rescales += more.rescales
+    to.arrived += more.arrived
+    to.finished += more.finished
 
 
 @dataclass(frozen=True)
@@ -49,8 +95,8 @@ class DecisionRecords:
     time: [D] s. latency: [D] s the policy and the queue took (wall clock: not reproducible).
     capacity, held: [D] GPUs that were up, and GPUs held after the decision.
     active, waiting: [D] jobs in the system, and those without GPUs after the decision.
-    reward: [D, 4] parts accuracy, time, resources, rescale of the interval that followed; already
-        weighted and signed, so that their sum is the reward.
+    reward: [D, TERMS] terms (`rlpto.rewards.TERMS`) of the interval that followed; already weighted and
+        signed, so that their sum is the reward.
     """
 
     time: FloatArray
@@ -67,9 +113,6 @@ class DecisionRecords:
         time, latency = rows[:, 0], rows[:, 1]
         capacity, held, active, waiting = rows[:, 2:].astype(np.int64).T
         return cls(time, latency, capacity, held, active, waiting, reward)
-
-
-REWARD_PARTS = ("accuracy", "time", "resources", "rescale")
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,80 @@
-"""The scheduler loop: one visible function for every cluster and every policy."""
+"""The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, let time pass.
+
+It stands here once for every cluster and every policy, as the steps of `DecisionLoop`: a run, an environment over any
+cluster and a real cluster take the same ones. Compiled code takes them for many clusters at once (`rlpto.envs.fleet`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import Allocation, Cluster, ClusterState, Progress
+from rlpto.arrays import AnyArray
+from rlpto.cluster import Allocation, Cluster, ClusterState, FastForward
 from rlpto.errors import PolicyError
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.queues import Queue, QueueSettings
-from rlpto.records import DecisionRecords, JobRecords, RunRecord
-from rlpto.rewards import RewardWeights, reward_parts
+from rlpto.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
+from rlpto.rewards import TERMS, RewardWeights, reward_terms
 
-PATIENCE = 1000
+MAX_IDLE_POINTS = 1000
 """Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
 hold GPUs without one of them getting on."""
+
+
+class DecisionLoop:
+    """One cluster under one queue, a step at a time: `state`, then `carry_out`, then `advance`, until `cluster.done`.
+
+    forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
+    next forecast may be another. reserve: GPUs to hold back at a time [s] for jobs of class high; None: none.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: QueueSettings,
+        forecaster: Callable[[ClusterState], ClusterState] | None = None,
+        reserve: Callable[[float], int] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._queue = Queue(settings)
+        self._forecaster = forecaster
+        self._reserve = reserve
+
+    def state(self) -> ClusterState:
+        """What is decided on now: the jobs in queue order, with what is forecast and held back."""
+        state = self._queue.order(self.cluster.state())
+        if self._reserve is not None:
+            state = replace(state, reserved=self._reserve(state.time))
+        return state if self._forecaster is None else self._forecaster(state)
+
+    def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
+        """Trim what the policy of that name wishes in a state, and have the cluster do it; returns what that is.
+
+        Raises PolicyError if the policy returned something that is not an allocation.
+        """
+        admitted = self._queue.admit(state, allocation, policy)
+        self.cluster.apply(state, admitted)
+        return admitted
+
+    def stands_until(self, state: ClusterState, policy: Policy) -> float:
+        """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go."""
+        if self._forecaster is not None or not isinstance(policy, StandingPolicy):
+            return self.cluster.time
+        return min(policy.stands_until(state), self._queue.stands_until(state))
+
+    def advance(self, until: float = -np.inf) -> AnyArray:
+        """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.
+
+        Returns [P] `rlpto.records.INTERVAL`, one for each decision point, good until the next call.
+        """
+        if isinstance(self.cluster, FastForward):
+            return self.cluster.advance_until(until)
+        return self.cluster.advance().record()
 
 
 def run(
@@ -30,59 +85,73 @@ def run(
     *,
     window: str = "",
     seed: int = 0,
-    foresee: Callable[[ClusterState], ClusterState] | None = None,
-    promoted: IntArray | None = None,
+    forecaster: Callable[[ClusterState], ClusterState] | None = None,
 ) -> RunRecord:
     """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
 
-    foresee: adds a forecast to every state that is decided on, such as a new `task_volume.online.StateForecaster`;
-        None: no forecast. With one, no decision stands: the next forecast may be another.
-    promoted: [jobs] classes that jobs have risen in the queue before this run; None: none.
+    forecaster: see `DecisionLoop`, such as a new `rlpto.task_volume.online.StateForecaster`.
 
     Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
     """
     started = time.perf_counter()
-    queue = Queue(queue_settings, promoted)
+    loop = DecisionLoop(cluster, queue_settings, forecaster)
     policy.reset(seed)
     log = DecisionLog()
+    progress = ProgressWatch(cluster, policy.name)
     decide_at = -np.inf
-    idle = 0
-    standstill = Standstill(cluster)
     while not cluster.done:
         if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
             asked = time.perf_counter()
-            state = queue.order(cluster.state())
-            if foresee is not None:
-                state = foresee(state)
-            allocation = queue.admit(state, policy(state), policy.name)
-            latency = time.perf_counter() - asked
-            cluster.apply(state, allocation)
-            log.decided(cluster, latency, allocation)
-            decide_at = cluster.time
-            if foresee is None and isinstance(policy, StandingPolicy):
-                decide_at = min(policy.stands_until(state), queue.stands_until(state))
-        idle = 0 if cluster.held_gpus else idle + starved(cluster)
-        if idle > PATIENCE:
-            raise PolicyError(
-                f"policy {policy.name} leaves {cluster.active_jobs} jobs without GPUs for ever "
-                f"(at {cluster.time:.0f} s): expected some to get GPUs"
-            )
-        log.advanced(cluster.advance())
-        if standstill.lasts():
-            raise PolicyError(
-                f"policy {policy.name}: no job got on in {PATIENCE} decision points although {cluster.held_gpus} GPUs "
-                f"are held (at {cluster.time:.0f} s): expected GPUs to stay longer than a rescale takes"
-            )
+            state = loop.state()
+            allocation = loop.carry_out(state, policy(state), policy.name)
+            log.decided(cluster, time.perf_counter() - asked, allocation)
+            decide_at = loop.stands_until(state, policy)
+        passed = loop.advance(decide_at)
+        log.advanced(passed)
+        progress.check(len(passed))
     return RunRecord(
         policy=policy.name,
         window=window,
         seed=seed,
-        capacity=cluster.capacity,
+        capacity=cluster.shape.capacity,
         jobs=job_records(cluster),
         decisions=log.records(weights),
         changes=cluster.changes(),
         wall_seconds=time.perf_counter() - started,
     )
+
+
+class ProgressWatch:
+    """Notices that no job gets on any more: all are left without GPUs, or take turns faster than they can start."""
+
+    def __init__(self, cluster: Cluster, policy: str) -> None:
+        self._cluster, self._policy = cluster, policy
+        self._idle = self._points = 0
+        self._held = False
+        self._progress, self._rescales = -1.0, 0
+
+    def check(self, points: int) -> None:
+        """After so many decision points have passed. Raises PolicyError once it has been so for MAX_IDLE_POINTS."""
+        cluster = self._cluster
+        self._idle = 0 if cluster.held_gpus else self._idle + points * starved(cluster)
+        if self._idle > MAX_IDLE_POINTS:
+            raise PolicyError(
+                f"policy {self._policy} leaves {cluster.active_jobs} jobs without GPUs for ever "
+                f"(at {cluster.time:.0f} s): expected some to get GPUs"
+            )
+        self._points += points
+        self._held = self._held and cluster.held_gpus > 0
+        if self._points < MAX_IDLE_POINTS:
+            return
+        # A look costs a sum over all jobs, so it is taken once in so many points.
+        progress, rescales = float(cluster.store.progress.sum()), int(cluster.store.rescales.sum())
+        if self._held and progress == self._progress and rescales > self._rescales:
+            raise PolicyError(
+                f"policy {self._policy}: no job got on in {MAX_IDLE_POINTS} decision points although "
+                f"{cluster.held_gpus} GPUs are held (at {cluster.time:.0f} s): "
+                "expected GPUs to stay longer than a rescale takes"
+            )
+        self._points, self._held, self._progress, self._rescales = 0, True, progress, rescales
 
 
 def starved(cluster: Cluster) -> bool:
@@ -92,66 +161,45 @@ def starved(cluster: Cluster) -> bool:
     return int(cluster.state().jobs.requested_gpus.max()) <= cluster.up_gpus
 
 
-class Standstill:
-    """Watches whether jobs that hold GPUs get on, once in PATIENCE decision points: a look costs a sum over jobs."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._points, self._held = 0, False
-        self._progress, self._rescales = -1.0, 0
-
-    def lasts(self) -> bool:
-        """True if at all of the last PATIENCE points GPUs have been held, rescales have gone on, and no job got on."""
-        self._points += 1
-        self._held = self._held and self._cluster.held_gpus > 0
-        if self._points % PATIENCE:
-            return False
-        progress, rescales = float(self._cluster.store.progress.sum()), int(self._cluster.store.rescales.sum())
-        stuck = self._held and progress == self._progress and rescales > self._rescales
-        self._held, self._progress, self._rescales = True, progress, rescales
-        return stuck
-
-
-@dataclass
 class DecisionLog:
     """Collects decisions, and for each what happened until the next one."""
 
-    rows: list[tuple[float, float, int, int, int, int]] = field(default_factory=list)
-    sums: list[tuple[float, ...]] = field(default_factory=list)
-    owner: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, int, int, int, int]] = []
+        self._passed = np.empty(256, dtype=INTERVAL)
+        self._points = 0
+        self._owners: list[tuple[int, int]] = []
 
     def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
         """Note a decision that has just been applied."""
-        self.rows.append(
-            (
-                cluster.time,
-                latency,
-                cluster.up_gpus,
-                cluster.held_gpus,
-                cluster.active_jobs,
-                len(allocation.gpus) - int(np.count_nonzero(allocation.gpus)),
-            )
-        )
+        waiting = len(allocation.gpus) - int(np.count_nonzero(allocation.gpus))
+        self._rows.append((cluster.time, latency, cluster.up_gpus, cluster.held_gpus, cluster.active_jobs, waiting))
 
-    def advanced(self, progress: Progress) -> None:
-        """Add what happened since to the last decision (or to the first one to come)."""
-        self.owner.append(max(len(self.rows) - 1, 0))
-        self.sums.append((*progress.accuracy_gain, progress.unfinished, progress.gpu_seconds, progress.rescale_seconds))
+    def advanced(self, passed: AnyArray) -> None:
+        """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
+        end = self._points + len(passed)
+        if end > len(self._passed):
+            grown = np.empty(2 * end, dtype=INTERVAL)
+            grown[: self._points] = self._passed[: self._points]
+            self._passed = grown
+        self._passed[self._points : end] = passed
+        self._points = end
+        self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
 
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
-        rows = np.array(self.rows, dtype=np.float64).reshape(-1, 6)
-        reward = np.zeros((len(rows), 4))
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
+        reward = np.zeros((len(rows), len(TERMS)))
         if len(rows):
-            sums = np.array(self.sums, dtype=np.float64)
-            parts = reward_parts(sums[:, :-3], sums[:, -3], sums[:, -2], sums[:, -1], weights)
-            np.add.at(reward, np.array(self.owner), parts)
+            terms = reward_terms(self._passed[: self._points], weights)
+            owners, counts = np.array(self._owners).T
+            np.add.at(reward, np.repeat(owners, counts), terms)
         return DecisionRecords.from_rows(rows, reward)
 
 
 def job_records(cluster: Cluster) -> JobRecords:
     """What became of every job of the cluster's workload: copies, which outlive the cluster."""
-    store, tables = cluster.store, cluster.tables
+    store, tables, shape = cluster.store, cluster.tables, cluster.shape
     everything = np.arange(len(store))
     table = cluster.table_of(everything)
     solo = (tables, store.type_index, store.scale, store.epochs)
@@ -171,6 +219,6 @@ def job_records(cluster: Cluster) -> JobRecords:
         finish_time=store.finish_time.copy(),
         gpu_seconds=store.attained_service.copy(),
         final_accuracy=table.accuracy,
-        alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, cluster.capacity)),
-        requested_time=delay + seconds_to_finish(*solo, store.requested_gpus, cluster.gpus_per_node),
+        alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, shape.capacity)),
+        requested_time=delay + seconds_to_finish(*solo, store.requested_gpus, shape.gpus_per_node),
     )

@@ -161,7 +161,7 @@ def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Pat
     }
     experiment = Experiment(config.model_copy(update=alone))
     trace = experiment.window_traces["w-3"].trace
-    work = requested_work(trace, experiment.tables, config.workload.mapping, experiment.gpus_per_node)
+    work = requested_work(trace, experiment.tables, config.workload.mapping, experiment.shape.gpus_per_node)
     jobs = experiment.run_policy(experiment.policy("fifo"), "w-3", 0).jobs
     seconds = jobs.finish_time - jobs.start_time
     np.testing.assert_allclose(work, seconds * trace.gpus, rtol=1e-6)

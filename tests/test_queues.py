@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import PolicyError
-from rlpto.jobs import Job
+from rlpto.jobs import VIEW, Job
 from rlpto.policies.registry import make_policy
-from rlpto.queues import ConvergingSettings, Queue, QueueSettings, hold_back, limit_converging
+from rlpto.queues import ConvergingSettings, Queue, QueueSettings, hold_back, shrink_converging
 from rlpto.records import JobRecords
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -129,13 +129,12 @@ class TestAging:
 
 def limits(gained: list[float], held: list[int], peak: list[int], rule: ConvergingSettings) -> list[int]:
     """What jobs of 1 to 16 GPUs may hold under a rule."""
-    found = np.full(len(held), 16)
-    least = np.ones(len(held), dtype=np.int64)
-    first, final = np.zeros(len(held)), np.ones(len(held))
-    limit_converging(
-        first, np.array(gained), final, np.array(held), np.array(peak), least, found, rule.gained, rule.keep
-    )
-    return found.tolist()
+    shown = np.zeros(len(held), dtype=VIEW)
+    shown["max_gpus"], shown["min_gpus"], shown["requested_gpus"], shown["final_accuracy"] = 16, 1, 9, 1.0
+    shown["accuracy"], shown["gpus"], shown["peak_gpus"] = gained, held, peak
+    shrink_converging(shown, rule.gained, rule.keep)
+    np.testing.assert_array_equal(shown["requested_gpus"], np.minimum(9, shown["max_gpus"]))
+    return shown["max_gpus"].tolist()
 
 
 class TestConverging:
@@ -404,7 +403,9 @@ class TestReserve:
     def test_growth_of_lower_classes_alone_makes_room_and_no_more_than_is_needed(self, case):
         wanted, least, held, classes, capacity, reserved = case
         given_ = wanted.copy()
-        hold_back(given_, least, held, classes, capacity, reserved)
+        shown = np.zeros(len(least), dtype=VIEW)
+        shown["min_gpus"], shown["gpus"], shown["effective_priority"] = least, held, classes
+        hold_back(given_, shown, capacity, reserved)
         assert (given_ <= wanted).all()
         np.testing.assert_array_equal(given_[classes == 0], wanted[classes == 0])
         assert (given_ >= np.minimum(wanted, np.maximum(least, held))).all()

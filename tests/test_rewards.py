@@ -7,29 +7,38 @@ import pytest
 
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights, reward_parts
+from rlpto.records import intervals
+from rlpto.rewards import REWARD_PARTS, TERMS, RewardWeights, reward_terms, weigh
 from rlpto.scheduler import run
 
 from .builders import give, job, linear_tables, make_cluster
 
 
 def parts_of(progress, weights):
-    sums = (progress.accuracy_gain, progress.unfinished, progress.gpu_seconds, progress.rescale_seconds)
-    return reward_parts(*sums, weights)
+    return reward_terms(progress.record(), weights)[0]
 
 
 def test_every_part_by_hand():
     weights = RewardWeights(accuracy=2.0, time=3.0, resources=0.5, rescale=10.0, classes=(4.0, 2.0, 1.0))
-    parts = reward_parts(np.array([0.5, 0.25, 1.0]), 7200.0, 3600.0 * 8, 360.0, weights)
-    assert parts.tolist() == [2.0 * (2.0 + 0.5 + 1.0), -3.0 * 2, -0.5 * 8, -10.0 * 0.1]
+    sums = intervals(np.array([[0.5, 0.25, 1.0], [0.0, 0.0, 1.0]]), 7200.0, 3600.0 * 8, [360.0, 0.0])
+    parts = reward_terms(sums, weights)
+    assert parts[0].tolist() == [2.0 * (2.0 + 0.5 + 1.0), -3.0 * 2, -0.5 * 8, -10.0 * 0.1]
+    assert parts[1].tolist() == [2.0, -6.0, -4.0, 0.0]
+    for at in range(2):
+        one = np.zeros(len(TERMS))
+        weigh(sums[at : at + 1], weights.record(), one)
+        assert one.tolist() == pytest.approx(parts[at].tolist(), rel=1e-15)
 
 
-def test_batches_of_intervals_are_rewarded_at_once():
-    gains = np.arange(12.0).reshape(2, 2, 3)
-    sums = np.array([[10.0, 20.0], [30.0, 40.0]])
-    parts = reward_parts(gains, sums, 2 * sums, 3 * sums, RewardWeights())
-    assert parts.shape == (2, 2, 4)
-    assert parts[1, 0].tolist() == reward_parts(gains[1, 0], 30.0, 60.0, 90.0, RewardWeights()).tolist()
+def test_terms_are_a_table_with_a_weight_each():
+    assert REWARD_PARTS == ("accuracy", "time", "resources", "rescale")
+    for term in TERMS:
+        assert getattr(RewardWeights(), term.name) >= 0
+        assert term.description.endswith(".")
+        only = RewardWeights(**{name: float(name == term.name) for name in REWARD_PARTS})
+        parts = reward_terms(intervals(np.ones((1, 3)), 3600.0, 7200.0, 1800.0), only)[0]
+        assert parts[REWARD_PARTS.index(term.name)] != 0.0
+        assert np.count_nonzero(parts) == 1
 
 
 def test_one_interval_of_a_cluster():

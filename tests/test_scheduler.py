@@ -11,7 +11,7 @@ from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
-from rlpto.scheduler import PATIENCE, run
+from rlpto.scheduler import MAX_IDLE_POINTS, run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings
 
@@ -60,10 +60,10 @@ class TestMisbehaviour:
 
     def test_a_policy_may_wait_as_long_as_patience_lasts(self):
         def late(state: ClusterState) -> list[int]:
-            return [int(state.time >= 60.0 * (PATIENCE - 1))]
+            return [int(state.time >= 60.0 * (MAX_IDLE_POINTS - 1))]
 
         record = schedule(make_cluster([job()], linear_tables(), interval=60), Scripted(late))
-        assert record.jobs.start_time[0] == 60.0 * (PATIENCE - 1)
+        assert record.jobs.start_time[0] == 60.0 * (MAX_IDLE_POINTS - 1)
 
     def test_nobody_is_blamed_while_nodes_are_down(self):
         """A repair may take thousands of decision points."""
@@ -72,7 +72,7 @@ class TestMisbehaviour:
         record = schedule(cluster, make_policy("fifo"))
         assert np.isfinite(record.jobs.finish_time[0])
         assert (record.decisions.capacity == 0).any()
-        assert cluster.time > 2 * PATIENCE
+        assert cluster.time > 2 * MAX_IDLE_POINTS
 
     def test_a_policy_that_rescales_for_ever_is_stopped(self):
         cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
@@ -81,9 +81,9 @@ class TestMisbehaviour:
             schedule(cluster, turns)
 
     def test_a_long_rescale_is_no_standstill(self):
-        cluster = make_cluster([job(0)], linear_tables(delay=70.0 * PATIENCE), [4])
+        cluster = make_cluster([job(0)], linear_tables(delay=70.0 * MAX_IDLE_POINTS), [4])
         record = schedule(cluster, Scripted(lambda _: [1]))
-        assert record.jobs.finish_time[0] > 70.0 * PATIENCE
+        assert record.jobs.finish_time[0] > 70.0 * MAX_IDLE_POINTS
 
 
 class TestRecord:

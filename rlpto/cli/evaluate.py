@@ -57,6 +57,13 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Jobs of another trace, in any format that can be imported."),
     ] = None,
+    follow: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help='Jobs of a file that is being written: JSON lines, up to {"closed": true}; see docs/simulator.md.',
+        ),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option(
@@ -106,6 +113,7 @@ def evaluate(
     """
     from rlpto.evaluation.tables import print_results
     from rlpto.runs.evaluation import (
+        followed_file,
         foreign_trace,
         missed_switches,
         run_cells,
@@ -117,6 +125,7 @@ def evaluate(
 
     overrides = [
         *([] if trace is None else foreign_trace(trace)),
+        *([] if follow is None else followed_file(follow)),
         *(set_ or ()),
         *([] if limit is None else [f"workload.windows.limit={limit}"]),
         *([] if seeds is None else [f"evaluation.seeds={seeds}"]),

@@ -10,8 +10,8 @@ import numpy as np
 from rlpto.arrays import FloatArray
 from rlpto.evaluation.timeline import run_span, step_integral, utilisation
 from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import REWARD_PARTS, JobRecords, RunRecord
-from rlpto.rewards import HOUR, RewardWeights
+from rlpto.records import JobRecords, RunRecord
+from rlpto.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
 
 Better = Literal["lower", "higher", "none"]
 
@@ -46,23 +46,11 @@ def _queueing(name: str) -> Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("reward", "reward", "", "higher", "Sum of the four parts of the reward over all decisions."),
-    Metric(
-        "reward_accuracy",
-        "accuracy part",
-        "",
-        "higher",
-        "Accuracy gained, as a share of what each job can gain, weighted by its priority class, summed over jobs.",
+    Metric("reward", "reward", "", "higher", "Sum of all parts of the reward over all decisions."),
+    *(
+        Metric(f"reward_{term.name}", f"{term.name.removesuffix('s')} part", "", "higher", term.description)
+        for term in TERMS
     ),
-    Metric(
-        "reward_time",
-        "time part",
-        "",
-        "higher",
-        "Minus the weighted job-hours between submit and finish: with weight 1 the negative sum of all JCTs in hours.",
-    ),
-    Metric("reward_resources", "resource part", "", "higher", "Minus the weighted GPU-hours held."),
-    Metric("reward_rescale", "rescale part", "", "higher", "Minus the weighted hours of delay that rescales cost."),
     Metric(
         "jct_mean", "JCT mean", "s", "lower", "Mean job completion time, submit to finish, over the jobs that finished."
     ),
@@ -234,7 +222,8 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
             "reward_resources": -weights.resources * hours,
             "reward_rescale": 0.0,
         }
-        values.update(parts, reward=sum(parts.values()))
+        bounds = [parts.get(f"reward_{name}", nan) for name in REWARD_PARTS]  # a part without a bound has none
+        values.update(parts, reward=sum(bounds))
     return values
 
 

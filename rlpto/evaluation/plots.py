@@ -24,8 +24,8 @@ from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
 from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import REWARD_PARTS, RunRecord
-from rlpto.rewards import HOUR
+from rlpto.records import RunRecord
+from rlpto.rewards import HOUR, REWARD_PARTS
 
 COLOURS = (
     "#2f6db5",

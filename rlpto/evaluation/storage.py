@@ -13,7 +13,8 @@ from rlpto.arrays import AnyArray
 from rlpto.errors import CheckpointError
 from rlpto.files import whole_file
 from rlpto.reading import entries, parsing, read_arrays
-from rlpto.records import REWARD_PARTS, AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.rewards import REWARD_PARTS
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}

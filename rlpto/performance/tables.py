@@ -9,14 +9,21 @@ such curve over epochs each; `row` says which row serves (type, nodes spanned, G
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray, IntArray
 
 NO_GPUS = 0
 """Row of a job that holds no GPUs: its rate is zero."""
+
+
+TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
+"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve."""
+
+_UNKNOWN = np.zeros((0, 0))
 
 
 class JobType(NamedTuple):
@@ -64,10 +71,35 @@ class SpeedTables:
     known_speed: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        # One layout, so that code which reads the tables is compiled once.
+        for name in ("rates", "elapsed", "accuracy", "known_remaining", "known_speed"):
+            array = getattr(self, name)
+            if array is not None:
+                object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float64))
+
     @property
     def max_gpus(self) -> int:
         """Largest number of GPUs the tables cover."""
         return int(self.row.shape[2]) - 1
+
+    @cached_property
+    def facts(self) -> AnyArray:
+        """[T] TYPE."""
+        facts = np.zeros(len(self.types), dtype=TYPE)
+        facts["delay"] = self.rescale_delay
+        facts["epochs"] = self.epochs
+        return facts
+
+    @property
+    def told_remaining(self) -> FloatArray:
+        """`known_remaining` for compiled code: empty where there is none."""
+        return _UNKNOWN if self.known_remaining is None else self.known_remaining
+
+    @property
+    def told_speed(self) -> FloatArray:
+        """`known_speed` for compiled code: empty where there is none."""
+        return _UNKNOWN if self.known_speed is None else self.known_speed
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
@@ -76,7 +108,7 @@ class SpeedTables:
         Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
-            self._packed[gpus_per_node] = self._find_packed_rows(gpus_per_node)
+            self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
         return self._packed[gpus_per_node]
 
     def _find_packed_rows(self, gpus_per_node: int) -> IntArray:

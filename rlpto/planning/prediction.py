@@ -21,13 +21,15 @@ from rlpto.simulator.settings import SimulatorSettings
 class Prediction:
     """What n jobs that are there now will come to.
 
-    time [s]: of the snapshot. index: [n] numbers of the jobs in the cluster's workload, in order of submission.
+    time [s]: of the snapshot. index: [n] numbers of the jobs in the cluster's workload, in order of submission; names:
+    theirs.
     start, finish: [n] s on the cluster's clock; start is the first GPU, which may lie in the past. NaN where it does
     not come to that with the nodes that are up.
     """
 
     time: float
     index: IntArray
+    names: tuple[str, ...]
     start: FloatArray
     finish: FloatArray
 
@@ -42,13 +44,13 @@ def predict(
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
     if not len(snapshot.index):
-        return Prediction(snapshot.time, snapshot.index, np.zeros(0), np.zeros(0))
+        return Prediction(snapshot.time, snapshot.index, (), np.zeros(0), np.zeros(0))
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
     if decided:
         scratch.advance()
-    run(scratch, _GoesOn(policy), queue, RewardWeights(), promoted=snapshot.promoted.copy())
-    store = scratch.store
-    return Prediction(snapshot.time, snapshot.index, store.start_time.copy(), store.finish_time.copy())
+    run(scratch, _GoesOn(policy), queue, RewardWeights())
+    store, names = scratch.store, tuple(job.name for job in snapshot.jobs)
+    return Prediction(snapshot.time, snapshot.index, names, store.start_time.copy(), store.finish_time.copy())
 
 
 class _GoesOn:

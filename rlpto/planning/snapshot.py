@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Cluster, ClusterState, Placement, Progress
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.jobs import EstimateNoise, Job, JobStore, Told
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
@@ -25,43 +25,39 @@ AT_ONCE = 1e12
 
 
 class ScratchCluster(SimulatedCluster):
-    """A simulated cluster that also ends once nothing has happened for `IDLE_POINTS` decision points.
+    """A simulated cluster that is also done once no job has held GPUs for `IDLE_POINTS` decision points.
 
     Jobs that want more GPUs than are up would wait for ever: nobody knows when a node will be back.
     """
 
     _idle = 0
 
-    @property
-    def done(self) -> bool:
-        """True once every job has finished, or those that are left do not get on."""
-        return super().done or self._idle >= IDLE_POINTS
-
-    def advance(self) -> Progress:
-        """Run until the next decision is due."""
-        self._idle = 0 if self.held_gpus else self._idle + 1
-        return super().advance()
+    def advance_until(self, until: float) -> AnyArray:
+        """Run through decision points, see `SimulatedCluster.advance_until`."""
+        idle = not self.held_gpus
+        passed = super().advance_until(until)
+        self._idle = self._idle + len(passed) if idle else 0
+        self.done = self.done or self._idle >= IDLE_POINTS
+        return passed
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What is known of the n active jobs of a cluster, in order of submission.
 
-    time [s]. index: [n] number of each job in the cluster's workload. jobs: as they were submitted. columns: how far
-    they are. promoted: [n] classes that each has risen in the queue. placement: where they hold GPUs.
-    gpus_per_node: of the largest node, up or down, as policies are told.
+    time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: as they were
+    submitted. columns: how far they are. placement: where they hold GPUs.
     tables: speeds as they are told; columns.type_index and columns.scale belong to them.
     noise: factors by which what is told of jobs differs from what `tables` say, so that policies are told the same by
     the scratch cluster; None: nothing differs.
     """
 
     time: float
+    shape: ClusterShape
     index: IntArray
     jobs: tuple[Job, ...]
     columns: JobStore
-    promoted: IntArray
     placement: Placement
-    gpus_per_node: int
     tables: SpeedTables
     noise: EstimateNoise | None
 
@@ -71,30 +67,26 @@ class Snapshot:
         Raises ConfigError if no node with GPUs was up.
         """
         columns = self.columns.take(np.arange(len(self.index)))
-        scratch = ScratchCluster.resume(
-            self.time, self.jobs, columns, self.placement, self.tables, settings, self.noise
+        return ScratchCluster.resume(
+            self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings, self.noise
         )
-        scratch.gpus_per_node = self.gpus_per_node
-        return scratch
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
     """What is known of a cluster. state: its own, of this moment, as `rlpto.queues.Queue.order` has made it."""
     rows = np.argsort(state.jobs.index, kind="stable")
-    risen = (state.jobs.priority - state.jobs.effective_priority)[rows]
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
-    columns = table.columns()
+    columns, placement = table.columns(), cluster.placement(table.index)
     told = known_speeds(table.told(), state.gpus_per_node)
-    placement = cluster.placement(table.index)
-    columns.type_index, columns.scale, columns.rescale_left = told.type_index, told.scale, placement.pausing
+    columns.type_index[:] = columns.told_type[:] = told.type_index
+    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = told.scale, placement.pausing, np.nan
     return Snapshot(
         time=state.time,
+        shape=state.shape,
         index=table.index.copy(),
         jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
         columns=columns,
-        promoted=risen,
         placement=placement,
-        gpus_per_node=state.gpus_per_node,
         tables=told.tables,
         noise=told.noise,
     )

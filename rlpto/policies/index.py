@@ -22,7 +22,7 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.greedy import Steps
 from rlpto.policies.index_weights import IndexWeights, load_index_weights
-from rlpto.policies.steering import JobColumns, score_steps, steer, steering_weights
+from rlpto.policies.steering import score_steps, steer, steering_weights
 from rlpto.settings import Settings
 
 
@@ -66,7 +66,7 @@ def index_gpus(state: ClusterState, weights: FloatArray) -> IntArray:
 
 def steered_gpus(state: ClusterState, weights: FloatArray) -> IntArray:
     """GPUs [n] by index; weights: [STEERING_FEATURES] for all jobs, or [n, STEERING_FEATURES]."""
-    return steer(state.time, state.capacity, job_columns(state), np.atleast_2d(weights))
+    return steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, np.atleast_2d(weights))
 
 
 def index_scores(state: ClusterState, steps: Steps, weights: FloatArray) -> FloatArray:
@@ -74,20 +74,5 @@ def index_scores(state: ClusterState, steps: Steps, weights: FloatArray) -> Floa
 
     -infinity elsewhere, and for steps that gain nothing. weights: [INDEX_FEATURES] or [n, INDEX_FEATURES].
     """
-    return score_steps(state.time, state.capacity, job_columns(state), steps, np.atleast_2d(steering_weights(weights)))
-
-
-def job_columns(state: ClusterState) -> JobColumns:
-    """What the index needs to know of the jobs of a state, in queue order."""
-    jobs = state.jobs
-    return JobColumns(
-        speed=jobs.speed,
-        remaining=jobs.remaining,
-        lowest=jobs.min_gpus,
-        highest=jobs.max_gpus,
-        held=jobs.gpus,
-        priority=jobs.effective_priority,
-        submit_time=jobs.submit_time,
-        attained=jobs.attained_service,
-        delay=jobs.rescale_delay,
-    )
+    jobs, steering = state.jobs, np.atleast_2d(steering_weights(weights))
+    return score_steps(state.time, state.capacity, jobs.records, jobs.speed, steps, steering)

@@ -13,11 +13,9 @@ with r = log(hours the job has left on one GPU) and load = log(1 + GPUs all jobs
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.policies.greedy import Steps, grow, hull_steps
 from rlpto.policies.index_weights import INDEX_FEATURES
@@ -53,23 +51,6 @@ _START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
 _PRICE, _PATIENCE = _AT["price"], _AT["patience"]
 
 
-class JobColumns(NamedTuple):
-    """What the index needs to know of n jobs, in queue order; units as in `rlpto.jobs.JobTable`.
-
-    speed: [n, K + 1]; the others [n]. priority: after aging. attained: GPU-seconds. delay: seconds.
-    """
-
-    speed: FloatArray
-    remaining: FloatArray
-    lowest: IntArray
-    highest: IntArray
-    held: IntArray
-    priority: IntArray
-    submit_time: FloatArray
-    attained: FloatArray
-    delay: FloatArray
-
-
 def steering_weights(index_weights: FloatArray) -> FloatArray:
     """[..., STEERING_FEATURES] with which steering does exactly what the index of these weights does."""
     extra = len(STEERING_FEATURES) - len(INDEX_FEATURES)
@@ -79,48 +60,57 @@ def steering_weights(index_weights: FloatArray) -> FloatArray:
 
 
 @njit()
-def steer(now: float, capacity: int, jobs: JobColumns, weights: FloatArray) -> IntArray:
+def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
+    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.jobs.JobTable`.
     Whatever the weights, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows.
     """
-    steps = hull_steps(jobs.speed, jobs.lowest, jobs.highest)
-    scores = score_steps(now, capacity, jobs, steps, weights)
-    worst = jobs.priority.max() if len(jobs.priority) else 0
-    for row in range(len(jobs.priority)):
-        scores[row, 0] += STRICT * (worst - jobs.priority[row])
-    return grow(np.zeros_like(jobs.lowest), steps.target, scores, jobs.lowest, capacity, -np.inf)
+    lowest = view.min_gpus.copy()
+    steps = hull_steps(speed, lowest, view.max_gpus.copy())
+    scores = score_steps(now, capacity, view, speed, steps, weights)
+    worst = 0
+    for row in range(len(view)):
+        worst = max(worst, view[row].effective_priority)
+    for row in range(len(view)):
+        scores[row, 0] += STRICT * (worst - view[row].effective_priority)
+    return grow(np.zeros_like(lowest), steps.target, scores, lowest, capacity, -np.inf)
 
 
 @njit(error_model="numpy")
-def score_steps(now: float, capacity: int, jobs: JobColumns, steps: Steps, weights: FloatArray) -> FloatArray:
+def score_steps(
+    now: float, capacity: int, view: AnyArray, speeds: FloatArray, steps: Steps, weights: FloatArray
+) -> FloatArray:
     """[n, K + 1] score of the step from k GPUs on, for the k that a job passes on its way up.
 
     -infinity elsewhere, for steps that gain nothing, and for those that are too dear or not worth
     their rescale, with all that would follow them. weights: [1 or n, STEERING_FEATURES].
     """
-    score = np.full(jobs.speed.shape, -np.inf)
-    load = np.log1p(jobs.highest.sum() / max(capacity, 1))
-    for row in range(len(jobs.lowest)):
+    score = np.full(speeds.shape, -np.inf)
+    wanted = 0
+    for row in range(len(view)):
+        wanted += view[row].max_gpus
+    load = np.log1p(wanted / max(capacity, 1))
+    for row in range(len(view)):
         w = weights[row if len(weights) > 1 else 0]
-        speed = jobs.speed[row]
-        unit = speed[jobs.lowest[row]] / jobs.lowest[row]
-        r = np.log(max(jobs.remaining[row] / unit, SHORTEST) / HOUR)
+        job, speed = view[row], speeds[row]
+        unit = speed[job.min_gpus] / job.min_gpus
+        r = np.log(max(job.remaining / unit, SHORTEST) / HOUR)
         base = (
             w[_REMAINING] * r
             + w[_REMAINING_SQUARED] * r * r
             + w[_LOAD_REMAINING] * r * load
-            + w[_PRIORITY] * (1 - jobs.priority[row])
-            + w[_AGE] * np.log1p((now - jobs.submit_time[row]) / HOUR)
-            + w[_ATTAINED] * np.log1p(jobs.attained[row] / HOUR)
+            + w[_PRIORITY] * (1 - job.effective_priority)
+            + w[_AGE] * np.log1p((now - job.submit_time) / HOUR)
+            + w[_ATTAINED] * np.log1p(job.attained_service / HOUR)
         )
         sticky = w[_HELD] + w[_HELD_REMAINING] * r
         growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
         pace = w[_PACE] + w[_PACE_REMAINING] * r
         start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
-        left, dearest = jobs.remaining[row] / HOUR, np.exp(w[_PRICE])
-        held, regret = jobs.held[row], w[_PATIENCE] * jobs.delay[row] / HOUR
+        left, dearest = job.remaining / HOUR, np.exp(w[_PRICE])
+        held, regret = job.gpus, w[_PATIENCE] * job.rescale_delay / HOUR
         gpus = 0
         while steps.target[row, gpus] > gpus and steps.gain[row, gpus] > 0:
             after = steps.target[row, gpus]

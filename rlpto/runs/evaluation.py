@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
 
+def followed_file(file: Path) -> list[str]:
+    """Overrides that take jobs from a file which is appended to."""
+    values = {"source": "follow", "path": [str(file)], "jobs": [], "load": None, "draws": 0}
+    values |= {"train_path": [], "validation_path": []}
+    return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
+
+
 def foreign_trace(trace: Path) -> list[str]:
     """Overrides that take jobs from another trace, and every window of it for testing."""
     values = {

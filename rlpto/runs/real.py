@@ -172,7 +172,7 @@ class RealCells:
                 curves = LiveCurves(own, self.config.reward, self.warn)
                 stack.callback(curves.close)
                 observers.append(curves)
-            predictor = session_predictor(experiment, cell, database)
+            predictor = session_predictor(experiment, database)
             stack.callback(predictor.close)
             observers.append(lambda _: predictor.tell())
             cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
@@ -188,18 +188,16 @@ class RealCells:
         return record
 
 
-def session_predictor(experiment: Experiment, cell: Cell, database: SessionDatabase) -> LivePredictor:
-    """Looks ahead beside the scheduler of a cell, and writes what it sees to the session's database."""
+def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
+    """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
     from rlpto.planning.live import LivePredictor
     from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
-
-    names = [job.name for job in experiment.jobs(cell.window, cell.seed)]
 
     def publish(found: Prediction | None, failed: str) -> None:
         jobs, made_at = {}, math.nan
         if found is not None:
-            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
-            jobs, made_at = {names[job]: (start, finish) for job, start, finish in times}, found.time
+            times = zip(found.names, found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {job: (start, finish) for job, start, finish in times}, found.time
         write_predictions(database, Predictions(made_at, jobs, failed))
 
     # Real jobs train on while new workers start, and stay where they are.
@@ -222,8 +220,10 @@ def run_session(
     policy = SessionPolicy(deciding, experiment.policy, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
-    foresee = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
-    record = run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, foresee=foresee)
+    forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
+    record = run(
+        cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
+    )
     record = replace(record, switches=policy_switches(cluster.database))
     if not resumed:
         return record

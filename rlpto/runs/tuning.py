@@ -233,7 +233,7 @@ class Arena:
             experiment, config = self._experiment, self._experiment.config
             self._fleets[key] = build_fleet(
                 1,
-                experiment.nodes,
+                experiment.shape,
                 [workload_of(experiment, *key)],
                 experiment.tables,
                 config.simulator,

@@ -13,77 +13,19 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
+from rlpto.records import INTERVAL
 from rlpto.simulator.settings import SimulatorSettings
-
-CLASSES = 3
-
-JOB = np.dtype(
-    [
-        # What every advance touches comes first, so that it shares cache lines.
-        ("gpus", "i8"),
-        ("rescale_left", "f8"),
-        ("finish_at", "f8"),
-        ("clock", "f8"),
-        ("scale", "f8"),
-        ("progress", "f8"),
-        ("epoch", "i8"),
-        ("epoch_start", "f8"),
-        ("epoch_end", "f8"),
-        ("rate", "f8"),
-        ("slope", "f8"),
-        ("gain_scale", "f8"),
-        ("accuracy", "f8"),
-        ("trained", "f8"),
-        ("attained_service", "f8"),
-        ("priority", "i8"),
-        ("wait_start", "f8"),
-        ("min_gpus", "i8"),
-        ("requested_gpus", "i8"),
-        ("max_gpus", "i8"),
-        ("submit_time", "f8"),
-        ("start_time", "f8"),
-        ("finish_time", "f8"),
-        ("epochs", "f8"),
-        ("data_size", "f8"),
-        ("base_progress", "f8"),
-        ("type_index", "i8"),
-        ("row", "i8"),
-        ("rescales", "i8"),
-        ("peak_gpus", "i8"),
-        ("grow_left", "f8"),
-        ("training_gpus", "i8"),
-        ("next_row", "i8"),
-    ],
-    align=True,
-)
-"""Fields of `rlpto.jobs.JobStore`, and further:
-
-finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
-row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
-epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
-slope [accuracy per epoch] in it: read from the tables once an epoch, see `enter_epoch`.
-accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
-base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
-trained since; together they say what its last checkpoint holds.
-grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train, at
-`row`, and all of them at next_row afterwards. Only where growth overlaps training."""
 
 CLUSTER = np.dtype(
     [
         ("time", "f8"),
         ("next_toggle", "f8"),
-        ("unfinished", "f8"),
-        ("gpu_seconds", "f8"),
-        ("rescale_seconds", "f8"),
         ("jobs", "i8"),
         ("arrived", "i8"),
         ("active", "i8"),
         ("capacity", "i8"),
         ("held", "i8"),
         ("changed", "i8"),
-        ("rescales", "i8"),
-        ("joined", "i8"),
-        ("finished", "i8"),
         ("logged", "i8"),
         ("seed", "i8"),
     ],
@@ -92,16 +34,13 @@ CLUSTER = np.dtype(
 """One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
 that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
 finished or a node changed in the last advance; logged: entries in the log;
-seed of its nodes' failures. The others are sums since the last decision, see `rlpto.cluster.Progress`."""
+seed of its nodes' failures."""
 
 NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8")], align=True)
 """One node: next failure or repair [s], its GPUs, 1 while it is up, failures and repairs so far."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, see `rlpto.records.AllocationChanges`."""
-
-TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
-"""A job type: rescale delay [s], epochs on its accuracy curve."""
 
 RULES = np.dtype(
     [
@@ -123,19 +62,20 @@ RULES = np.dtype(
 class World(NamedTuple):
     """Everything compiled code needs.
 
-    jobs: [B, M] JOB. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
+    jobs: [B, M] `rlpto.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
     clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
-    accuracy_gain: [B, CLASSES] sums since the last decision. machines: [B, N] NODE.
+    sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N] NODE.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
-    types: [T] TYPE. rules: [1] RULES. scratch: [M] memory that compiled code may use as it likes.
+    types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
+    scratch: [M] memory that compiled code may use as it likes.
     """
 
     jobs: AnyArray
     nodes: AnyArray
     clusters: AnyArray
     active: IntArray
-    accuracy_gain: FloatArray
+    sums: AnyArray
     machines: AnyArray
     free: IntArray
     log: AnyArray
@@ -174,7 +114,7 @@ def build_world(
         nodes=np.zeros((batch, count, most), dtype=np.int32),
         clusters=clusters,
         active=np.zeros((batch, max(count, 1)), dtype=np.int64),
-        accuracy_gain=np.zeros((batch, CLASSES)),
+        sums=np.zeros(batch, dtype=INTERVAL),
         machines=machines,
         free=np.tile(node_gpus, (batch, 1)),
         log=np.zeros((batch, 4 * count + 64 if keep_log else 0), dtype=CHANGE),
@@ -184,18 +124,27 @@ def build_world(
         exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
-        types=compile_types(tables),
+        types=tables.facts,
         rules=compile_rules(settings),
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 
 
-def compile_types(tables: SpeedTables) -> AnyArray:
-    """[T] TYPE from the tables."""
-    types = np.zeros(len(tables.types), dtype=TYPE)
-    types["delay"] = tables.rescale_delay
-    types["epochs"] = tables.epochs
-    return types
+def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
+    """The world of one cluster after jobs have been added. jobs: [1, M] JOB, of which `count` are there.
+
+    most: GPUs that a job may hold at most. The log must be empty.
+    """
+    if jobs.shape[1] > world.jobs.shape[1] or most > world.nodes.shape[2]:
+        room = jobs.shape[1]
+        nodes = np.zeros((1, room, max(most, world.nodes.shape[2])), dtype=np.int32)
+        nodes[:, : world.nodes.shape[1], : world.nodes.shape[2]] = world.nodes
+        active = np.zeros((1, room), dtype=np.int64)
+        active[:, : world.active.shape[1]] = world.active
+        log = np.zeros((1, 4 * room + 64), dtype=CHANGE)
+        world = world._replace(nodes=nodes, active=active, log=log, scratch=np.zeros(room, dtype=np.int64))
+    world.clusters["jobs"] = count
+    return world._replace(jobs=jobs)
 
 
 def compile_rules(settings: SimulatorSettings) -> AnyArray:

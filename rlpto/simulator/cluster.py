@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Self
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Node, Placement, Progress, total_gpus
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
-from rlpto.records import AllocationChanges
-from rlpto.simulator.arrays import CHANGE, JOB, build_world
+from rlpto.records import INTERVAL, AllocationChanges
+from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, advance_and_look, apply_and_look, outlook
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+LONGEST_RUN = 256
+"""Decision points that are passed at most without looking up."""
 
 
 class SimulatedCluster:
     """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
-    noise: errors of what policies are told, or None. Raises JobError for a job that wants more GPUs
-    than the cluster has, ConfigError for a cluster without GPUs.
+    noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
+    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
+    Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
     def __init__(
@@ -37,13 +40,15 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int = 0,
         noise: EstimateNoise | None = None,
+        source: JobSource | None = None,
     ) -> None:
-        check_jobs_fit(jobs, total_gpus(nodes))
         tables = tables.with_rescale_delay(settings.rescale_delay)
-        self._build(
-            [node.gpus for node in nodes], jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise
-        )
+        shape = ClusterShape(nodes)
+        check_jobs_fit(jobs, shape.capacity)
+        self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
+        self._source: JobSource | None = source
         schedule_failures(self._world, 0)
+        self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
 
@@ -51,6 +56,7 @@ class SimulatedCluster:
     def resume(
         cls,
         time: float,
+        shape: ClusterShape,
         jobs: Sequence[Job],
         store: JobStore,
         placement: Placement,
@@ -58,26 +64,28 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         noise: EstimateNoise | None = None,
     ) -> Self:
-        """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say; no node of it fails.
+        """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
 
-        jobs: M, all submitted and not finished, in the order of the store, which is taken over. tables: hold a type for
-        every `store.type_index`. Raises ConfigError without GPUs.
+        shape: no node of it fails or comes back. jobs: M, all submitted and not finished, in the order of the store,
+        which is taken over. tables: hold a type for every `store.type_index`. Raises ConfigError if no GPU is up.
         """
-        if not placement.node_gpus.sum():
-            raise ConfigError("the cluster has no GPUs: expected nodes with at least one")
+        check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
         settings = settings.model_copy(update={"failures": FailureSettings()})
-        self._build(placement.node_gpus.tolist(), jobs, store, tables, settings, 0, noise)
-        held = self._world.nodes[0]
+        self._build(shape, jobs, store, tables, settings, 0, noise)
+        self._source = None
+        world, up = self._world, np.array([node.up for node in shape])
+        world.machines["up"][0], world.free[0] = up, np.where(up, shape.node_gpus, 0)
+        world.clusters["capacity"] = shape.up_gpus
         for job, nodes in enumerate(placement.nodes):
-            held[job, : len(nodes)] = nodes
-        take_up(self._world, 0, time, placement.training, placement.spanned, placement.starting)
-        self._see(outlook(self._world, 0))
+            world.nodes[0, job, : len(nodes)] = nodes
+        take_up(world, 0, time, placement.training, placement.spanned, placement.starting)
+        self._see(outlook(world, 0))
         return self
 
     def _build(
         self,
-        node_gpus: Sequence[int],
+        shape: ClusterShape,
         jobs: Sequence[Job],
         store: JobStore,
         tables: SpeedTables,
@@ -86,38 +94,69 @@ class SimulatedCluster:
         noise: EstimateNoise | None,
     ) -> None:
         """The state before any time has passed."""
-        self.capacity = sum(node_gpus)
-        self.gpus_per_node = max(node_gpus)
+        self._shape = shape
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
         self._noise = noise
-        self.store, records = shared_store(store)
-        self._world = build_world(
-            records[None], np.array(node_gpus, dtype=np.int64), tables, settings, seed, keep_log=True
-        )
+        self.store = store
+        self._world = build_world(store.records[None], shape.node_gpus, tables, settings, seed, keep_log=True)
         self._logs: list[AnyArray] = []
-        self._limit = float(self._world.rules[0]["limit"])
+        self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
+        self.time, self._logged = 0.0, 0
 
-    def _see(self, outlook: tuple[float, int, int, int, int, int]) -> None:
+    def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
-        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged = outlook
+        self.time, self.up_gpus, self.held_gpus, self.active_jobs, changed, self._logged, self.done = outlook
         self.changed = bool(changed)
+        if self._source is not None and self.time < self._world.rules[0]["limit"]:
+            self.done = self.done and self._source.closed
 
-    @property
-    def done(self) -> bool:
-        """True once every job has finished, or the time limit is reached."""
-        if self.active_jobs and self.time < self._limit:
-            return False
-        cluster = self._world.clusters[0]
-        return bool(cluster["arrived"] == cluster["jobs"] or self.time >= self._limit)
+    def _await_jobs(self) -> None:
+        """Take in jobs until all that are submitted by the next decision point are known."""
+        while self._source is not None and not self._source.closed:
+            known_until = self.store.records["submit_time"][-1] if len(self.store) else 0.0
+            if next_point(self._world, 0) < known_until:
+                return
+            added = self._source.poll()
+            if added:
+                self.append(added)
+            elif not self._source.closed:
+                self._source.wait()
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Add jobs, sorted by submit time, submitted neither before those there are nor before the present time.
+
+        Raises JobError for others, and for a job that the cluster or the tables cannot serve.
+        """
+        earliest = max(float(self.store.records["submit_time"].max(initial=0.0)), self.time)
+        if jobs and jobs[0].submit_time < earliest:
+            raise JobError(
+                f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
+            )
+        check_jobs_fit(jobs, self._shape.capacity)
+        self._drain_log()
+        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.jobs = (*self.jobs, *jobs)
+        most = int(min(self._shape.capacity, self.store.records["max_gpus"].max(initial=1)))
+        self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
+        self._order = np.arange(len(self.store))
 
     @property
     def rescale_delay(self) -> FloatArray:
         """[M] seconds without progress that a change of each job's GPUs costs."""
         delay: FloatArray = self._world.types["delay"][self.store.type_index]
         return delay
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The nodes as they are now, in the order they were given in."""
+        if self._settings.failures.mtbf_hours:
+            up = self._world.machines["up"][0] == 1
+            if not np.array_equal(up, [node.up for node in self._shape]):
+                self._shape = self._shape.with_up(up)
+        return self._shape
 
     def nodes_of(self, job: int) -> IntArray:
         """Node of each GPU that job number `job` of the workload holds now."""
@@ -127,21 +166,17 @@ class SimulatedCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
-        return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._settings.interval)
+        return ClusterState(self.time, self.table_of(active), self.shape, self._settings.interval)
 
     def placement(self, index: IntArray) -> Placement:
-        """Where active jobs hold their GPUs; nodes that are down are left out."""
-        machines, records = self._world.machines[0], self._world.jobs[0][index]
-        up = np.flatnonzero(machines["up"])
-        number = np.zeros(len(machines), dtype=np.int64)
-        number[up] = np.arange(len(up))
-        nodes = tuple(number[self.nodes_of(int(job))] for job in index)
+        """Where active jobs hold their GPUs."""
+        records = self.store.records[index]
+        nodes = tuple(self.nodes_of(int(job)) for job in index)
         joining = records["grow_left"] > 0
         spans = np.array([len(np.unique(held)) for held in nodes], dtype=np.int64)
         rows = self._world.row[records["type_index"], :, records["training_gpus"]]
         found = np.argmax(rows == records["row"][:, None], axis=1) + 1
         return Placement(
-            node_gpus=machines["size"][up],
             nodes=nodes,
             training=np.where(joining, records["training_gpus"], records["gpus"]),
             spanned=np.where(joining, found, spans),
@@ -151,7 +186,9 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        return JobTable(self.store, self.tables, index, self.store.priority[index], self.gpus_per_node, self._noise)
+        return JobTable(
+            self.store, self.tables, index, self.store.priority[index], self._shape.gpus_per_node, self._noise
+        )
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
@@ -161,14 +198,20 @@ class SimulatedCluster:
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""
-        start = self.time
-        seen, gains, sums = advance_and_look(self._world, 0)
+        return Progress.of(self.advance_until(-np.inf)[0])
+
+    def advance_until(self, until: float) -> AnyArray:
+        """Run through decision points till the first one not before `until`, or at which something has changed.
+
+        Returns [P] `rlpto.records.INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
+        """
+        self._await_jobs()
+        if self._source is not None and not self._source.closed:
+            until = -np.inf  # what is known by now is enough for one decision point
+        count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
         self._keep_log_room()
-        unfinished, gpu_seconds, rescale_seconds, rescales, arrived, finished = sums
-        return Progress(
-            start, self.time, np.array(gains), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished
-        )
+        return self._passed[:count]
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""
@@ -198,13 +241,3 @@ def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:
     for job in jobs:
         if job.requested_gpus > capacity:
             raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
-
-
-def shared_store(store: JobStore) -> tuple[JobStore, AnyArray]:
-    """The store with its columns moved into an array of records [M] that compiled code works on."""
-    records = np.zeros(len(store), dtype=JOB)
-    records["finish_at"] = np.inf
-    for column in fields(store):
-        records[column.name] = getattr(store, column.name)
-        setattr(store, column.name, records[column.name])
-    return store, records

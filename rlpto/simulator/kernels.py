@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import IntArray
+from rlpto.arrays import AnyArray, IntArray
 from rlpto.compiled import kernel, njit
+from rlpto.jobs import curve_at
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.placement import holds, main_node, release, shrink_in_place, span, take_most_free, take_packed
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import next_toggle_after
 from rlpto.simulator.training import (
-    accuracy_at,
     enter_epoch,
     last_epoch,
     progress_in_steps,
@@ -95,9 +95,9 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
         job.start_time = cluster.time
     else:
         job.rescales += 1
-        cluster.rescales += 1
+        w.sums[b].rescales += 1
         if not overlaps:
-            cluster.rescale_seconds += delay
+            w.sums[b].rescale_seconds += delay
     if not overlaps:
         job.rescale_left = delay
     if overlaps and (not shrinks or (job.grow_left > 0.0 and job.gpus > job.training_gpus)):
@@ -233,13 +233,13 @@ def join_arrivals(w: World, b: int) -> None:
         job = w.jobs[b, cluster.arrived]
         kind = job.type_index
         job.accuracy = w.accuracy[kind, 0]
-        in_all = accuracy_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
+        in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
         w.active[b, cluster.active] = cluster.arrived
-        cluster.unfinished += cluster.time - job.submit_time
+        w.sums[b].unfinished += cluster.time - job.submit_time
         cluster.active += 1
         cluster.arrived += 1
-        cluster.joined += 1
+        w.sums[b].arrived += 1
         cluster.changed = 1
 
 
@@ -247,7 +247,7 @@ def join_arrivals(w: World, b: int) -> None:
 def train_jobs(w: World, b: int, until: float) -> None:
     """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
-    curves, types, gain = w.accuracy, w.types, w.accuracy_gain[b]
+    curves, types, sums, gain = w.accuracy, w.types, w.sums[b], w.sums[b].accuracy_gain
     cluster, resolution = w.clusters[b], w.rules[0].resolution
     seconds = until - cluster.time
     gpu_seconds, unfinished = 0.0, 0.0
@@ -297,20 +297,20 @@ def train_jobs(w: World, b: int, until: float) -> None:
             if same_epoch:
                 accuracy = job.accuracy + (after - before) * job.slope
             else:
-                accuracy = accuracy_at(curves, job.type_index, types[job.type_index].epochs, after)
+                accuracy = curve_at(curves, job.type_index, types[job.type_index].epochs, after)
             gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
             job.accuracy = accuracy
         if finished:
             job.finish_time = until - unused
             stop_running(w, b, j, np.nan)
             log_change(w, b, j, job.finish_time)
-            cluster.finished += 1
+            sums.finished += 1
             cluster.changed = 1
         else:
             active[kept] = j
             kept += 1
-    cluster.gpu_seconds += gpu_seconds
-    cluster.unfinished += unfinished
+    sums.gpu_seconds += gpu_seconds
+    sums.unfinished += unfinished
     cluster.active = kept
     cluster.time = until
 
@@ -357,8 +357,8 @@ def stop_jobs_of(w: World, b: int, node: int) -> None:
         epoch = last_epoch(w.elapsed, job.row, int(start), w.rates.shape[1], clock)
         reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
         back = max(start, min(job.progress, reached))
-        accuracy = accuracy_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
-        w.accuracy_gain[b, job.priority] += (accuracy - job.accuracy) * job.gain_scale
+        accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
+        w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
         job.accuracy = accuracy
         job.progress = back
         stop_running(w, b, j, now)
@@ -401,16 +401,23 @@ def next_decision(w: World, b: int) -> float:
 
 
 @kernel()
+def next_point(w: World, b: int) -> float:
+    """Time [s] of the next decision point, were no further jobs to come; at most the time limit."""
+    return float(min(next_decision(w, b), w.rules[0].limit))
+
+
+@kernel()
 def clear_sums(w: World, b: int) -> None:
     """Begin a new interval's sums."""
-    cluster = w.clusters[b]
-    w.accuracy_gain[b] = 0.0
-    cluster.unfinished = 0.0
-    cluster.gpu_seconds = 0.0
-    cluster.rescale_seconds = 0.0
-    cluster.rescales = 0
-    cluster.joined = 0
-    cluster.finished = 0
+    sums = w.sums[b]
+    for c in range(len(sums.accuracy_gain)):
+        sums.accuracy_gain[c] = 0.0
+    sums.unfinished = 0.0
+    sums.gpu_seconds = 0.0
+    sums.rescale_seconds = 0.0
+    sums.rescales = 0
+    sums.arrived = 0
+    sums.finished = 0
 
 
 @kernel()
@@ -418,9 +425,11 @@ def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
     cluster.changed = 0
+    w.sums[b].start = w.sums[b].end = cluster.time
     while True:
         due = min(next_decision(w, b), w.rules[0].limit)
         if due == np.inf:
+            w.sums[b].end = cluster.time
             return
         until = min(due, max(cluster.next_toggle, cluster.time))
         train_jobs(w, b, until)
@@ -429,42 +438,49 @@ def advance(w: World, b: int) -> None:
         if until >= due:
             break
     join_arrivals(w, b)
+    w.sums[b].end = cluster.time
 
 
 @kernel()
-def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int]:
-    """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log."""
+def is_over(w: World, b: int) -> bool:
+    """True once every job of cluster b has finished, or its time is up."""
     cluster = w.clusters[b]
-    return cluster.time, cluster.capacity, cluster.held, cluster.active, cluster.changed, cluster.logged
+    if cluster.active > 0 and cluster.time < w.rules[0].limit:
+        return False
+    return bool(cluster.arrived == cluster.jobs or cluster.time >= w.rules[0].limit)
+
+
+@kernel()
+def outlook(w: World, b: int) -> tuple[float, int, int, int, int, int, bool]:
+    """Time, GPUs up, GPUs held, active jobs, 1 if something changed, entries in the log, whether it is over."""
+    cluster = w.clusters[b]
+    return (
+        cluster.time, cluster.capacity, cluster.held, cluster.active, cluster.changed, cluster.logged, is_over(w, b)
+    )  # fmt: skip
 
 
 @kernel()
 def apply_and_look(
     w: World, b: int, index: IntArray, gpus: IntArray, order: IntArray
-) -> tuple[float, int, int, int, int, int]:
+) -> tuple[float, int, int, int, int, int, bool]:
     """`apply_allocation`, then `outlook`."""
     apply_allocation(w, b, index, gpus, order)
     return outlook(w, b)
 
 
 @kernel()
-def advance_and_look(
-    w: World, b: int
-) -> tuple[
-    tuple[float, int, int, int, int, int], tuple[float, float, float], tuple[float, float, float, int, int, int]
-]:
-    """`advance`, then `outlook`, accuracy gained by class, and unfinished [job-s], GPU-seconds, rescale
-    seconds, rescales, arrivals, finished jobs since the last call."""
-    advance(w, b)
-    cluster, gain = w.clusters[b], w.accuracy_gain[b]
-    gains = (gain[0], gain[1], gain[2])
-    sums = (
-        cluster.unfinished,
-        cluster.gpu_seconds,
-        cluster.rescale_seconds,
-        cluster.rescales,
-        cluster.joined,
-        cluster.finished,
-    )
-    clear_sums(w, b)
-    return outlook(w, b), gains, sums
+def advance_until(
+    w: World, b: int, until: float, passed: AnyArray
+) -> tuple[int, tuple[float, int, int, int, int, int, bool]]:
+    """Run cluster b through decision points till `until`, or something has changed, or it is over, or passed is full.
+
+    Fills passed [P] INTERVAL, one for each decision point; returns how many there were (at least one), and `outlook`.
+    """
+    cluster, count = w.clusters[b], 0
+    while True:
+        advance(w, b)
+        passed[count] = w.sums[b]
+        count += 1
+        clear_sums(w, b)
+        if cluster.changed or cluster.time >= until or count == len(passed) or is_over(w, b):
+            return count, outlook(w, b)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import kernel
+from rlpto.jobs import curve_at
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import clear_sums, finish_time, join_arrivals, log_change, speed_row, train_at
-from rlpto.simulator.training import accuracy_at
 
 
 @kernel()
@@ -20,7 +20,7 @@ def take_up(w: World, b: int, time: float, training: IntArray, spanned: IntArray
     join_arrivals(w, b)
     for j in range(cluster.jobs):
         job = w.jobs[b, j]
-        job.accuracy = accuracy_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, job.progress)
+        job.accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, job.progress)
         if job.gpus == 0:
             continue
         for i in range(job.gpus):

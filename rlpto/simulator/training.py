@@ -72,11 +72,3 @@ def progress_in_steps(
         seconds = max(0.0, seconds - taken)
         progress = boundary
     return progress, seconds
-
-
-@kernel(inline="always")
-def accuracy_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
-    """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
-    at = min(progress, float(epochs))
-    low = min(int(at), epochs - 1)
-    return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))

@@ -91,6 +91,14 @@ def _several(entry: ListedJob, number: int, facts: ModelFacts) -> list[Job]:
     ]
 
 
+def listed_job(entry: ListedJob, number: int, facts: Callable[[str], ModelFacts], capacity: int) -> Job:
+    """The first job of an entry, which is the one with this number. Raises as `listed_jobs`."""
+    (job, *_) = _several(entry, number, facts(entry.model))
+    if job.requested_gpus > capacity:
+        raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+    return job
+
+
 def listed_trace(jobs: Sequence[Job]) -> Trace:
     """The same jobs as a trace, for whatever looks at windows; durations are not known."""
     import pandas as pd

@@ -12,7 +12,7 @@ from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import Outcome, train
 from rlpto.agents.validation import Evaluator
-from rlpto.cluster import Node
+from rlpto.cluster import ClusterShape, Node
 from rlpto.envs.fleet import Workload
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup
@@ -28,7 +28,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from tests.builders import random_jobs, random_tables
 
-NODES = (Node(4), Node(4))
+NODES = ClusterShape((Node(4), Node(4)))
 TABLES = random_tables(3, 8, 20.0)
 QUEUE, REWARD = QueueSettings(), RewardWeights()
 SIMULATOR = SimulatorSettings(interval=120.0, decide_on="events")

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from rlpto.agents.network import JobSetPolicy
-from rlpto.envs.observation import JOB_FEATURES
+from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import action_space, observation_space
 from rlpto.policies.steering import STEERING_FEATURES

@@ -17,7 +17,7 @@ from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.validation import validate
-from rlpto.cluster import ClusterState
+from rlpto.cluster import ClusterShape, ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
@@ -189,7 +189,7 @@ def test_a_cluster_without_gpus_is_refused() -> None:
     agent = Agent(brain=random_brain(setup))
     cluster = make_cluster(workload(1).jobs, setup.tables, interval=SIMULATOR.interval)
     cluster.advance()
-    state: ClusterState = replace(cluster.state(), capacity=0, gpus_per_node=0)
+    state: ClusterState = replace(cluster.state(), shape=ClusterShape())
     with pytest.raises(PolicyError, match="the cluster has no GPUs"):
         agent(state)
     waiting = replace(cluster.state(), capacity=0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.cluster import Node
+from rlpto.cluster import ClusterShape, Node
 from rlpto.envs.fleet import Workload
 from rlpto.envs.settings import EnvSettings, EpisodeSettings
 from rlpto.envs.setup import EnvSetup
@@ -21,7 +21,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs, random_tables
 
-NODES = (Node(4), Node(4), Node(2))
+NODES = ClusterShape((Node(4), Node(4), Node(2)))
 TABLES = random_tables(1, 8, 20.0)
 START = steering_weights(IndexWeights().vector())
 SHORT = EpisodeSettings(min_hours=0.2, max_hours=0.8)
@@ -42,7 +42,7 @@ def make_setup(
     """Workloads w0, w1, ... on ten GPUs; without jobs three busy ones. settings: of the environment."""
     lists = [random_jobs(i, 20 + 5 * i, 8, 10) for i in range(3)] if jobs is None else jobs
     return EnvSetup(
-        nodes=NODES,
+        shape=NODES,
         workloads=tuple(
             Workload(f"w{i}", tuple(own), seed=i, hours=2.0, noise=make_noise(i, len(own)) if noisy else None)
             for i, own in enumerate(lists)

@@ -19,7 +19,7 @@ from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.policies.index import Index
 from rlpto.queues import ConvergingSettings, QueueSettings
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -55,9 +55,9 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
         aging_normal=400, aging_low=600, shrink_lower=shrink_lower, converging=ConvergingSettings(gained=gained)
     )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
-    batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup, slot=b) for b in range(2)]
+    batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup) for _ in range(2)]
     seen = batch.reset(seed=seed)[0]
-    own = [env.reset(seed=seed)[0] for env in singles]
+    own = [env.reset(seed=seed + b)[0] for b, env in enumerate(singles)]
     batch.action_space.seed(seed)
     for _ in range(40):
         actions = batch.action_space.sample()

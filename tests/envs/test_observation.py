@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rlpto.cluster import ClusterState, Forecast
+from rlpto.cluster import Forecast
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.observation import CLUSTER_FEATURES, FORECAST_FEATURES, JOB_FEATURES, LIMIT, Observation, observe
+from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
+from rlpto.envs.observation import FORECAST_FEATURES, LIMIT, Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.view import view_state
 from rlpto.queues import Queue, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 
@@ -20,8 +22,8 @@ from .builders import WHOLE, make_setup
 def look(cluster: SimulatedCluster, max_jobs: int = 4, forecast: Forecast | None = None) -> Observation:
     state = Queue(QueueSettings()).order(cluster.state())
     if forecast is not None:
-        state = ClusterState(state.time, state.jobs, state.capacity, state.gpus_per_node, state.interval, forecast)
-    return observe(state, view_state(state), cluster.held_gpus, max_jobs, 2)
+        state = replace(state, forecast=forecast)
+    return observe(state, cluster.held_gpus, max_jobs, 2)
 
 
 def two_jobs() -> SimulatedCluster:

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import CheckpointError
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from .builders import START, make_setup

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as wrappers
 
+from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.queues import QueueSettings
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 
 from ..builders import random_jobs
 from .builders import SHORT, START, WHOLE, make_setup
@@ -127,3 +129,41 @@ def test_what_cannot_be_is_refused_in_a_line():
         ClusterVectorEnv(make_setup([]), 2)
     with pytest.raises(ConfigError, match=r"queue\.inside: an environment serves each class fifo"):
         ClusterVectorEnv(make_setup(queue=QueueSettings(inside="shortest_first")), 2)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode):
+    """Wrapped too: observations, rewards, ends, and what statistics of episodes are noted."""
+    setup = make_setup(episode=EpisodeSettings(min_hours=0.1, max_hours=0.3))
+
+    def wrapped(env):
+        env = wrappers.RecordEpisodeStatistics(env)
+        if mode is AutoresetMode.NEXT_STEP:  # gymnasium's wrappers of observations want that
+            env = wrappers.FlattenObservation(env)
+        env = wrappers.RescaleAction(env, -1.0, 1.0)
+        return wrappers.ClipReward(env, -50.0, 50.0)
+
+    ours = wrapped(ClusterVectorEnv(setup, 3, autoreset_mode=mode))
+    theirs = wrapped(SyncVectorEnv([lambda: ClusterEnv(setup)] * 3, autoreset_mode=mode))
+    np.testing.assert_equal(ours.reset(seed=4)[0], theirs.reset(seed=4)[0])
+    rng, finished = np.random.default_rng(0), 0
+    for _ in range(60):
+        actions = rng.uniform(-1, 1, (3, len(START))).astype(np.float32)
+        one, other = ours.step(actions), theirs.step(actions)
+        for mine, expected in zip(one[:4], other[:4], strict=True):
+            np.testing.assert_equal(mine, expected)
+        noted, same = one[4].get("episode"), other[4].get("episode")
+        assert (noted is None) == (same is None)
+        if noted is not None:
+            finished += int(one[4]["_episode"].sum())
+            np.testing.assert_array_equal(noted["r"], same["r"])
+            np.testing.assert_array_equal(noted["l"], same["l"])
+    assert finished > 3
+
+
+def test_a_list_of_seeds_seeds_one_by_one():
+    env = ClusterVectorEnv(make_setup(), 2)
+    seen = env.reset(seed=[7, 7])[0]["jobs"]
+    np.testing.assert_array_equal(seen[0], seen[1])
+    with pytest.raises(ValueError, match="1 of them, expected one for each of 2"):
+        env.reset(seed=[7])

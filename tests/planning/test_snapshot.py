@@ -122,8 +122,8 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, 
     def look(source: ClusterState, policy: Policy) -> None:
         snapshot = take_snapshot(cluster, source)
         scratch = snapshot.restore(times)
-        state = Queue(queue, snapshot.promoted.copy()).order(scratch.state())
-        assert (state.time, state.capacity, state.gpus_per_node) == (source.time, source.capacity, source.gpus_per_node)
+        state = Queue(queue).order(scratch.state())
+        assert (state.time, state.shape, state.interval) == (source.time, source.shape, source.interval)
         for there, here in zip(told(source.jobs), told(state.jobs), strict=True):
             np.testing.assert_allclose(here, there, rtol=1e-9, atol=1e-12)
         assert [scratch.nodes_of(i).tolist() for i in range(len(snapshot.index))] == [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.cluster import ClusterState
+from rlpto.cluster import ClusterShape, ClusterState, Node
 from rlpto.jobs import Job, JobStore, JobTable
 from rlpto.performance.tables import JobType, SpeedTables
 
@@ -38,6 +38,12 @@ class J:
 def power(p: float, gpus: int, unit: float = 1.0) -> tuple[float, ...]:
     """Speeds k**p for 1..gpus GPUs."""
     return tuple(unit * k**p for k in range(1, gpus + 1))
+
+
+def shape_of(capacity: int) -> ClusterShape:
+    """A cluster of so many GPUs on nodes of eight."""
+    full, rest = divmod(capacity, 8)
+    return ClusterShape((Node(8),) * full + ((Node(rest),) if rest else ()))
 
 
 def make_state(jobs: list[J], capacity: int, time: float = 0.0, interval: float = 60.0) -> ClusterState:
@@ -85,7 +91,7 @@ def make_state(jobs: list[J], capacity: int, time: float = 0.0, interval: float 
     store.attained_service[:] = [job.attained for job in jobs]
     store.start_time[store.gpus > 0] = time
     table = JobTable(store, tables, np.arange(count), store.priority, gpus_per_node=8)
-    return ClusterState(time=time, jobs=table, capacity=capacity, gpus_per_node=8, interval=interval)
+    return ClusterState(time, table, shape_of(capacity), interval)
 
 
 @st.composite

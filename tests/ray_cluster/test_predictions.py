@@ -97,11 +97,9 @@ def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_
 
 
 def test_workers_that_start_beside_others_are_told_from_a_first_start() -> None:
-    nodes = {"m": 2, "n": 3}
     found = known_placement(
-        nodes, [("m", "n", "n"), ("m",), ("n",), ()], [("m", "m"), (), ("n",), ()], np.array([4.0, 5.0, 0.0, 0.0])
+        ["m", "n"], [("m", "n", "n"), ("m",), ("n",), ()], [("m", "m"), (), ("n",), ()], np.array([4.0, 5.0, 0.0, 0.0])
     )
-    assert found.node_gpus.tolist() == [2, 3]
     assert [held.tolist() for held in found.nodes] == [[0, 1, 1], [0], [1], []]
     assert found.training.tolist() == [1, 1, 1, 0]
     assert found.spanned.tolist() == [1, 1, 1, 0]

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,12 @@ def wait_until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
+def append(path: Path, lines: Sequence[str]) -> None:
+    """Add lines to a file that is being followed."""
+    with path.open("a") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
 def compile_predictions(settings: Config) -> None:
     """Compile what looks ahead, which would otherwise take longer than the jobs of a test."""
     cluster = prepare(settings).cluster("jobs", 0)
@@ -88,9 +95,17 @@ def compile_predictions(settings: Config) -> None:
 
 @pytest.mark.usefixtures("no_controller_is_left")
 def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
-    settings = config([{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}])
-    compile_predictions(settings)
+    jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}]
+    compile_predictions(config(jobs))
+    settings = config(jobs)  # b becomes known while a trains
+    follow = {"source": "follow", "path": (tmp_path / "jobs.jsonl",), "jobs": ()}
+    settings = settings.model_copy(update={"workload": settings.workload.model_copy(update=follow)})
+    lines = [json.dumps(job) for job in ({**jobs[0], "model": "tiny"}, {**jobs[1], "model": "tiny"}, {"closed": True})]
+    (tmp_path / "jobs.jsonl").write_text(lines[0] + "\n")
+    later = threading.Timer(1.5, append, (tmp_path / "jobs.jsonl", lines[1:]))
+    later.start()
     record = RealCells(settings, tmp_path)(CELL)
+    later.join()
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.jobs.final_accuracy > 0.7).all()  # points that a line separates, after ten epochs
     assert set(record.changes.gpus.tolist()) <= {0, 1, 2}
@@ -98,7 +113,8 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     curves = EventAccumulator(str(own))
     curves.Reload()
     assert curves.Scalars("jobs/a/progress")[-1].value > 5.0
-    assert {curve.step for curve in curves.Scalars("reward/sum")} >= {1, 2, 3}, "seconds of the session"
+    seconds = {curve.step for curve in curves.Scalars("reward/sum")}
+    assert len(seconds) >= 3, "on a busy machine a look may come more than a second after the one before"
     for table in ("allocation_by_node", "rescale_pauses", "recovery_times", "jobs", "events"):
         assert (own / f"{table}.csv").read_text().count("\n") >= 1
     columns, rows = read_table(own / DATABASE, "jobs")

@@ -20,7 +20,7 @@ def test_a_job_that_wants_more_than_there_is_is_named():
 
 
 def test_a_job_may_scale_beyond_the_cluster():
-    assert make_cluster([job(0, gpus=2, max_gpus=8)], linear_tables(), [4, 2]).capacity == 6
+    assert make_cluster([job(0, gpus=2, max_gpus=8)], linear_tables(), [4, 2]).shape.capacity == 6
 
 
 @pytest.mark.parametrize("nodes", [(), (Node(0),)])

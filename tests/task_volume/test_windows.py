@@ -23,7 +23,7 @@ from rlpto.forecasting.series import TimeSeries
 from rlpto.policies.base import Policy
 from rlpto.policies.index import Index
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.records import REWARD_PARTS
+from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 
@@ -105,9 +105,9 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
 
     def cluster() -> SimulatedCluster:
-        return SimulatedCluster(setup.nodes, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
+        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
 
-    record = run(cluster(), Index(), setup.queue, setup.reward, foresee=foresee)
+    record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=foresee)
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)
@@ -164,7 +164,7 @@ def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     without, with_one = (training_setup(experiment_with(mode=mode)) for mode in ("off", "on"))
     workloads = (without.workloads[0], *with_one.workloads[:1])
     fleet = build_fleet(
-        2, with_one.nodes, workloads, with_one.tables, with_one.simulator, with_one.queue, with_one.reward
+        2, with_one.shape, workloads, with_one.tables, with_one.simulator, with_one.queue, with_one.reward
     )
     assert not fleet.forecast[0].any()
     np.testing.assert_array_equal(fleet.forecast[1], with_one.workloads[0].forecast)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.jobs import EstimateNoise, Job, JobTable
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -18,7 +18,7 @@ from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.gpu_claims import Nodes
-from rlpto.ray_cluster.scheduler.job_columns import JobColumns, MeasuredTable
+from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import known_placement, place
 from rlpto.ray_cluster.scheduler.rules import Rules
@@ -41,6 +41,8 @@ class RayCluster:
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
     checkpoints. noise: errors of what policies are told, or None. estimates: what policies are told instead of
     `tables`, learned from what jobs report; None: the tables.
+    source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
+    jobs need, given the number of the first of them.
     observers: called about once a second, and after every event and decision.
 
     ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
@@ -66,6 +68,8 @@ class RayCluster:
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
         estimates: OnlineEstimates | None = None,
+        source: JobSource | None = None,
+        specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
     ) -> None:
         nodes = {node.id: node.gpus for node in backend.nodes()}
         check_jobs_fit(jobs, sum(nodes.values()))
@@ -85,18 +89,22 @@ class RayCluster:
         self.estimates = estimates
         if estimates is not None:
             self.columns.delay = estimates.tables.rescale_delay
+            self.store.told_type[:] = np.arange(len(self.store))  # what is believed of each job has a type of its own
         self._observers = tuple(observers)
+        self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
         self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
         self._fatal: RlptoError | None = None
         self.changed = True
-        self.capacity = self.gpus_per_node = self.up_gpus = self.held_gpus = self.active_jobs = 0
+        self.shape = ClusterShape()
+        self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
             _refuse_lost_database(database.path, specs, controllers)
-        database.enter_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+        submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
+        database.enter_jobs(submitted, growing=source is not None)
         began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
         self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
@@ -111,7 +119,8 @@ class RayCluster:
     @property
     def done(self) -> bool:
         """True once every job has finished or failed, or the time limit is reached."""
-        over = self._next == len(self.jobs) and not self.columns.active.any()
+        closed = self._source is None or self._source.closed
+        over = closed and self._next == len(self.jobs) and not self.columns.active.any()
         return over or self.time >= self._rules.limit
 
     @property
@@ -123,14 +132,12 @@ class RayCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
-        return ClusterState(self.time, self.table_of(active), self.up_gpus, self.gpus_per_node, self._rules.interval)
+        return ClusterState(self.time, self.table_of(active), self.shape, self._rules.interval)
 
-    def table_of(self, index: IntArray) -> MeasuredTable:
-        """The table of any jobs of the workload, finished ones too."""
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
         told = self.tables if self.estimates is None else self.estimates.tables
-        own = self.estimates is not None
-        priority, measured = self.store.priority[index], self.columns.accuracy
-        return MeasuredTable(self.store, told, index, priority, self.gpus_per_node, self._noise, measured, own)
+        return JobTable(self.store, told, index, self.store.priority[index], self.shape.gpus_per_node, self._noise)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
@@ -236,6 +243,7 @@ class RayCluster:
                 self._hear(report)
             for job, reason in self._backend.gone().items():
                 self._controller_gone(job, reason)
+            self._take_in()
             if now >= until or until == np.inf:
                 self._let_in()
             self._count()
@@ -269,11 +277,20 @@ class RayCluster:
 
     def _node_up(self, node: str, gpus: int) -> None:
         number = self._node_numbers.setdefault(node, len(self._node_numbers))
-        self.up_gpus = sum(self._commands.claims.capacity.values())
-        self.capacity = max(self.capacity, self.up_gpus)
-        self.gpus_per_node = max(self.gpus_per_node, gpus)
+        self._nodes_changed()
         self.database.node(node, number, gpus, True, self.time)
         self.database.event(self.time, "node_up", node=node, value=gpus)
+
+    def _nodes_changed(self) -> None:
+        """Take over which nodes are up. Capacity is the most that was up at once: what is missing of it is down."""
+        up = [Node(gpus) for gpus in self._commands.claims.capacity.values()]
+        missing = self.shape.capacity - sum(node.gpus for node in up)
+        largest = max([self.shape.gpus_per_node, *(node.gpus for node in up)], default=0)
+        while missing > 0:
+            up.append(Node(min(missing, largest), up=False))
+            missing -= up[-1].gpus
+        self.shape = ClusterShape(up)
+        self.up_gpus = self.shape.up_gpus
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
@@ -283,10 +300,25 @@ class RayCluster:
             self.database.node(node, self._node_numbers.get(node, -1), gpus, False, self.time)
             self.database.event(self.time, "node_down", node=node, value=gpus)
         left = claims.remove_nodes(nodes)
-        self.up_gpus = sum(claims.capacity.values())
+        self._nodes_changed()
         fewest = self.store.min_gpus
         self._give({job: stay if len(stay) >= fewest[self._number[job]] else () for job, stay in left.items()})
         self.changed = True
+
+    def _take_in(self) -> None:
+        """Jobs that have become known."""
+        jobs = [] if self._source is None else self._source.poll()
+        if not jobs or self._specs_of is None:
+            return
+        check_jobs_fit(jobs, self.shape.capacity)
+        self.columns.append(jobs)
+        specs = self._specs_of(jobs, len(self.jobs))
+        self.jobs = (*self.jobs, *jobs)
+        self.ids = (*self.ids, *(spec.id for spec in specs))
+        self._specs.update((spec.id, spec) for spec in specs)
+        self._number = {job: number for number, job in enumerate(self.ids)}
+        known = [(self._specs[job], submitted.submit_time) for job, submitted in zip(self.ids, self.jobs, strict=True)]
+        self.database.enter_jobs(known, growing=True)
 
     def _let_in(self) -> None:
         """Jobs that have been submitted by now."""

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.cluster import Progress
-from rlpto.jobs import PRIORITY_CLASSES, EstimateNoise, Job, JobStore, JobTable
+from rlpto.jobs import PRIORITY_CLASSES, Job, JobStore, JobTable
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow
-
-
-class MeasuredTable(JobTable):
-    """A table whose accuracies are those that were measured, where there are any.
-
-    measured: [M] newest accuracy of every job of the store, NaN where none is known. own_types: the tables have a type
-    for each job of the store, in its order.
-    """
-
-    def __init__(
-        self,
-        store: JobStore,
-        tables: SpeedTables,
-        index: IntArray,
-        effective_priority: IntArray,
-        gpus_per_node: int,
-        noise: EstimateNoise | None,
-        measured: FloatArray,
-        own_types: bool = False,
-    ) -> None:
-        super().__init__(store, tables, index, effective_priority, gpus_per_node, noise)
-        self._measured = measured
-        self._own_types = own_types
-
-    def reordered(self, rows: IntArray, effective_priority: IntArray) -> MeasuredTable:
-        """The same jobs with row i = present row rows[i], and their priority classes after aging."""
-        return MeasuredTable(
-            self._store,
-            self._tables,
-            self.index[rows],
-            effective_priority,
-            self._gpus_per_node,
-            self._noise,
-            self._measured,
-            self._own_types,
-        )
-
-    @cached_property
-    def type_index(self) -> IntArray:
-        """[n] job type in the tables."""
-        return self.index if self._own_types else self._column("type_index")
-
-    @cached_property
-    def accuracy(self) -> FloatArray:
-        """[n] newest measured accuracy in [0, 1]; before there is one, that of the profile's curve."""
-        measured = self._measured[self.index]
-        return np.where(np.isnan(measured), self.accuracy_at(self.progress), measured)
 
 
 class JobColumns:
@@ -75,22 +27,38 @@ class JobColumns:
         self.jobs = tuple(jobs)
         self.tables = tables
         self.store = JobStore.from_jobs(jobs, tables)
-        count = len(jobs)
-        self.active: BoolArray = np.zeros(count, dtype=np.bool_)
-        self.failed: BoolArray = np.zeros(count, dtype=np.bool_)
-        self.held: IntArray = np.zeros(count, dtype=np.int64)
-        self.accuracy: FloatArray = np.full(count, np.nan)
-        self.rescale_seconds: FloatArray = np.zeros(count)
-        self.given_at: FloatArray = np.full(count, -np.inf)
-        self.delay: FloatArray = tables.rescale_delay[self.store.type_index]
-        self._first = tables.accuracy[self.store.type_index, 0]
-        everything = np.arange(count)
-        curve = JobTable(self.store, tables, everything, self.store.priority, 1)
-        self._gainable = np.maximum(curve.final_accuracy - self._first, 1e-9)
-        self._curve = curve
-        self._gained = np.zeros(count)
+        self.active: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.failed: BoolArray = np.zeros(0, dtype=np.bool_)
+        self.held: IntArray = np.zeros(0, dtype=np.int64)
+        self.rescale_seconds: FloatArray = np.zeros(0)
+        self.given_at: FloatArray = np.zeros(0)
+        self.delay: FloatArray = np.zeros(0)
+        self._gained: FloatArray = np.zeros(0)
+        self._extend(len(jobs))
         self.totals: FloatArray = np.zeros(len(PRIORITY_CLASSES) + 3)
         self._begin()
+
+    def append(self, jobs: Sequence[Job]) -> None:
+        """Add jobs that were submitted no earlier than those that are there."""
+        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.jobs = (*self.jobs, *jobs)
+        self._extend(len(jobs))
+
+    def _extend(self, more: int) -> None:
+        """Columns for the last `more` jobs of the store, and anew what follows from all."""
+        kinds = self.store.type_index
+        for name, value in (("active", False), ("failed", False), ("held", 0), ("rescale_seconds", 0.0)):
+            self._lengthen(name, np.full(more, value))
+        self._lengthen("given_at", np.full(more, -np.inf))
+        self._lengthen("delay", self.tables.rescale_delay[kinds[len(kinds) - more :]])
+        self._lengthen("_gained", np.zeros(more))
+        self.accuracy: FloatArray = self.store.measured_accuracy
+        self._first = self.tables.accuracy[kinds, 0]
+        self._curve = JobTable(self.store, self.tables, np.arange(len(kinds)), self.store.priority, 1)
+        self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
+
+    def _lengthen(self, name: str, values: AnyArray) -> None:
+        setattr(self, name, np.concatenate([getattr(self, name), values]))
 
     def _begin(self) -> None:
         self._gain = np.zeros(len(PRIORITY_CLASSES))
@@ -119,7 +87,7 @@ class JobColumns:
         """Jobs have held what they hold for so long."""
         self._unfinished += float(np.count_nonzero(self.active)) * seconds
         self._gpu_seconds += float(self.held.sum()) * seconds
-        self.store.attained_service += self.held * seconds
+        self.store.records["attained_service"] += self.held * seconds
 
     def arrive(self, job: int) -> None:
         """A job has been submitted."""

@@ -16,8 +16,8 @@ import numpy as np
 
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
-from rlpto.records import REWARD_PARTS
-from rlpto.rewards import RewardWeights, reward_parts
+from rlpto.records import intervals
+from rlpto.rewards import REWARD_PARTS, RewardWeights, reward_terms
 
 FLUSH_INTERVAL_S = 5.0
 """How long a curve may lag behind."""
@@ -55,7 +55,7 @@ class LiveCurves:
             self._write(f"jobs/{job.name}", curves, step)
         self._write("cluster", counts(cluster), step)
         *gains, unfinished, gpu_seconds, delay = cluster.columns.totals.tolist()
-        parts = reward_parts(np.array(gains), unfinished, gpu_seconds, delay, self._weights)
+        parts = reward_terms(intervals(np.array([gains]), unfinished, gpu_seconds, delay), self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
         self._write("reward", reward, step)
 

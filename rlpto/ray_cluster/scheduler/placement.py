@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -52,21 +52,20 @@ def _grouped(nodes: list[int], room: int) -> IntArray:
 
 
 def known_placement(
-    gpus: Mapping[str, int], planned: Sequence[Sequence[str]], trains: Sequence[Sequence[str]], left: FloatArray
+    alive: Iterable[str], planned: Sequence[Sequence[str]], trains: Sequence[Sequence[str]], left: FloatArray
 ) -> Placement:
     """Where jobs are to be by the present plan, and how much of that trains by now.
 
-    gpus: of every node that is alive. planned, trains: for each job the node ids of the workers it is to have, and of
-    those that train. left: [n] seconds until the others do.
+    alive: node ids in the order of their numbers. planned, trains: for each job the node ids of the workers it is to
+    have, and of those that train. left: [n] seconds until the others do.
     """
-    number = {name: at for at, name in enumerate(gpus)}
+    number = {name: at for at, name in enumerate(alive)}
     kept = [Counter(now) & Counter(wanted) for now, wanted in zip(trains, planned, strict=True)]
     training = np.array([sum(nodes.values()) for nodes in kept], dtype=np.int64)
     wanted = np.array([len(nodes) for nodes in planned], dtype=np.int64)
     beside = (training > 0) & (training < wanted) & (left > 0)
     spans = [len(now if some else set(nodes)) for now, some, nodes in zip(kept, beside, planned, strict=True)]
     return Placement(
-        node_gpus=np.array(list(gpus.values()), dtype=np.int64),
         nodes=tuple(_grouped([number[name] for name in nodes], 0)[: len(nodes)] for nodes in planned),
         training=np.where(beside, training, wanted),
         spanned=np.array(spans, dtype=np.int64),

@@ -12,8 +12,8 @@ import numpy as np
 from rlpto.files import write_text
 from rlpto.ray_cluster.scheduler.placement import by_node
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import DecisionRecords, PolicySwitches
-from rlpto.rewards import RewardWeights, reward_parts
+from rlpto.records import DecisionRecords, PolicySwitches, intervals
+from rlpto.rewards import RewardWeights, reward_terms
 
 
 def write_tables(database: SessionDatabase, folder: Path) -> None:
@@ -67,7 +67,7 @@ def decision_records(database: SessionDatabase, weights: RewardWeights) -> Decis
     """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
     rows = np.array(database.decisions(), dtype=np.float64).reshape(-1, 12)
     return DecisionRecords.from_rows(
-        rows[:, :6], reward_parts(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], weights)
+        rows[:, :6], reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11]), weights)
     )
 
 

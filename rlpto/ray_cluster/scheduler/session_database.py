@@ -130,19 +130,20 @@ class SessionDatabase:
 
     # jobs
 
-    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
+    def enter_jobs(self, jobs: Sequence[tuple[JobSpec, float]], growing: bool = False) -> None:
         """Enter the workload, what each job's controller needs and its submit time, unless it stands there already.
 
-        Raises ClusterError if the database is about other jobs.
+        growing: these may be more jobs than were entered before. Raises ClusterError if the database is about others.
         """
         entered = [(spec.id, spec.name, spec.to_json(), submit) for spec, submit in jobs]
         present = self._connection.rows("SELECT id, name, spec, submit_time FROM jobs ORDER BY number")
-        if present and present != entered:
+        more = entered[len(present) :]
+        if present and (present != entered[: len(present)] or (more and not growing)):
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
-        if not present:
+        if more:
             self._connection.write(
                 "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
-                *((*job, number) for number, job in enumerate(entered)),
+                *((*job, number) for number, job in enumerate(more, len(present))),
             )
 
     def jobs(self) -> list[JobRow]:

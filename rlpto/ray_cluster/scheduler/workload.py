@@ -17,9 +17,11 @@ from rlpto.ray_cluster.messages import JobSpec, job_id
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
 
 
-def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int) -> list[JobSpec]:
+def job_specs(
+    jobs: Sequence[Job], settings: RaySettings, session: str, folder: Path, seed: int, first: int = 0
+) -> list[JobSpec]:
     """What the controller of every job needs. folder: holds a folder for each job. seed: of the run; every job has its
-    own.
+    own. first: number of the first of these jobs in the session.
 
     Ids count the jobs in the order given. Raises ConfigError for a model without a program.
     """
@@ -36,7 +38,7 @@ def job_specs(jobs: Sequence[Job], settings: RaySettings, session: str, folder: 
             epochs=job.epochs,
             data_size=max(round(job.data_size), 1),
         )
-        for number, job in enumerate(jobs)
+        for number, job in enumerate(jobs, first)
     ]
 
 
