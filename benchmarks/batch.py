@@ -1,6 +1,7 @@
 """Speed of the batched simulator alone: decisions per CPU-second of 64 clusters with about 32 visible jobs.
 
-Counted as one decision: one cluster's policy is asked (a trivial one, compiled in: every job wishes
+Counted as one decision: one cluster's jobs are put in order and shown, its policy is asked (a trivial one, compiled in:
+every job wishes
 for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and the
 cluster runs to its next decision point, finishing and starting jobs and adding up the reward's parts.
 Not counted: compilation, observations, decisions of an empty cluster.
@@ -13,16 +14,18 @@ import time
 
 import _common
 import numpy as np
-from rlpto.simulator.batch import BatchSimulator
 
-from rlpto.cluster import Node
+from rlpto.cluster import ClusterShape, Node
+from rlpto.envs.fleet import Workload, begin, build_fleet, run_requested
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 BATCH = 64
-NODES = (Node(4),) * 16
+NODES = ClusterShape((Node(4),) * 16)
 LIMIT = 500_000
 HOUR = 3600.0
 
@@ -52,17 +55,20 @@ def main() -> None:
     options = arguments.parse_args()
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
-    jobs = [workload(tables, 400, options.gap, seed) for seed in range(BATCH)]
+    jobs = [Workload(f"{seed}", tuple(workload(tables, 400, options.gap, seed)), seed, 36.0) for seed in range(BATCH)]
     checks, facts = [], {}
     for decide_on in ("interval", "events"):
-        batch = BatchSimulator(NODES, jobs, tables, SimulatorSettings(decide_on=decide_on))
-        batch.run_requested(200)
+        parts = (SimulatorSettings(decide_on=decide_on), QueueSettings(), RewardWeights())
+        fleet = build_fleet(BATCH, NODES, jobs, tables, *parts)
+        for b in range(BATCH):
+            begin(fleet, b, b)
+        run_requested(fleet, 200)
         rates, visible = [], []
         for _ in range(options.repeats):
             start = time.process_time()
-            taken = batch.run_requested(options.decisions)
+            taken = run_requested(fleet, options.decisions)
             rates.append(taken / (time.process_time() - start))
-            visible.append(batch.world.clusters["active"].mean())
+            visible.append(fleet.world.clusters["active"].mean())
         facts[f"visible jobs, {decide_on}"] = f"{np.mean(visible):.1f} on average"
         rate = statistics.median(rates)
         checks.append(_common.Check(f"decisions on {decide_on}", rate, "per CPU-s", LIMIT, True))
