@@ -284,7 +284,7 @@ def run_requested(f: Fleet, decisions: int) -> int:
             if is_over(f.world, b):
                 begin(f, b, f.current[b])
             if cluster.active > 0:
-                carry_out(f, b, f.shown[b, : cluster.active].requested_gpus)
+                carry_out(f, b, f.shown[b, : cluster.active]["requested_gpus"])
                 taken += 1
             clear_sums(f.world, b)
             advance(f.world, b)

@@ -74,7 +74,7 @@ class State:
         found = {name: self.array(f"{prefix}.{name}", own.shape, dtype=own.dtype) for name, own in wanted}
         if any(array.dtype.kind == "i" and (array < 0).any() for array in found.values()):
             raise ForecastError(f"{prefix}: expected counts, 0 or more")
-        return type(pattern)(**found)
+        return pattern._replace(**found)
 
     def looking_back_on(self, history: FloatArray, start: float) -> State:
         """The same with another history, for a forecaster and for those inside it, which keep their own.

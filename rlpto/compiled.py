@@ -60,7 +60,7 @@ def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
     How tables of functions (features, terms) are evaluated without a loop in Python. It is compiled into whatever calls
     it, so it needs no cache of its own.
     """
-    fill = _nothing
+    fill: Callable[..., None] = _nothing
     for at, row in enumerate(rows):
         fill = _then(fill, row, at)
     return fill

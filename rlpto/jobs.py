@@ -343,7 +343,7 @@ class JobTable:
         find = _FOUND.get(name)
         if find is not None:
             found: AnyArray = find(self)
-        elif name in VIEW.names:
+        elif name in (VIEW.names or ()):
             found = np.ascontiguousarray(self.records[name])
         else:
             raise AttributeError(f"a JobTable has no column {name}")

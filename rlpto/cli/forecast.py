@@ -17,8 +17,8 @@ from rlpto.interrupts import Interrupted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rlpto.arrays import FloatArray
     from rlpto.forecasting.backtest import Backtest
-    from rlpto.forecasting.series import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
 

@@ -67,8 +67,8 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     Whatever the weights, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows.
     """
-    lowest = view.min_gpus.copy()
-    steps = hull_steps(speed, lowest, view.max_gpus.copy())
+    lowest = view["min_gpus"].copy()
+    steps = hull_steps(speed, lowest, view["max_gpus"].copy())
     scores = score_steps(now, capacity, view, speed, steps, weights)
     worst = 0
     for row in range(len(view)):
