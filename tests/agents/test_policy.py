@@ -163,7 +163,7 @@ def _flip(archive_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (_nan, "weights action_net.weight hold NaN"),
+        (_nan, "action_net.weight holds NaN"),
         (_other_observation, "observation: 0, expected"),
         (_other_features, "job_features: without remaining; with colour"),
         (_other_width, "do not fit the network"),
@@ -192,5 +192,5 @@ def test_a_cluster_without_gpus_is_refused() -> None:
     state: ClusterState = replace(cluster.state(), shape=ClusterShape())
     with pytest.raises(PolicyError, match="the cluster has no GPUs"):
         agent(state)
-    waiting = replace(cluster.state(), capacity=0)
+    waiting = replace(cluster.state(), shape=cluster.state().shape.with_up([False] * len(cluster.state().shape)))
     assert agent(waiting).gpus.tolist() == [0] * len(waiting.jobs), "all nodes down: wait for one"

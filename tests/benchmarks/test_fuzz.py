@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+# At the end: there is a ray.py in it.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import _fuzz_targets as targets
 

@@ -100,9 +100,9 @@ class TestCluster:
             down = rlpto("down")
         assert "has ended" in down.stdout
         assert not state.exists()
-        assert not Path(started["temporary"]).exists()
+        assert not Path(started["folder"]).exists()
         arguments = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path)]
-        assert not any(started["temporary"].encode() in text for text in arguments)
+        assert not any(started["folder"].encode() in text for text in arguments)
         port = started["address"].rpartition(":")[2]
         assert not any(f":{port}\0".encode() in text for text in arguments), "Ray's server for clients is one of us too"
 

@@ -144,7 +144,7 @@ class TestEpisodes:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"speed": 1}, "options: unknown key speed, expected workload, warm_up, length"),
+            ({"speed": 1}, "options: unknown key 'speed', expected workload, warm_up, length"),
             ({"workload": "w9"}, "'w9' is unknown, expected a number below 3, or a name such as w0"),
             ({"workload": 3}, "3 is unknown"),
             ({"warm_up": -1.0}, "warm_up: expected seconds, 0 or more, got -1.0"),

@@ -236,7 +236,7 @@ class TestModel:
         with pytest.raises(ConfigError, match=r"forecast.every: 600 s, expected the 3600 s that .*hourly.pt was"):
             load_model(path, 600.0)
         path.write_bytes(b"something else")
-        with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.pt: broken or foreign"):
+        with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.pt: truncated, damaged or foreign"):
             load_model(path, 3600.0)
-        with pytest.raises(ConfigError, match=r"forecast.model: .*none.pt: no such file"):
+        with pytest.raises(ConfigError, match=r"forecast.model: .*none.pt: cannot read the file: no such file"):
             load_model(tmp_path / "none.pt", 3600.0)
