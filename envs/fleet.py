@@ -203,18 +203,25 @@ def begin(f: Fleet, b: int, workload: int) -> None:
 @njit()
 def look_around(f: Fleet, b: int) -> None:
     """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
+    see_jobs(f, b)
+    w, n = f.world, f.world.clusters[b].active
+    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
+    fill_speed(f.shown[b, :n], w.rates, f.packed, f.known_speed, f.noise[f.current[b]], 0, f.speed[b, :n])
+    if f.converging[0] < 1:
+        shrink_converging(f.shown[b, :n], f.converging[0], f.converging[1])
+
+
+@njit()
+def see_jobs(f: Fleet, b: int) -> None:
+    """Fill `shown` of cluster b: all that policies that heed no speeds want to know."""
     w = f.world
     cluster, jobs, n = w.clusters[b], w.jobs[b], w.clusters[b].active
     active, rows, effective = w.active[b, :n], np.empty(n, np.int64), np.empty(n, np.int64)
     order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], rows, effective)
     for i in range(n):
         rows[i] = active[rows[i]]
-    view, speed, noise = f.shown[b, :n], f.speed[b, :n], f.noise[f.current[b]]
-    fill_view(jobs, rows, effective, w.types, w.accuracy, f.known_remaining, noise, view)
-    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(view, w.rates, f.packed, f.known_speed, noise, 0, speed)
-    if f.converging[0] < 1:
-        shrink_converging(view, f.converging[0], f.converging[1])
+    noise = f.noise[f.current[b]]
+    fill_view(jobs, rows, effective, w.types, w.accuracy, f.known_remaining, noise, f.shown[b, :n])
 
 
 @njit()
@@ -288,7 +295,7 @@ def run_requested(f: Fleet, decisions: int) -> int:
                 taken += 1
             clear_sums(f.world, b)
             advance(f.world, b)
-            look_around(f, b)
+            see_jobs(f, b)
     return taken
 
 
