@@ -69,7 +69,7 @@ def status(
             shown = [_nodes(connection.address), *_jobs()]
         on_wait("")
     for part in shown:
-        console.print(part)
+        console.print(part, soft_wrap=isinstance(part, str))  # a path is not to be broken
 
 
 def _nodes(address: str) -> Table:

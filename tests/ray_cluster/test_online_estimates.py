@@ -199,8 +199,8 @@ def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: P
         cluster.close()
     learned = cluster.estimates
     assert learned is not None
-    for number, job in enumerate(cluster.jobs):
-        (seen,) = [size for size in cluster.reports[job.name].throughput if size.workers == 2]
+    for number in range(len(cluster.jobs)):
+        (seen,) = [size for size in cluster.reports[cluster.ids[number]].throughput if size.workers == 2]
         profile = learned.profile(number)
         row = learned.tables.row[number, seen.nodes - 1, 2]
         speed = learned.tables.rates[row, 0] * profile.samples
