@@ -23,7 +23,7 @@ from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune
 from rlpto.policies.steering import FREE, STEERING_FEATURES
 from rlpto.rewards import RewardWeights
 
-PATIENCE = 3.0
+TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""
 HOPELESS = 10.0
 """Reward per job that such a candidate counts as losing."""
@@ -140,7 +140,7 @@ class _Trial:
         if workload not in self._base:
             self._base[workload] = self._play(workload, self._start, np.inf)
         reward, end = self._base[workload]
-        mine, _ = self._play(workload, weights, PATIENCE * end)
+        mine, _ = self._play(workload, weights, TIME_LIMIT_FACTOR * end)
         cluster = self._fleet.world.clusters[0]
         if cluster["active"] or cluster["arrived"] < cluster["jobs"]:
             return HOPELESS * float(cluster["jobs"])

@@ -23,7 +23,7 @@ from rlpto.records import RunRecord
 from rlpto.rewards import REWARD_PARTS
 
 HOUR = 3600.0
-PATIENCE = 5.0
+TIME_LIMIT_FACTOR = 5.0
 """After so many times the hours of the longest window, the start heuristic schedules what an agent has left over."""
 
 FOREVER = 20.0
@@ -82,7 +82,7 @@ def validate(setup: EnvSetup, brain: Brain) -> Validation:
     batch = WindowBatch(replace(setup, start=brain.start))
     windows = len(setup.workloads)
     parts, running = np.zeros((windows, len(REWARD_PARTS))), np.ones(windows, dtype=np.bool_)
-    limit = PATIENCE * HOUR * max(workload.hours for workload in setup.workloads)
+    limit = TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     patient = True
     seen = batch.reset()
     while running.any():

@@ -21,7 +21,7 @@ from rlpto.ray_cluster.nodes.processes import head_family, signal_to
 PACE = 0.2
 GONE = 5.0
 """s for which the head stays away."""
-PATIENCE = 300.0
+WAIT_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def returns(scheduler: Scheduler) -> list[float]:
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    by = time.monotonic() + PATIENCE
+    by = time.monotonic() + WAIT_TIMEOUT_S
     while not holds():
         if time.monotonic() > by:
-            raise TimeoutError(f"waited {PATIENCE:g} s in vain")
+            raise TimeoutError(f"waited {WAIT_TIMEOUT_S:g} s in vain")
         time.sleep(0.05)

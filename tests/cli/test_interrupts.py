@@ -9,7 +9,7 @@ import pytest
 
 from rlpto.interrupts import interrupts_kept
 
-PATIENCE = 30.0
+WAIT_TIMEOUT_S = 30.0
 
 
 class Interrupted:
@@ -23,7 +23,7 @@ class Interrupted:
 def drop_and_go_on() -> None:
     doomed = Interrupted()
     del doomed
-    time.sleep(PATIENCE)
+    time.sleep(WAIT_TIMEOUT_S)
 
 
 @pytest.fixture
