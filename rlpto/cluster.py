@@ -112,15 +112,18 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a policy decides: GPUs for every row of `ClusterState.jobs`.
+    """What a policy decides: a plan for every row of `ClusterState.jobs`. GPUs alone are plan enough.
 
     gpus: [n] integers; 0 leaves or puts the job in the queue.
     order: [n] row numbers, the order in which changed jobs are placed on nodes; None: queue order.
         A cluster may place in an order of its own: under `placement: pack` large jobs go first.
+    batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0, or None for all: the job's own choice.
+        A change of it alone costs a running job nothing.
     """
 
     gpus: IntArray
     order: IntArray | None = None
+    batch_size: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.base import Policy
+from rlpto.policies.base import Policy, chooses_batch_sizes
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
@@ -145,26 +145,34 @@ class Experiment:
     @cached_property
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
-        mapping = self.config.workload.mapping
-        if self.config.workload.source == "follow":
-            models = [JobType(model) for model in self.models]
-            return compile_tables(self.profiles, models, self.shape.capacity, self.shape.gpus_per_node)
-        if self.config.workload.source == "jobs":
-            kinds = {JobType(job.model, job.batch_size) for job in self._listed}
-            listed = max(job.max_gpus for job in self._listed)
-            ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-            return compile_tables(self.profiles, ordered, listed, self.shape.gpus_per_node)
-        if self.config.workload.source == "files":  # from which windows are drawn, by work that the tables tell
-            traces = [trace for trace in self._file_traces.values() if len(trace)]
+        types, most = self._job_types
+        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node)
+
+    @cached_property
+    def tables_by_batch_size(self) -> SpeedTables:
+        """The same with the batch sizes that a policy may choose."""
+        types, most = self._job_types
+        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, choose_batches=True)
+
+    @cached_property
+    def _job_types(self) -> tuple[list[JobType], int]:
+        """Every job type of the workload, and the most GPUs a job may hold."""
+        workload, most = self.config.workload, self.shape.capacity
+        if workload.source == "follow":
+            return [JobType(model) for model in self.models], most
+        if workload.source == "jobs":
+            types = {JobType(job.model, job.batch_size) for job in self._listed}
+            most = max(job.max_gpus for job in self._listed)
         else:
-            traces = [cut.trace for cut in self.window_traces.values()]
-        if not traces:
-            raise TraceError(f"{self._workload}: no jobs")
-        types = {kind for trace in traces for kind in job_types(trace, mapping, self.models)}
-        requested = max(int(trace.gpus.max()) for trace in traces)
-        most = min(self.shape.capacity, max(requested, mapping.max_gpus))
-        ordered = sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0))
-        return compile_tables(self.profiles, ordered, most, self.shape.gpus_per_node)
+            if workload.source == "files":  # from which windows are drawn, by work that the tables tell
+                traces = [trace for trace in self._file_traces.values() if len(trace)]
+            else:
+                traces = [cut.trace for cut in self.window_traces.values()]
+            if not traces:
+                raise TraceError(f"{self._workload}: no jobs")
+            types = {kind for trace in traces for kind in job_types(trace, workload.mapping, self.models)}
+            most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
+        return sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0)), most
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
@@ -186,8 +194,13 @@ class Experiment:
             self._useful_gpus,
         )
 
-    def cluster(self, window: str, seed: int, max_hours: float | None = None) -> SimulatedCluster:
-        """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say."""
+    def cluster(
+        self, window: str, seed: int, max_hours: float | None = None, *, choose_batches: bool = False
+    ) -> SimulatedCluster:
+        """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say.
+
+        choose_batches: for a policy that chooses batch sizes.
+        """
         source = self._source()
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
@@ -195,7 +208,8 @@ class Experiment:
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        return SimulatedCluster(self.shape, jobs, self.tables, settings, own_seed, noise, source)
+        tables = self.tables_by_batch_size if choose_batches else self.tables
+        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, noise, source)
 
     def real_cluster(
         self,
@@ -247,7 +261,7 @@ class Experiment:
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
-        cluster = self.cluster(window, seed, max_hours)
+        cluster = self.cluster(window, seed, max_hours, choose_batches=chooses_batch_sizes(policy))
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward

@@ -14,7 +14,10 @@ import numpy as np
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import kernel
 from rlpto.errors import JobError
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import NO_TYPE, JobType, SpeedTables
+
+NO_BATCH_SIZE = -1
+"""In place of a batch size where a job has no further one to choose from."""
 
 PRIORITY_CLASSES = ("high", "normal", "low")
 """Names of the priority classes; class 0 is served first."""
@@ -214,7 +217,7 @@ class JobStore:
         Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
         """
         records = np.zeros(len(jobs), dtype=JOB)
-        index = {job_type: i for i, job_type in enumerate(tables.types)}
+        index = {tables.types[i]: i for i in np.flatnonzero(tables.batch_size == 0).tolist()}
         for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
             records[column] = [getattr(job, column) for job in jobs]
         if np.any(np.diff(records["submit_time"]) < 0):
@@ -317,6 +320,11 @@ class JobTable:
     """[n] True for jobs that hold no GPUs."""
     keepable: IntArray
     """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+    batch_sizes: IntArray
+    """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
+    first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
+    speed_at_batch_sizes: FloatArray
+    """[V, n, K + 1] `speed` at each of `batch_sizes`; 0 where there are fewer."""
 
     def __init__(
         self,
@@ -356,6 +364,10 @@ class JobTable:
         if noise is not None:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
         return Told(self._tables, self.type_index, self.scale, noise)
+
+    def types_at(self, batch_size: IntArray) -> IntArray:
+        """[n] types of the jobs once a scheduler has chosen batch_size [n]; NO_TYPE where it is not one of theirs."""
+        return self._tables.types_at(self.type_index, batch_size)
 
     def columns(self) -> JobStore:
         """A copy of the columns of these n jobs, as a store of their own."""
@@ -412,12 +424,30 @@ class JobTable:
 
     def _gather_speed(self) -> FloatArray:
         """[n, K + 1] speeds."""
+        return self._speed_of(self.records)
+
+    def _speed_of(self, records: AnyArray) -> FloatArray:
+        """[n, K + 1] speeds of jobs as `records` [n] VIEW say."""
         tables = self._tables
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
-        speed = np.empty((len(self.index), tables.max_gpus + 1))
+        speed = np.empty((len(records), tables.max_gpus + 1))
         packed = tables.packed_rows(self._gpus_per_node)
-        fill_speed(self.records, tables.rates, packed, tables.told_speed, noise, tables.max_gpus, speed)
+        fill_speed(records, tables.rates, packed, tables.told_speed, noise, tables.max_gpus, speed)
         return speed
+
+    def _gather_batch_sizes(self) -> IntArray:
+        """[n, V] batch sizes to choose from."""
+        choices = self._tables.batch_choices[self.type_index]
+        return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
+
+    def _gather_speed_at_batch_sizes(self) -> FloatArray:
+        """[V, n, K + 1] speeds at them."""
+        found = []
+        for types in self._tables.batch_choices[self.type_index].T:
+            records = self.records.copy()
+            records["type_index"] = np.where(types == NO_TYPE, self.type_index, types)
+            found.append(np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records)))
+        return np.stack(found)
 
 
 _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
@@ -425,6 +455,8 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "speed": JobTable._gather_speed,
     "waiting": lambda table: table.gpus == 0,
     "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
+    "batch_sizes": JobTable._gather_batch_sizes,
+    "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }
 
 

@@ -17,6 +17,7 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.performance.tables import NO_TYPE
 from rlpto.settings import Settings
 
 CLASSES = len(PRIORITY_CLASSES)
@@ -94,7 +95,8 @@ class Queue:
 
         A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
         jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
-        no Allocation, or numbers that are not whole, are negative, or break a job's limits.
+        no Allocation, numbers that are not whole, are negative, or break a job's limits, or a batch size that is not
+        one of those the job has.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -107,26 +109,46 @@ class Queue:
                 f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
-        return Allocation(gpus, check_order(allocation.order, len(jobs), policy))
+        order = check_order(allocation.order, len(jobs), policy)
+        return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy))
 
 
-def whole_numbers(gpus: Any, count: int, policy: str) -> IntArray:
-    """`gpus` as int64 [count], or PolicyError naming the policy and what is wrong."""
+def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
+    """`numbers` as int64 [count], or PolicyError naming the policy and what is wrong. unit: what they count."""
     try:
-        array = np.asarray(gpus)
+        array = np.asarray(numbers)
     except ValueError:
-        raise PolicyError(f"policy {policy} returned ragged GPUs: expected {count} whole numbers") from None
+        raise PolicyError(f"policy {policy} returned ragged {unit}: expected {count} whole numbers") from None
     if array.shape != (count,):
-        raise PolicyError(f"policy {policy} returned GPUs of shape {array.shape}: expected ({count},), one per job")
+        raise PolicyError(f"policy {policy} returned {unit} of shape {array.shape}: expected ({count},), one per job")
     if array.dtype.kind in "iu":
         return array.astype(np.int64, copy=False)
     if array.dtype.kind != "f":
-        raise PolicyError(f"policy {policy} returned GPUs of type {array.dtype}: expected whole numbers")
+        raise PolicyError(f"policy {policy} returned {unit} of type {array.dtype}: expected whole numbers")
     # NaN, infinity and what no int64 can hold fail these comparisons too.
     wrong = ~((np.abs(array) < 2.0**62) & (np.floor(array) == array))
     if wrong.any():
-        raise PolicyError(f"policy {policy} returned {array[wrong][0]} GPUs: expected whole numbers")
+        raise PolicyError(f"policy {policy} returned {array[wrong][0]} {unit}: expected whole numbers")
     return array.astype(np.int64)
+
+
+def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
+    """Batch sizes [n] of the jobs that get `gpus` [n], 0 for those that get none; None if none is chosen.
+
+    Raises PolicyError naming the policy if a job cannot have its batch size.
+    """
+    if batch_size is None:
+        return None
+    jobs = state.jobs
+    chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)
+    if len(wrong):
+        known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
+        raise PolicyError(
+            f"policy {policy} gave job {int(jobs.index[wrong[0]])} a batch size of {int(chosen[wrong[0]])} at "
+            f"{state.time:.0f} s: expected 0 (its own choice)" + (f" or one of {known}" if known else "")
+        )
+    return np.where(gpus > 0, chosen, 0)
 
 
 def check_order(order: Any, count: int, policy: str) -> IntArray | None:

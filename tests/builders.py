@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -44,6 +44,29 @@ def make_tables(
         rescale_delay=np.resize(np.asarray(delay, dtype=np.float64), types),
         exact_keys=np.zeros(0, dtype=np.int64),
         exact_rows=np.zeros(0, dtype=np.int32),
+    )
+
+
+def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> SpeedTables:
+    """The same tables where a scheduler may choose batch sizes, which multiply the speed of every type by `factors`."""
+    count, rows = len(tables.types), len(tables.rates)
+    rates = np.concatenate([tables.rates, *(tables.rates * factor for factor in factors.values())])
+    shifts = rows * np.arange(1 + len(factors))[:, None, None, None]
+    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
+    sizes = [0, *factors]
+    times = len(sizes)
+    return replace(
+        tables,
+        types=tuple(JobType(kind.model, size or kind.batch_size) for size in sizes for kind in tables.types),
+        rates=rates,
+        elapsed=elapsed_from_rates(rates),
+        row=row,
+        accuracy=np.tile(tables.accuracy, (times, 1)),
+        epochs=np.tile(tables.epochs, times),
+        samples=np.tile(tables.samples, times),
+        rescale_delay=np.tile(tables.rescale_delay, times),
+        own=np.tile(np.arange(count), times),
+        batch_size=np.repeat(sizes, count),
     )
 
 
@@ -163,10 +186,16 @@ def make_cluster(
     )
 
 
-def give(cluster: SimulatedCluster, gpus: Sequence[int], order: Sequence[int] | None = None) -> None:
+def give(
+    cluster: SimulatedCluster,
+    gpus: Sequence[int],
+    order: Sequence[int] | None = None,
+    batch_size: Sequence[int] | None = None,
+) -> None:
     """Carry out an allocation to the active jobs, in order of submission."""
     placed = None if order is None else np.array(order)
-    cluster.apply(cluster.state(), Allocation(np.array(gpus, dtype=np.int64), placed))
+    batches = None if batch_size is None else np.array(batch_size)
+    cluster.apply(cluster.state(), Allocation(np.array(gpus, dtype=np.int64), placed, batches))
 
 
 def advance_to(cluster: SimulatedCluster, time: float) -> list[Progress]:

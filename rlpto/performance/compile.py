@@ -9,6 +9,7 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ProfileError
+from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_file, load_folder
 from rlpto.performance.tables import (
@@ -44,8 +45,17 @@ def load_profiles(folder: str | Path | None) -> ProfileSource:
     raise ProfileError(f"{path}: expected profiles (*.yaml) or sub-folders of measurements with a placements.csv")
 
 
-def compile_tables(profiles: ProfileSource, types: Sequence[JobType], max_gpus: int, gpus_per_node: int) -> SpeedTables:
+def compile_tables(
+    profiles: ProfileSource,
+    types: Sequence[JobType],
+    max_gpus: int,
+    gpus_per_node: int,
+    *,
+    choose_batches: bool = False,
+) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
+
+    choose_batches: with the batch sizes that a scheduler may choose for each type, see `chosen_batch_sizes`.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are given only if
     every type has them. Raises ProfileError if a model is unknown or a batch size cannot be run.
@@ -54,6 +64,12 @@ def compile_tables(profiles: ProfileSource, types: Sequence[JobType], max_gpus: 
         raise ProfileError("no job types to compile speed tables for")
     if max_gpus < 1 or gpus_per_node < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and gpus_per_node {gpus_per_node}")
+    count = len(types)
+    chosen = [(i, size) for i, kind in enumerate(types) for size in chosen_batch_sizes(profiles, kind)]
+    own, batch_size = np.arange(count), np.zeros(count, dtype=np.int64)
+    if choose_batches and chosen:
+        own, batch_size = np.array([*zip(own, batch_size, strict=True), *chosen]).T
+        types = [*types, *(JobType(types[i].model, size) for i, size in chosen)]
     parts = [profiles.type_tables(job_type, max_gpus, gpus_per_node) for job_type in types]
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
@@ -75,7 +91,20 @@ def compile_tables(profiles: ProfileSource, types: Sequence[JobType], max_gpus: 
         exact_rows=exact_rows,
         known_remaining=remaining,
         known_speed=speed,
+        own=own,
+        batch_size=batch_size,
     )
+
+
+def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
+    """Batch sizes [samples] that a scheduler may choose for jobs of a type, in ascending order.
+
+    The model's base doubled again and again, and the largest one, as far as they can be split over GPUs; without the
+    one that the type has by itself. Raises ProfileError if the model is unknown.
+    """
+    limits = profiles.facts(job_type.model).batch.for_scheduler()
+    sizes = {limits.base * 2**i for i in range(int(np.log2(limits.largest / limits.base)) + 1)} | {limits.largest}
+    return sorted(size for size in sizes if size != job_type.batch_size and useful_gpus(size, 1, limits))
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

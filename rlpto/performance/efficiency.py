@@ -6,7 +6,7 @@ Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ class BatchLimits:
 
     base: total batch size at which efficiency is 1. largest: largest total batch size.
     min_local, max_local: samples one GPU computes at once.
+    largest_chosen: largest total batch size that a scheduler may choose; None: `largest`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -34,6 +35,11 @@ class BatchLimits:
     largest: Annotated[int, Field(ge=1)]
     min_local: Annotated[int, Field(ge=1)]
     max_local: Annotated[int, Field(ge=1)]
+    largest_chosen: Annotated[int, Field(ge=1)] | None = None
+
+    def for_scheduler(self) -> BatchLimits:
+        """The limits of what a scheduler may choose."""
+        return self if self.largest_chosen is None else replace(self, largest=self.largest_chosen)
 
 
 class BatchSplit(NamedTuple):

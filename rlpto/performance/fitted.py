@@ -65,15 +65,16 @@ def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> Fl
     rest idle. Raises ProfileError if the batch size is out of the profile's limits.
     """
     job_type = JobType(profile.name, batch_size)
-    check_batch(job_type, profile.batch)
+    limits = profile.batch if batch_size is None else profile.batch.for_scheduler()
+    check_batch(job_type, limits)
     noise_scale = profile.noise(np.arange(profile.epochs))
-    most = useful_gpus(batch_size, max_gpus, profile.batch)
+    most = useful_gpus(batch_size, max_gpus, limits)
     if most == 0:
         raise ProfileError(f"{job_type.model}: batch_size {batch_size} cannot be split within its local batch limits")
     if batch_size is None:
-        goodput = adaptive_goodput(profile.throughput, noise_scale, profile.batch, SPANS, most)
+        goodput = adaptive_goodput(profile.throughput, noise_scale, limits, SPANS, most)
     else:
-        goodput = fixed_goodput(profile.throughput, noise_scale, profile.batch, SPANS, most, batch_size)
+        goodput = fixed_goodput(profile.throughput, noise_scale, limits, SPANS, most, batch_size)
     rates = hold_sizes(goodput / profile.samples)
     return rates[:, np.minimum(np.arange(max_gpus), most - 1)]
 

@@ -72,6 +72,8 @@ class Profile:
         batch = self.batch
         if batch.base > batch.largest:
             raise ValueError(f"batch: base {batch.base} exceeds largest {batch.largest}")
+        if batch.largest_chosen is not None and batch.largest_chosen < batch.largest:
+            raise ValueError(f"batch: largest {batch.largest} exceeds largest_chosen {batch.largest_chosen}")
         if not batch.min_local <= min(batch.max_local, batch.base):
             raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
 

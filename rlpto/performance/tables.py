@@ -24,6 +24,12 @@ TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
 """A job type for compiled code: rescale delay [s], epochs on its accuracy curve."""
 
 _UNKNOWN = np.zeros((0, 0))
+NO_TYPE = -1
+"""In place of a type where there is none."""
+
+
+def _no_types() -> IntArray:
+    return np.zeros(0, dtype=np.int64)
 
 
 class JobType(NamedTuple):
@@ -55,6 +61,8 @@ class SpeedTables:
     known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
         of an epoch and work per second by GPUs in the units an operator of these profiles would
         know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
+    own, batch_size: [T] int64. Type t is the type own[t] while a scheduler has chosen the batch size of its jobs, in
+        samples; 0 and t itself where the job has its own choice. Empty: so for all types.
     """
 
     types: tuple[JobType, ...]
@@ -69,6 +77,8 @@ class SpeedTables:
     exact_rows: np.ndarray[tuple[int], np.dtype[np.int32]]
     known_remaining: FloatArray | None = None
     known_speed: FloatArray | None = None
+    own: IntArray = field(default_factory=_no_types)
+    batch_size: IntArray = field(default_factory=_no_types)
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +87,9 @@ class SpeedTables:
             array = getattr(self, name)
             if array is not None:
                 object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float64))
+        if len(self.own) == 0:
+            object.__setattr__(self, "own", np.arange(len(self.types)))
+            object.__setattr__(self, "batch_size", np.zeros(len(self.types), dtype=np.int64))
 
     @property
     def max_gpus(self) -> int:
@@ -90,6 +103,26 @@ class SpeedTables:
         facts["delay"] = self.rescale_delay
         facts["epochs"] = self.epochs
         return facts
+
+    @cached_property
+    def batch_choices(self) -> IntArray:
+        """[T, V] types that a job of each type can be of: its own choice of a batch size first; then those a scheduler
+        may choose, by size; NO_TYPE where there are fewer."""
+        found = [np.flatnonzero(self.own == own) for own in self.own]
+        choices = np.full((len(found), max(map(len, found), default=1)), NO_TYPE, dtype=np.int64)
+        for row, types in zip(choices, found, strict=True):
+            row[: len(types)] = types[np.argsort(self.batch_size[types], kind="stable")]
+        return choices
+
+    def types_at(self, types: IntArray, batch_size: IntArray) -> IntArray:
+        """[n] what jobs of `types` [n] become when a scheduler chooses their batch_size [n]; 0: the job's own choice.
+
+        NO_TYPE where that size is not among `batch_choices`.
+        """
+        choices = self.batch_choices[types]
+        fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
+        found = choices[np.arange(len(types)), fits.argmax(axis=1)]
+        return np.where(fits.any(axis=1), found, NO_TYPE)
 
     @property
     def told_remaining(self) -> FloatArray:

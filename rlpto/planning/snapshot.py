@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.jobs import EstimateNoise, Job, JobStore, Told
-from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -102,28 +102,29 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     if noise is None and tables.known_speed is None:
         return told
     count = len(told.type_index)
-    rates = _told_rates(told, gpus_per_node)
+    choices = tables.batch_choices[told.type_index]
+    job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its batch sizes
+    kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
+    present = np.flatnonzero(kind == told.type_index[job])
+    rates = _told_rates(tables, kind, gpus_per_node)
     if noise is not None:
         gpus = np.arange(1, rates.shape[2] + 1)
-        factor = noise.speed / noise.remaining
-        rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[:, None])[:, None, :, None]
-    own = _tables_of_jobs(tables, told.type_index, rates)
+        factor = (noise.speed / noise.remaining)[job]
+        rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
+    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], batch_size=tables.batch_size[kind])
     if tables.known_speed is not None and tables.known_remaining is not None:
         known = replace(
-            own,
-            known_speed=tables.known_speed[told.type_index],
-            known_remaining=tables.known_remaining[told.type_index],
+            tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]
         )
-        return Told(known, np.arange(count), np.ones(count), noise)
+        return Told(known, present, np.ones(count), noise)
     assert noise is not None
     # Rates hold all errors by now; what is told of remaining work and of speed has to have them apart.
     apart = EstimateNoise(remaining=noise.remaining, speed=noise.remaining, scaling=np.zeros(count))
-    return Told(own, np.arange(count), told.scale, apart)
+    return Told(tables_of_jobs, present, told.scale, apart)
 
 
-def _told_rates(told: Told, gpus_per_node: int) -> FloatArray:
-    """[n, S, K, P] epochs per second of n jobs by nodes spanned, GPUs from 1 on and epoch, without errors."""
-    tables, kind = told.tables, told.type_index
+def _told_rates(tables: SpeedTables, kind: IntArray, gpus_per_node: int) -> FloatArray:
+    """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors."""
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
         nodes = np.clip(-(-gpus // gpus_per_node), 1, row.shape[1])
@@ -137,8 +138,8 @@ def _told_rates(told: Told, gpus_per_node: int) -> FloatArray:
     return by_epoch[:, None]
 
 
-def _tables_of_jobs(tables: SpeedTables, kind: IntArray, rates: FloatArray) -> SpeedTables:
-    """Tables with a type for each of n jobs, which has the accuracy and delay of its type `kind` [n] in `tables`."""
+def _tables_of(tables: SpeedTables, kind: IntArray, rates: FloatArray) -> SpeedTables:
+    """Tables of n types with `rates`, which have the accuracy and delay of the types `kind` [n] in `tables`."""
     count, spans, gpus, epochs = rates.shape
     flat = np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
     row = np.zeros((count, spans, gpus + 1), dtype=np.int32)

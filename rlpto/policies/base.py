@@ -40,6 +40,23 @@ class StandingPolicy(Protocol):
         """
 
 
+@runtime_checkable
+class BatchSizePolicy(Protocol):
+    """A policy that may choose batch sizes. Optional: speeds at other batch sizes are compiled only for such policies.
+
+    chooses_batch_sizes: whether it does.
+    """
+
+    @property
+    def chooses_batch_sizes(self) -> bool:
+        """Whether its allocations may have batch sizes."""
+
+
+def chooses_batch_sizes(policy: Policy) -> bool:
+    """Whether a policy's allocations may have batch sizes."""
+    return isinstance(policy, BatchSizePolicy) and policy.chooses_batch_sizes
+
+
 class NoOptions(Settings):
     """Options of a policy that has none."""
 

@@ -5,7 +5,8 @@ Analysis", Management Science 13(3), 1966); as a policy of GPU clusters "max tot
 Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads",
 OSDI 2020 (Gavel).
 Adapted: throughput is each job's speed relative to one GPU, as in Gavel; steps follow the concave
-hull of the speed, so that a dip at a node's edge is stepped over.
+hull of the speed, so that a dip at a node's edge is stepped over. With `choose_batch_size` a job's batch grows with its
+GPUs, as AdaptDL's goodput asks for (Qiao et al., OSDI 2021).
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import NoOptions
 from rlpto.policies.greedy import grow, hull_steps
 from rlpto.policies.speeds import unit_speed
+from rlpto.settings import Settings
+
+
+class MaxThroughputOptions(Settings):
+    """Options of `max_throughput`."""
+
+    choose_batch_size: bool = False
+    """Choose the batch size of every job too: the one at which it gets on fastest with the GPUs it is given."""
 
 
 class MaxThroughput:
@@ -23,11 +31,16 @@ class MaxThroughput:
 
     summary = "greedy by marginal speed-up (largest normalised total throughput), elastic"
     source = "Narayanan et al., OSDI 2020 (Gavel); Fox, Management Science 13(3), 1966"
-    Options = NoOptions
+    Options = MaxThroughputOptions
 
-    def __init__(self, options: NoOptions | None = None) -> None:
+    def __init__(self, options: MaxThroughputOptions | None = None) -> None:
         self.name = "max_throughput"
-        self.options = options or NoOptions()
+        self.options = options or MaxThroughputOptions()
+
+    @property
+    def chooses_batch_sizes(self) -> bool:
+        """As the option says."""
+        return self.options.choose_batch_size
 
     def reset(self, seed: int) -> None:
         """Nothing is remembered."""
@@ -36,6 +49,12 @@ class MaxThroughput:
         """Take the step with the largest gain in speed-up per GPU; ties in queue order."""
         jobs = state.jobs
         lowest = jobs.min_gpus
-        steps = hull_steps(jobs.speed, lowest, jobs.max_gpus)
+        speeds = jobs.speed_at_batch_sizes if self.chooses_batch_sizes else jobs.speed[None]
+        steps = hull_steps(speeds.max(axis=0), lowest, jobs.max_gpus)
         score = steps.gain / unit_speed(jobs)[:, None]
-        return Allocation(grow(np.zeros_like(lowest), steps.target, score, lowest, state.capacity, 0.0))
+        gpus = grow(np.zeros_like(lowest), steps.target, score, lowest, state.capacity, 0.0)
+        if not self.chooses_batch_sizes:
+            return Allocation(gpus)
+        rows = np.arange(len(jobs))
+        fastest = speeds[:, rows, gpus].argmax(axis=0)
+        return Allocation(gpus, batch_size=jobs.batch_sizes[rows, fastest])

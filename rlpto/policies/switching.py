@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.policies.base import Policy, StandingPolicy, chooses_batch_sizes
 from rlpto.records import PolicySwitches
 
 
@@ -32,6 +32,11 @@ class SwitchingPolicy:
     def present(self, time: float) -> Policy:
         """The policy in force at a time [s]."""
         return self._policies[bisect_right(self._starts, time) - 1]
+
+    @property
+    def chooses_batch_sizes(self) -> bool:
+        """Whether any of the policies does."""
+        return any(map(chooses_batch_sizes, self._policies))
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""

@@ -15,7 +15,7 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, choose_types, next_point, outlook
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -105,6 +105,7 @@ class SimulatedCluster:
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
         self.time, self._logged = 0.0, 0
+        self._batches_chosen = bool(tables.batch_size[store.type_index].any())
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -193,6 +194,10 @@ class SimulatedCluster:
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
+        if allocation.batch_size is not None or self._batches_chosen:
+            chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
+            choose_types(self._world, 0, state.jobs.index, state.jobs.types_at(chosen))
+            self._batches_chosen = bool(chosen.any())
         order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
         self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
 

@@ -113,11 +113,52 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
 
 
 @kernel()
+def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
+    """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
+
+    What it has trained until now counts as saved by a checkpoint.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        before, kind = job.type_index, types[i]
+        if before == kind:
+            continue
+        job.type_index = job.told_type = kind
+        if job.gpus == 0:
+            continue
+        if job.grow_left > 0.0:
+            job.next_row = speed_row(w, b, j)
+            run_at(w, b, j, row_like(w, before, kind, job.training_gpus, job.row))
+        else:
+            run_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
+    """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
+    spans = w.row.shape[1]
+    for spanned in range(spans):
+        if w.row[before, spanned, gpus] == row:
+            return int(w.row[after, spanned, gpus])
+    return int(w.row[after, 0, gpus])
+
+
+@kernel()
 def train_at(w: World, b: int, j: int, row: int) -> None:
     """Job j trains with all its GPUs, at this row of the speed tables, as soon as its start is over."""
     job = w.jobs[b, j]
     job.grow_left = 0.0
     job.training_gpus = job.gpus
+    run_at(w, b, j, row)
+
+
+@kernel()
+def run_at(w: World, b: int, j: int, row: int) -> None:
+    """Job j goes on from where it stands at this row of the speed tables."""
+    job = w.jobs[b, j]
     job.row = row
     job.base_progress = job.progress
     job.trained = 0.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlpto.errors import ProfileError
-from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
 from rlpto.performance.efficiency import adaptive_goodput
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
@@ -118,3 +118,45 @@ def test_folders_that_hold_neither_are_refused(tmp_path: Path) -> None:
         load_profiles(tmp_path)
     with pytest.raises(ProfileError, match="no such folder"):
         load_profiles(tmp_path / "none")
+
+
+class TestBatchSizes:
+    """Batch sizes that a scheduler may choose."""
+
+    TYPES = (JobType("cifar10"), JobType("cifar10", 2048), JobType("bert", 384))
+
+    def test_they_are_doubled_up_to_the_largest(self, fitted: FittedProfiles) -> None:
+        limits = fitted.facts("cifar10").batch
+        found = chosen_batch_sizes(fitted, JobType("cifar10"))
+        assert found[:3] == [limits.base, 2 * limits.base, 4 * limits.base]
+        assert found[-1] == limits.largest
+        assert 2048 in found
+        assert 2048 not in chosen_batch_sizes(fitted, JobType("cifar10", 2048))
+
+    def test_each_has_the_speed_of_a_job_with_that_size(self, fitted: FittedProfiles) -> None:
+        plain = compile_tables(fitted, self.TYPES, 16, 4)
+        tables = compile_tables(fitted, self.TYPES, 16, 4, choose_batches=True)
+        assert tables.types[:3] == plain.types
+        np.testing.assert_array_equal(tables.row[:3], plain.row)
+        kind = int(tables.types_at(np.array([0]), np.array([2048]))[0])
+        np.testing.assert_array_equal(tables.rates[tables.row[kind]], tables.rates[tables.row[1]])
+        assert tables.types_at(np.array([kind, kind]), np.array([0, 256])).tolist() == [
+            0,
+            int(tables.types_at(np.array([0]), np.array([256]))[0]),
+        ]
+
+    def test_tables_without_them_know_only_the_own_choice(self, tables: SpeedTables) -> None:
+        types = np.arange(len(tables.types))
+        assert tables.types_at(types, np.zeros(8, dtype=np.int64)).tolist() == types.tolist()
+        assert tables.types_at(types, np.full(8, 256)).tolist() == [-1] * 8
+
+    def test_a_profile_may_allow_more_than_jobs_choose_themselves(self, fitted: FittedProfiles) -> None:
+        profile = fitted.profile("cifar10")
+        limits = replace(profile.batch, base=128, largest=128, largest_chosen=512)
+        source = FittedProfiles({"cifar10": replace(profile, batch=limits)})
+        assert chosen_batch_sizes(source, JobType("cifar10")) == [128, 256, 512]
+        assert compile_tables(source, [JobType("cifar10")], 4, 4, choose_batches=True).batch_size.tolist() == [
+            0, 128, 256, 512,
+        ]  # fmt: skip
+        with pytest.raises(ValueError, match="largest 128 exceeds largest_chosen 100"):
+            replace(profile, batch=replace(limits, largest_chosen=100))

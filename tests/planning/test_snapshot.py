@@ -24,10 +24,22 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
 
 NODES = (Node(4), Node(6))
-POLICIES = ["fifo", "srtf", "las", "equal_share", "optimus", "elastic_fifo", "max_throughput", "tiresias", "hesrpt"]
+BATCH_SIZES = {100: 0.9, 200: 1.2}
+POLICIES = [
+    "max_throughput:choose_batch_size=true",
+    "fifo",
+    "srtf",
+    "las",
+    "equal_share",
+    "optimus",
+    "elastic_fifo",
+    "max_throughput",
+    "tiresias",
+    "hesrpt",
+]
 
 
 class Watched:
@@ -85,7 +97,8 @@ def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, inter
         interval=interval, decide_on=decide_on, growth=growth, placement=placement, epoch_resolution=rounded
     )
     queue = QueueSettings(aging_normal=500.0, aging_low=700.0, shrink_lower=shrink)
-    cluster = SimulatedCluster(NODES, jobs, random_tables(seed, 8, 13.0), times)
+    tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
+    cluster = SimulatedCluster(NODES, jobs, tables, times)
     made: list[Prediction] = []
 
     def look(state: ClusterState, policy: Policy) -> None:
@@ -112,7 +125,7 @@ def assert_same(one: Prediction, other: Prediction) -> None:
     mode=st.sampled_from(["exact", "noisy", "known", "known and noisy"]),
 )
 def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, at: int, mode: str) -> None:
-    tables = random_tables(seed, 8, 13.0)
+    tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
     if "known" in mode:
         tables = with_known(tables, seed)
     jobs = random_jobs(seed, 12, 8, 10)
@@ -131,6 +144,7 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, 
         ]
         mine, its = copy.deepcopy(policy)(source), copy.deepcopy(policy)(state)
         np.testing.assert_array_equal(its.gpus, mine.gpus)
+        np.testing.assert_array_equal(its.batch_size, mine.batch_size)
 
     run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
 
