@@ -85,7 +85,11 @@ class Experiment:
             return source
         measured = () if folder is None else source.models
         unknown = {name: program for name, program in self.config.ray.programs.items() if name not in measured}
-        return FittedProfiles({**source.profiles, **guessed_profiles(unknown)})
+        profiles = {**source.profiles, **guessed_profiles(unknown)}
+        for name, program in self.config.ray.programs.items():
+            if program.largest_batch_size is not None:
+                profiles[name] = profiles[name].allowing(program.largest_batch_size)
+        return FittedProfiles(profiles)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -236,18 +240,20 @@ class Experiment:
             return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
 
         specs = specs_of(jobs, 0)
+        choose = any(program.largest_batch_size for program in settings.programs.values())
+        tables = self.tables_by_batch_size if choose else self.tables
         limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
         rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
         if self.config.knowledge.mode != "online":
             noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
             return RayCluster(
-                backend, jobs, specs, self.tables, database, rules, noise, observers, source=source, specs_of=specs_of
+                backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
             )
         samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
         estimates = OnlineEstimates(
             jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
         )
-        return RayCluster(backend, jobs, specs, self.tables, database, rules, None, observers, estimates=estimates)
+        return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -76,6 +76,11 @@ class Profile:
             raise ValueError(f"batch: largest {batch.largest} exceeds largest_chosen {batch.largest_chosen}")
         if not batch.min_local <= min(batch.max_local, batch.base):
             raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
+
+    def allowing(self, largest_chosen: int) -> Profile:
+        """The same model, for which a scheduler may choose batch sizes up to `largest_chosen`."""
+        most = max(largest_chosen, self.batch.largest)
+        return replace(self, batch=replace(self.batch, largest_chosen=most))
 
 
 class ModelFacts(NamedTuple):
@@ -187,7 +192,8 @@ def _profile(file: YamlFile) -> Profile:
 
 def profile_yaml(profile: Profile) -> str:
     """A profile as YAML, as `load_profile` reads it."""
-    return yaml.dump(_plain(asdict(profile)), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
+    return yaml.dump(_plain(given), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def profiles_yaml(profiles: Iterable[Profile]) -> str:

@@ -4,8 +4,8 @@ A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`
 `controller_name`.
 It answers at once, also while its job trains, to
 
-    command(generation, nodes) -> JobReport     one worker on each node named; () releases all. Older generations are
-                                                ignored; the report says which one was taken.
+    command(generation, plan) -> JobReport      one worker on each node of the `Plan`; none releases all. Older
+                                                generations are ignored; the report says which one was taken.
     report() -> JobReport
     stop() -> JobReport                         writes a checkpoint, releases everything, and ends
 
@@ -45,6 +45,21 @@ def job_id(number: int) -> str:
 def controller_name(session: str, job: str) -> str:
     """Name of the actor that controls the job with id `job` in `session`."""
     return f"rlpto-controller:{session}:{job}"
+
+
+Nodes = tuple[str, ...]
+"""Ray's node id of every GPU of a job, in order of rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a job is given: one worker on each of `nodes`, none while it waits.
+
+    batch_size: samples of a step, all workers together; None: the job's own choice.
+    """
+
+    nodes: Nodes = ()
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +154,13 @@ class JobSpec:
             raise JobError(f"not a job: {wrong}") from None
 
 
+def global_batch(spec: JobSpec, workers: int, chosen: int | None) -> int:
+    """Samples of a step, all workers together. chosen: by the scheduler; None: by the job's own rule."""
+    if chosen is not None:
+        return chosen
+    return spec.batch_size * (workers if spec.batch_rule == "per_worker" else 1)
+
+
 _CHOICES: Mapping[str, Any] = {
     "architecture": Architecture,
     "batch_rule": BatchRule,
@@ -172,11 +194,11 @@ class JobReport:
 
     job: its id. generation: of the newest command taken. applied: newest generation that is wholly in force.
     holding: node id of every worker that is alive or being started: the truth about GPUs in use.
-    training_on: node ids of the workers that train together now.
+    training_on: node ids of the workers that train together now. batch_size: samples of their steps; 0: none yet.
     step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
         evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
     accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
-    throughput: what was measured for each size so far.
+    throughput: what was measured for each size so far, at batch sizes of the job's own choice.
     rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
         those cost. pauses: the newest of them, s each.
     checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
@@ -192,6 +214,7 @@ class JobReport:
     state: JobState = "waiting"
     holding: tuple[str, ...] = ()
     training_on: tuple[str, ...] = ()
+    batch_size: int = 0
     step: int = 0
     progress: float = 0.0
     loss: float = math.nan

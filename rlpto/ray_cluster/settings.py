@@ -42,6 +42,8 @@ class ProgramSettings(Settings):
     """Samples of a step with one worker, for jobs that do not say."""
     batch_rule: BatchRule = "fixed"
     """fixed: so many samples whatever the number of workers; per_worker: so many for each of them."""
+    largest_batch_size: int | None = Field(None, ge=1, le=10**9)
+    """Largest batch size that a policy may choose for a job, all workers together; null: none may."""
     lr_rule: LrRule = "none"
     """How the learning rate follows a larger batch."""
     architecture: Architecture = "all_reduce"

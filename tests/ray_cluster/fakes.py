@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
@@ -39,6 +39,7 @@ class FakeController:
     generation: int = 0
     applied: int = 0
     nodes: tuple[str, ...] = ()
+    batch_size: int | None = None
     holding: tuple[str, ...] = ()
     training_on: tuple[str, ...] = ()
     ready_at: float = 0.0
@@ -50,11 +51,11 @@ class FakeController:
     def take(self, command: Command, now: float) -> None:
         if command.generation <= self.generation or self.state in ("finished", "failed"):
             return
-        self.generation, self.nodes = command.generation, command.nodes
-        kept = tuple((Counter(self.training_on) & Counter(command.nodes)).elements())
-        self.holding = command.nodes
+        self.generation, self.nodes, self.batch_size = command.generation, command.plan.nodes, command.plan.batch_size
+        kept = tuple((Counter(self.training_on) & Counter(command.plan.nodes)).elements())
+        self.holding = command.plan.nodes
         self.training_on = kept
-        self.ready_at = now + self.delay if len(kept) < len(command.nodes) else now
+        self.ready_at = now + self.delay if len(kept) < len(command.plan.nodes) else now
 
     def live(self, seconds: float, now: float) -> None:
         if self.state in ("finished", "failed"):
@@ -80,6 +81,7 @@ class FakeBackend:
     started: list[tuple[str, bool]] = field(default_factory=list)
     saved: dict[str, float] = field(default_factory=dict)
     most: Counter[str] = field(default_factory=Counter)
+    told: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class FakeBackend:
         self.controllers[spec.id] = FakeController(spec, self.delay, self.rate, progress=progress)
 
     def command(self, command: Command) -> None:
+        self.told[command.job].append(command.plan)
         if command.job in self.controllers and command.job not in self.deaf:
             self.controllers[command.job].take(command, self.world.wall)
             self._count()

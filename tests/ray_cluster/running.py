@@ -28,10 +28,10 @@ class Running(CommandedJob):
         self._allowed: Counter[str] = Counter()
         super().__init__(spec, resume)
 
-    def command(self, nodes: Sequence[str], wait: bool = True) -> JobReport:
+    def command(self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None) -> JobReport:
         # What is held may be what the old command allowed until what it no longer allows has been released.
         self._allowed = Counter(nodes) | Counter(self.report().holding)
-        report = super().command(nodes, wait)
+        report = super().command(nodes, wait, batch_size)
         if wait:
             self._allowed = Counter(nodes)
             assert sorted(report.training_on) == sorted(nodes)

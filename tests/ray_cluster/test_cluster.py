@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from rlpto.cluster import Allocation, ClusterState, Progress
 from rlpto.errors import ClusterError, JobError
 from rlpto.jobs import Job
+from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec
@@ -21,11 +25,12 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
+from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
-from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 
 RULES = Rules(interval=10.0)
+CHOOSING = "max_throughput:choose_batch_size=true"
 
 
 @pytest.fixture
@@ -41,8 +46,15 @@ def specs(jobs: list[Job], retries: int = 3) -> list[JobSpec]:
     ]
 
 
-def make_cluster(backend: FakeBackend, jobs: list[Job], database: SessionDatabase, rules: Rules = RULES) -> RayCluster:
-    return RayCluster(backend, jobs, specs(jobs), linear_tables(0.1, 8), database, rules, clock=backend.world.clock)
+def make_cluster(
+    backend: FakeBackend,
+    jobs: list[Job],
+    database: SessionDatabase,
+    rules: Rules = RULES,
+    tables: SpeedTables | None = None,
+) -> RayCluster:
+    told = tables or linear_tables(0.1, 8)
+    return RayCluster(backend, jobs, specs(jobs), told, database, rules, clock=backend.world.clock)
 
 
 def play(cluster: Any, policy: str = "equal_share") -> RunRecord:
@@ -192,6 +204,34 @@ class TestRun:
         assert again.accuracy[0] == pytest.approx(0.1 + 0.2 * again.progress[0], abs=0.01)
 
 
+class TestBatchSizes:
+    """Of jobs whose program trains twice as fast with 16 samples a step, as far as policies are told."""
+
+    TABLES = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
+
+    def test_controllers_are_told_what_the_policy_chose(self, database: SessionDatabase) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0, most=1)], database, tables=self.TABLES)
+        run_until(cluster, 4.0, CHOOSING)
+        assert {job: told.batch_size for job, told in backend.controllers.items()} == {"job0": 16, "job1": 16}
+        with closing(sqlite3.connect(database.path)) as reader:
+            taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY id").fetchone()
+        assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
+
+    def test_a_new_batch_size_alone_is_no_rescale_and_stops_nobody(self, database: SessionDatabase) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 2})
+        cluster = make_cluster(backend, [elastic(0, epochs=9.0)], database, tables=self.TABLES)
+        sizes = iter([0, 16, 0, 16])
+
+        def decide(_: ClusterState) -> Allocation:
+            return Allocation(np.array([2]), batch_size=np.array([next(sizes, 0)]))
+
+        record = run(cluster, Scripted(decide), QueueSettings(), RewardWeights())
+        told = [command.batch_size for command in backend.told["job0"]]
+        assert told == [None, 16, None, 16, None]
+        assert (record.jobs.rescales.tolist(), record.changes.gpus.tolist()) == ([0], [2, 0])
+
+
 class TestFaults:
     def test_a_job_whose_node_dies_goes_on_with_what_is_left_and_capacity_shrinks(
         self, database: SessionDatabase
@@ -312,6 +352,21 @@ class TestRestart:
             )
             assert held == pytest.approx(record.jobs.gpu_seconds[0], abs=1.0)
 
+    def test_a_scheduler_that_comes_back_knows_the_batch_sizes_it_chose(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})
+        jobs = [elastic(0, epochs=50.0, most=2), elastic(1, 5.0, epochs=50.0, most=2)]
+        tables = with_batch_sizes(linear_tables(0.1, 8), {16: 2.0})
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            run_until(make_cluster(backend, jobs, database, tables=tables), 15.0, CHOOSING)
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            again = make_cluster(backend, jobs, database, tables=tables)
+            told = again.state().jobs
+            assert told.type_index.tolist() == [1, 1]
+            assert told.speed[:, 1].tolist() == pytest.approx([0.2, 0.2])
+            generation = max(controller.generation for controller in backend.controllers.values())
+            run_until(again, again.time + 15.0, CHOOSING)
+        assert max(controller.generation for controller in backend.controllers.values()) == generation
+
     def test_without_controllers_it_goes_on_from_checkpoints_and_no_time_has_passed(self, tmp_path: Path) -> None:
         backend = FakeBackend(FakeTime(), {"n": 2})
         jobs = [elastic(0, epochs=8.0), elastic(1, 100.0)]
@@ -367,14 +422,14 @@ class TestRestart:
             assert play(again).jobs.finish_time[0] > 0
 
 
-def run_until(cluster: RayCluster, time: float) -> None:
+def run_until(cluster: RayCluster, time: float, policy: str = "equal_share") -> None:
     """Schedule until then, and leave everything as it is: the scheduler dies."""
 
     def die() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(Interrupted(cluster, time, die))
+        play(Interrupted(cluster, time, die), policy)
 
 
 class Interrupted:

@@ -14,7 +14,7 @@ from rlpto.errors import JobError
 from rlpto.ray_cluster.controllers import control_node, find_controllers
 from rlpto.ray_cluster.job.checkpoints import read_newest
 from rlpto.ray_cluster.job.controller import start_controller
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer
 from tests.ray_cluster.running import KILL, SESSION, make_spec, running
@@ -66,6 +66,26 @@ def test_any_schedule_of_rescales_and_faults_ends_where_one_process_does(
     assert distance <= 1e-12
 
 
+def test_a_batch_size_that_the_scheduler_chooses_is_trained_with_at_once(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    with running(ray_cluster, make_spec(tmp_path, lr_rule="adascale")) as job:
+        job.command([a, b])
+        own = job.steps(20)
+        assert own.batch_size == 16
+        chosen = job.command([a, b], batch_size=64)
+        later = job.until(lambda now: now.batch_size == 64)
+        assert later.step - own.step < 200  # no more than the chunks that were under way
+        more = job.steps(20)
+        assert more.progress > later.progress
+        assert (chosen.rescales, len(more.pauses)) == (own.rescales, len(own.pauses))
+        job.signal_worker(b, KILL)
+        job.until(lambda now: now.recoveries == 1 and now.batch_size == 64)
+        job.command([a])
+        assert job.until(lambda now: now.batch_size == 16).training_on == (a,)
+
+
 def test_a_job_trains_every_sample_once_an_epoch_and_finishes(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     a, b, *_ = ray_cluster.node_ids
     (tmp_path / "samples").mkdir()
@@ -93,8 +113,8 @@ def test_older_commands_are_ignored_and_a_name_is_taken_once(ray_cluster: LocalC
     a = ray_cluster.node_ids[0]
     spec = make_spec(tmp_path, id="once")
     with running(ray_cluster, spec) as job:
-        assert ray.get(job.controller.command.remote(7, ())).generation == 7
-        assert ray.get(job.controller.command.remote(6, (a,))).generation == 7
+        assert ray.get(job.controller.command.remote(7, Plan())).generation == 7
+        assert ray.get(job.controller.command.remote(6, Plan((a,)))).generation == 7
         assert job.until(lambda now: now.applied == 7).holding == ()
         assert find_controllers(SESSION).keys() == {"once"}
         with pytest.raises(JobError, match=r"job once: session tests-.* has a controller"):

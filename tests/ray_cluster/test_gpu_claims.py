@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place
 from rlpto.ray_cluster.scheduler.reconcile import reopen
@@ -36,52 +37,60 @@ class TestPlace:
 class TestLedger:
     def test_growers_wait_until_shrinkers_have_let_go(self) -> None:
         claims, generation = GpuClaims({"n": 2}), numbers()
-        claims.plan({"a": ("n", "n")}, lambda: next(generation))
+        claims.plan({"a": Plan(("n", "n"))}, lambda: next(generation))
         assert [command.job for command in claims.due()] == ["a"]
         claims.reported("a", 1, 1, ("n", "n"), time=1.0)
-        claims.plan({"a": ("n",), "b": ("n",)}, lambda: next(generation))
-        assert [(command.job, command.nodes) for command in claims.due()] == [("a", ("n",))]
+        claims.plan({"a": Plan(("n",)), "b": Plan(("n",))}, lambda: next(generation))
+        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ("n",))]
         claims.reported("a", 2, 1, ("n", "n"), time=2.0)  # it has heard, and still holds both
         assert not list(claims.due())
         claims.reported("a", 2, 2, ("n",), time=3.0)
-        assert [(command.job, command.nodes) for command in claims.due()] == [("b", ("n",))]
+        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("b", ("n",))]
 
     def test_a_report_from_before_a_command_does_not_free_what_the_command_may_take(self) -> None:
         claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": ("n",)}, lambda: next(generation))
+        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
         list(claims.due())
         claims.reported("a", 0, 0, (), time=1.0)  # said before the command arrived
-        claims.plan({"a": (), "b": ("n",)}, lambda: next(generation))
-        assert [(command.job, command.nodes) for command in claims.due()] == [("a", ())]
+        claims.plan({"a": Plan(), "b": Plan(("n",))}, lambda: next(generation))
+        assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ())]
         claims.reported("a", 0, 0, (), time=2.0)
         assert not list(claims.due())
 
     def test_two_jobs_that_swap_places_both_get_there(self) -> None:
         claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
-        claims.plan({"a": ("m",), "b": ("n",)}, lambda: next(generation))
+        claims.plan({"a": Plan(("m",)), "b": Plan(("n",))}, lambda: next(generation))
         list(claims.due())
         claims.reported("a", 1, 1, ("m",), 1.0)
         claims.reported("b", 2, 2, ("n",), 1.0)
-        steps = claims.plan({"a": ("n",), "b": ("m",)}, lambda: next(generation))
-        assert [(step.job, step.nodes) for step in steps] == [("a", ()), ("a", ("n",)), ("b", ()), ("b", ("m",))]
-        assert {command.nodes for command in claims.due()} == {()}
+        steps = claims.plan({"a": Plan(("n",)), "b": Plan(("m",))}, lambda: next(generation))
+        assert [(step.job, step.plan.nodes) for step in steps] == [("a", ()), ("a", ("n",)), ("b", ()), ("b", ("m",))]
+        assert {command.plan.nodes for command in claims.due()} == {()}
         claims.reported("a", 3, 3, (), 2.0)
         claims.reported("b", 5, 5, (), 2.0)
-        assert {(command.job, command.nodes) for command in claims.due()} == {("a", ("n",)), ("b", ("m",))}
+        assert {(command.job, command.plan.nodes) for command in claims.due()} == {("a", ("n",)), ("b", ("m",))}
 
     def test_a_move_to_free_gpus_needs_no_stop_in_between(self) -> None:
         claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
-        claims.plan({"a": ("m",)}, lambda: next(generation))
+        claims.plan({"a": Plan(("m",))}, lambda: next(generation))
         list(claims.due())
-        claims.plan({"a": ("n",)}, lambda: next(generation))
-        assert [command.nodes for command in claims.due()] == [("n",)]
+        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
+        assert [command.plan.nodes for command in claims.due()] == [("n",)]
+
+    def test_another_batch_size_alone_goes_out_at_once(self) -> None:
+        claims, generation = GpuClaims({"n": 1}), numbers()
+        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
+        list(claims.due())
+        claims.plan({"a": Plan(("n",), 64)}, lambda: next(generation))
+        assert [command.plan for command in claims.due()] == [Plan(("n",), 64)]
+        assert not claims.plan({"a": Plan(("n",), 64)}, lambda: next(generation))
 
     def test_a_plan_that_does_not_fit_is_refused_whole(self) -> None:
         claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": ("n",)}, lambda: next(generation))
+        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
         with pytest.raises(ClusterError, match="asks for 2 GPUs of node n, which has 1"):
-            claims.plan({"b": ("n",)}, lambda: next(generation))
-        assert claims.entry("b").planned == ()
+            claims.plan({"b": Plan(("n",))}, lambda: next(generation))
+        assert claims.entry("b").planned == Plan()
 
     def test_an_older_report_that_comes_late_is_ignored(self) -> None:
         claims = GpuClaims({"n": 1})
@@ -91,7 +100,7 @@ class TestLedger:
 
     def test_a_controller_that_forgot_is_told_again(self) -> None:
         claims, generation = GpuClaims({"n": 1}), numbers()
-        claims.plan({"a": ("n",)}, lambda: next(generation))
+        claims.plan({"a": Plan(("n",))}, lambda: next(generation))
         (command,) = claims.due()
         claims.reported("a", 1, 1, ("n",), 1.0)
         assert claims.unconfirmed("a") is None
@@ -100,10 +109,10 @@ class TestLedger:
 
     def test_ranks_of_those_who_stay_keep_their_order(self) -> None:
         claims, generation = GpuClaims({"m": 2, "n": 2}), numbers()
-        claims.plan({"a": ("n", "m")}, lambda: next(generation))
+        claims.plan({"a": Plan(("n", "m"))}, lambda: next(generation))
         list(claims.due())
-        claims.plan({"a": ("m", "m", "n")}, lambda: next(generation))
-        assert [command.nodes for command in claims.due()] == [("n", "m", "m")]
+        claims.plan({"a": Plan(("m", "m", "n"))}, lambda: next(generation))
+        assert [command.plan.nodes for command in claims.due()] == [("n", "m", "m")]
 
 
 @dataclass
@@ -113,7 +122,7 @@ class Controller:
     inbox: deque[Command] = field(default_factory=deque)
     outbox: deque[tuple[float, int, int, tuple[str, ...]]] = field(default_factory=deque)
     generation: int = 0
-    wanted: tuple[str, ...] = ()
+    wanted: Plan = field(default_factory=Plan)
     workers: Counter[str] = field(default_factory=Counter)
 
 
@@ -142,7 +151,7 @@ class Machine(RuleBasedStateMachine):
         self.generation += 1
         return self.generation
 
-    def plan(self, targets: dict[str, tuple[str, ...]]) -> None:
+    def plan(self, targets: dict[str, Plan]) -> None:
         steps = self.claims.plan(targets, self.next_generation)
         for row in self.rows.values():
             if row.command.job in targets and row.state == "planned":
@@ -163,11 +172,12 @@ class Machine(RuleBasedStateMachine):
         for job in data.draw(st.permutations(JOBS)):
             wanted[job] = data.draw(st.integers(0, left))
             left -= wanted[job]
-        present = {job: self.claims.entry(job).planned for job in JOBS}
+        present = {job: self.claims.entry(job).planned.nodes for job in JOBS}
         placed = place(self.claims.capacity, present, wanted)
         for job, count in wanted.items():
             assert len(placed.get(job, present[job])) == count
-        self.plan({job: tuple(nodes) for job, nodes in placed.items()})
+        sizes = st.sampled_from([None, 64, 128])
+        self.plan({job: Plan(tuple(placed.get(job, present[job])), data.draw(sizes)) for job in JOBS})
 
     @rule(job=st.sampled_from(JOBS), hears=st.integers(0, 2), does=st.sampled_from(["nothing", "starts", "ends"]))
     def lives(self, job: str, hears: int, does: str) -> None:
@@ -177,11 +187,11 @@ class Machine(RuleBasedStateMachine):
         for _ in range(min(hears, len(controller.inbox))):
             command = controller.inbox.popleft()
             if command.generation > controller.generation:
-                controller.generation, controller.wanted = command.generation, command.nodes
+                controller.generation, controller.wanted = command.generation, command.plan
         if does == "starts":
-            controller.workers += (Counter(controller.wanted) - controller.workers) & Counter(self.nodes)
+            controller.workers += (Counter(controller.wanted.nodes) - controller.workers) & Counter(self.nodes)
         elif does == "ends":
-            controller.workers -= controller.workers - Counter(controller.wanted)
+            controller.workers -= controller.workers - Counter(controller.wanted.nodes)
 
     @rule(job=st.sampled_from(JOBS))
     def say(self, job: str) -> None:
@@ -246,7 +256,7 @@ class Machine(RuleBasedStateMachine):
                 for row in self.rows.values():
                     if row.command.job == job:
                         row.state = "superseded"
-        gone = {node for entry in self.claims.entries.values() for node in entry.planned} - self.nodes.keys()
+        gone = {node for entry in self.claims.entries.values() for node in entry.planned.nodes} - self.nodes.keys()
         self.plan(self.claims.remove_nodes(gone))
 
     @invariant()
@@ -265,15 +275,17 @@ class Machine(RuleBasedStateMachine):
             for job, controller in list(self.controllers.items()):
                 self.lives(job, hears=len(controller.inbox), does="nothing")
                 controller.workers = Counter(
-                    {node: n for node, n in Counter(controller.wanted).items() if node in self.nodes}
+                    {node: n for node, n in Counter(controller.wanted.nodes).items() if node in self.nodes}
                 )
                 self.say(job)
                 while controller.outbox:
                     self.hear_report(job, late=False)
             self.no_gpu_is_used_twice()
         for job in JOBS:
-            workers = self.controllers[job].workers if job in self.controllers else Counter()
-            assert +workers == Counter(self.claims.entry(job).planned)
+            controller = self.controllers.get(job, Controller())
+            planned = self.claims.entry(job).planned
+            assert +controller.workers == Counter(planned.nodes)
+            assert not planned.nodes or controller.wanted == planned
 
 
 TestNoGpuIsUsedTwice = Machine.TestCase

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Measured
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Measured, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 
@@ -28,7 +28,7 @@ class TestSessionDatabase:
     def test_generations_go_on_after_a_restart(self, path: Path) -> None:
         with SessionDatabase(path) as database:
             first = [database.next_generation() for _ in range(3)]
-            database.plan([Command("a", generation, ("n",)) for generation in first], 0.0)
+            database.plan([Command("a", generation, Plan(("n",))) for generation in first], 0.0)
         with SessionDatabase(path) as database:
             assert database.next_generation() == first[-1] + 1
 
@@ -78,7 +78,7 @@ class TestSessionDatabase:
     def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
         empty = tmp_path / "state.sqlite"
         empty.touch()
-        with pytest.raises(ClusterError, match="session database of version 0, expected 2: go on with the version"):
+        with pytest.raises(ClusterError, match="session database of version 0, expected 3: go on with the version"):
             SessionDatabase(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
@@ -95,7 +95,8 @@ class TestSessionDatabase:
 
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            commands = [Command("a", database.next_generation(), nodes) for nodes in (("n",), ("n", "n"), ("m",))]
+            plans = (Plan(("n",)), Plan(("n", "n"), 64), Plan(("m",)))
+            commands = [Command("a", database.next_generation(), plan) for plan in plans]
             for command in commands[:2]:
                 database.plan([command], 1.0)
                 database.commanded(command.generation, 1.0)
@@ -106,9 +107,9 @@ class TestSessionDatabase:
 
     def test_what_was_planned_and_never_sent_is_superseded_by_the_next_plan(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            database.plan([Command("a", 1, ("n",))], 1.0)
-            database.plan([Command("a", 2, ())], 2.0)
-            assert database.newest_commands() == {"a": [Command("a", 2, ())]}
+            database.plan([Command("a", 1, Plan(("n",)))], 1.0)
+            database.plan([Command("a", 2, Plan())], 2.0)
+            assert database.newest_commands() == {"a": [Command("a", 2, Plan())]}
 
     def test_reports_fill_jobs_checkpoints_and_measured_throughput(self, path: Path) -> None:
         report = JobReport(

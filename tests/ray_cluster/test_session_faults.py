@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import Checkpoint, JobReport, Measured
+from rlpto.ray_cluster.messages import Checkpoint, JobReport, Measured, Plan
 from rlpto.ray_cluster.scheduler import durable_connection
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.live_metrics import EventFile
@@ -91,7 +91,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         database.set_fact("beat", "50.0")
         for number in range(60):
             job = f"job{number % 6}"
-            database.plan([Command(job, database.next_generation(), ("node-a", "node-b"))], number)
+            database.plan([Command(job, database.next_generation(), Plan(("node-a", "node-b"), 64))], number)
             database.commanded(number + 1, number)
             database.event(number, "fault", job, detail="ValueError: no good")
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))

@@ -164,6 +164,19 @@ def test_a_digits_job_learns(tmp_path: Path) -> None:
     assert 1 < chunk.noise_scale < 1e5
 
 
+def test_a_batch_size_that_is_chosen_trains_as_a_job_of_that_size_and_counts_what_it_is_worth(tmp_path: Path) -> None:
+    small, large = (
+        make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", pace=None, batch_size=size) for size in (8, 32)
+    )
+    chosen, own = Trainer(small), Trainer(large)
+    chunk = chosen.run(20, 32)
+    own.run(20)
+    assert torch.equal(weights_of(chosen.network), weights_of(own.network))
+    assert (chunk.batch_size, chunk.chosen) == (32, True)
+    assert chunk.samples / 4 <= chosen.position.progress < chunk.samples, "samples of a larger batch are worth less"
+    assert chosen.run(21).batch_size == 8
+
+
 def test_state_carries_over_to_another_process_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, training="tests.ray_cluster.programs:Tiny", options={"adam": True}, pace=None)
     whole, half = Trainer(spec), Trainer(spec)

@@ -25,7 +25,7 @@ from rlpto.ray_cluster.job.server_actors import ParameterServers
 from rlpto.ray_cluster.job.supervision import FaultError, collect
 from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, Worker, WorkerLostError, result_of, settle
 from rlpto.ray_cluster.job.worker_roster import WorkerRoster
-from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState
+from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Nodes, Plan, global_batch
 from rlpto.ray_cluster.worker.actor import Failure, GroupPlace
 from rlpto.ray_cluster.worker.network import start_store
 from rlpto.ray_cluster.worker.sampling import Position
@@ -50,7 +50,8 @@ class ControlLoop:
         self._statistics = TrainingStatistics()
         self._checkpointer = Checkpointer(self._job_folder, spec.checkpoint_interval, self._record)
         self._generation = self._applied = 0
-        self._nodes: tuple[str, ...] = ()
+        self._plan = Plan()
+        self._chosen: int | None = None
         self._outcome: JobState | None = None
         self._stopping = False
         self._wake = asyncio.Event()
@@ -72,25 +73,31 @@ class ControlLoop:
         if kept is not None:
             self._statistics.restore(kept["statistics"])
             if restarted:
-                self._generation, self._nodes = kept["generation"], tuple(kept["nodes"])
+                self._generation = kept["generation"]
+                self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"])
                 self._fault_since = time.time()
             self._outcome = kept["outcome"]
 
     # What the scheduler asks.
 
-    def command(self, generation: int, nodes: tuple[str, ...]) -> None:
+    @property
+    def _nodes(self) -> Nodes:
+        """Where workers are to be."""
+        return self._plan.nodes
+
+    def command(self, generation: int, plan: Plan) -> None:
         """Take a command, if it is newer than the one in force."""
         if generation <= self._generation or self._outcome is not None or self._stopping:
             self._generation = max(self._generation, generation)
             return
-        self._generation, self._nodes = generation, nodes
+        self._generation, self._plan = generation, plan
         self._retry.reset()
         self._checkpointer.write_record()
         self._wake.set()
 
     def stop(self) -> None:
         """Release everything and end."""
-        self._stopping, self._nodes = True, ()
+        self._stopping, self._plan = True, Plan()
         self._wake.set()
 
     def report(self) -> JobReport:
@@ -107,6 +114,7 @@ class ControlLoop:
             training_on=tuple(worker.node for worker in self._roster.training),
             progress=statistics.samples_done / self._spec.data_size,
             samples_per_second=statistics.samples_per_second if self._roster.training else float("nan"),
+            batch_size=statistics.batch_size if self._roster.training else 0,
             **statistics.figures(),
             checkpoint=self._job_folder.checkpoint,
             failure=self._job_folder.failure,
@@ -269,8 +277,9 @@ class ControlLoop:
         while True:
             ahead = self._statistics.chunks_ahead(self._spec.asynchronous)
             while len(flight) < ahead and not self._change_due():
+                self._choose_batch_size()
                 self._sent += self._statistics.chunk_steps()
-                flight.append([worker.handle.run.remote(self._sent) for worker in self._roster.training])
+                flight.append([worker.handle.run.remote(self._sent, self._chosen) for worker in self._roster.training])
             if not flight:
                 return
             chunks = await self._chunks(flight.popleft())
@@ -283,6 +292,14 @@ class ControlLoop:
                 return
             self._start_missing()
             self._checkpoint_if_due()
+
+    def _choose_batch_size(self) -> None:
+        """Hand out the plan's batch size from the next chunk on."""
+        chosen, workers = self._plan.batch_size, len(self._roster.training)
+        if chosen != self._chosen:
+            before = global_batch(self._spec, workers, self._chosen)
+            self._statistics.step_seconds *= global_batch(self._spec, workers, chosen) / before
+            self._chosen = chosen
 
     def _change_due(self) -> bool:
         if self._stopping or self._saves_apart():
@@ -337,7 +354,8 @@ class ControlLoop:
         """What a restarted controller has to know."""
         return {
             "generation": self._generation,
-            "nodes": list(self._nodes),
+            "nodes": list(self._plan.nodes),
+            "batch_size": self._plan.batch_size,
             "outcome": self._outcome,
             "statistics": self._statistics.lasting(),
         }
@@ -390,7 +408,7 @@ class ControlLoop:
         if text is not None:
             self._job_folder.log_failure(text)
         self._outcome = "failed"
-        self._nodes = ()
+        self._plan = Plan()
         self._checkpointer.write_record()
 
     def _in_force(self) -> bool:
@@ -399,4 +417,6 @@ class ControlLoop:
         settled = (
             not self._roster.starting and not self._roster.releasing and not self._regroup and self._fault_since is None
         )
+        if self._roster.training and self._chosen != self._plan.batch_size:
+            return False
         return settled and sorted(worker.node for worker in self._roster.training) == sorted(self._nodes)

@@ -15,7 +15,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, controller_name
+from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, Plan, controller_name
 
 END_DELAY_S = 0.3
 """Time between the answer to `stop` and the controller's end."""
@@ -39,9 +39,9 @@ class JobController:
         self._loop = ControlLoop(JobSpec.from_json(spec), context.get_node_id(), resume, restarted)
         self._work = asyncio.get_running_loop().create_task(self._loop.run())
 
-    async def command(self, generation: int, nodes: tuple[str, ...]) -> JobReport:
-        """Train with one worker on each node of `nodes`; none: checkpoint and release all."""
-        self._loop.command(generation, tuple(nodes))
+    async def command(self, generation: int, plan: Plan) -> JobReport:
+        """Train by the plan from now on; without nodes: checkpoint and release all."""
+        self._loop.command(generation, plan)
         return self._loop.report()
 
     async def report(self) -> JobReport:

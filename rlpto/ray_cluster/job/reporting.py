@@ -38,11 +38,11 @@ class TrainingStatistics:
     """Running figures of one job.
 
     rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
-    a guess until one was measured.
+    a guess until one was measured. batch_size: samples of the newest steps.
     """
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = self.batch_size = 0
         self.samples_done = 0.0
         self.loss = self.accuracy = self.noise_scale = self.staleness = math.nan
         self.curve: list[tuple[float, float]] = []
@@ -90,11 +90,14 @@ class TrainingStatistics:
             self._evaluated(first.evaluated_at, first.accuracy)
         if first.steps == 0:
             return
+        if first.batch_size != self.batch_size:
+            self._recent.clear()
+            self.batch_size = first.batch_size
         rest = (first.ended - first.first) / (first.steps - 1) if first.steps > 1 else 0.0
         if self._first:
             self._began(first, rest)
         elif self.ended is not None:
-            self._measure(first.steps, first.samples, first.ended - self.ended)
+            self._measure(first, first.ended - self.ended)
         self.ended = first.ended
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
@@ -170,11 +173,13 @@ class TrainingStatistics:
             self.recoveries += 1
         self._paused_since = self._recovering_since = None
 
-    def _measure(self, steps: int, samples: int, seconds: float) -> None:
-        self._recent.append((samples, seconds))
-        self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / steps
+    def _measure(self, chunk: Chunk, seconds: float) -> None:
+        self._recent.append((chunk.samples, seconds))
+        self.step_seconds = 0.7 * self.step_seconds + 0.3 * seconds / chunk.steps
+        if chunk.chosen:
+            return  # speeds by size are those at the job's own batch sizes
         measured = self.speeds.get(self._size, (0.0, 0.0, 0))
-        self.speeds[self._size] = (measured[0] + samples, measured[1] + seconds, measured[2] + steps)
+        self.speeds[self._size] = (measured[0] + chunk.samples, measured[1] + seconds, measured[2] + chunk.steps)
 
     def _evaluated(self, epochs: float, accuracy: float) -> None:
         self.accuracy = accuracy

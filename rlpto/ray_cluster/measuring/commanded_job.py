@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 
 POLL_INTERVAL_S = 0.02
 """Time between two looks at a job: what a delay may be off by."""
@@ -36,12 +36,15 @@ class CommandedJob:
         said: JobReport = answer_of(self.controller.report.remote())
         return said
 
-    def command(self, nodes: Sequence[str], wait: bool = True) -> JobReport:
-        """Command workers on `nodes`. wait: until the command is wholly in force and all of them train."""
+    def command(self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None) -> JobReport:
+        """Command workers on `nodes`. wait: until the command is wholly in force and all of them train.
+
+        batch_size: of all workers together; None: the job's own choice.
+        """
         from rlpto.ray_cluster.controllers import answer_of
 
         self.generation += 1
-        said: JobReport = answer_of(self.controller.command.remote(self.generation, tuple(nodes)))
+        said: JobReport = answer_of(self.controller.command.remote(self.generation, Plan(tuple(nodes), batch_size)))
         if wait:
             said = self.until(lambda now: now.applied == self.generation)
             self.refuse_failure(said)

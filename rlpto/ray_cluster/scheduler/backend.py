@@ -122,7 +122,7 @@ class RayBackend:
         """Tell a controller; its answer will be among the reports."""
         handle = self._handles.get(command.job)
         if handle is not None:
-            self._ask(command.job, handle.command.remote(command.generation, command.nodes))
+            self._ask(command.job, handle.command.remote(command.generation, command.plan))
 
     def _ask(self, job: str, answer: Any) -> None:
         now = time.monotonic()

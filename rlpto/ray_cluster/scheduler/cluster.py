@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +11,12 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.jobs import EstimateNoise, Job, JobTable
-from rlpto.performance.tables import SpeedTables
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.performance.tables import NO_TYPE, SpeedTables
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.events import last_line, note_events
-from rlpto.ray_cluster.scheduler.gpu_claims import Nodes
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import known_placement, place
@@ -158,7 +157,7 @@ class RayCluster:
 
     def nodes_of(self, job: str) -> Nodes:
         """Ray's node id of each GPU that the plan gives to the job with this id."""
-        return self._commands.claims.entry(job).planned
+        return self._commands.claims.entry(job).planned.nodes
 
     # what the scheduler does
 
@@ -176,9 +175,13 @@ class RayCluster:
         ids = [self.ids[number] for number in state.jobs.index.tolist()]
         present = {job: claims.entry(job).planned for job in ids}
         after = dict(zip(ids, allocation.gpus.tolist(), strict=True))
+        chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
+        batch_sizes = {job: size for job, size in zip(ids, chosen.tolist(), strict=True) if size}
         with self.database.transaction():
-            placed = place(claims.capacity, present, after)
-            self._give({job: tuple(nodes) for job, nodes in placed.items()})
+            placed = place(claims.capacity, {job: plan.nodes for job, plan in present.items()}, after)
+            plans = {job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job)) for job in ids}
+            self._give({job: plan for job, plan in plans.items() if plan != present[job]})
+            self._take_types(state.jobs.index, state.jobs.types_at(chosen))
             self._count()
             policy, latency = self._policy
             self.database.decision(
@@ -190,8 +193,9 @@ class RayCluster:
                     held=self.held_gpus,
                     active=self.active_jobs,
                     waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={job: len(nodes) for job, nodes in present.items()},
+                    observation={job: len(plan.nodes) for job, plan in present.items()},
                     action=after,
+                    batch_sizes=batch_sizes,
                 )
             )
         self._commands.send_due(self.time)
@@ -302,7 +306,9 @@ class RayCluster:
         left = claims.remove_nodes(nodes)
         self._nodes_changed()
         fewest = self.store.min_gpus
-        self._give({job: stay if len(stay) >= fewest[self._number[job]] else () for job, stay in left.items()})
+        self._give(
+            {job: stay if len(stay.nodes) >= fewest[self._number[job]] else Plan() for job, stay in left.items()}
+        )
         self.changed = True
 
     def _take_in(self) -> None:
@@ -399,13 +405,20 @@ class RayCluster:
         self.held_gpus = int(self.store.gpus.sum())
         self.active_jobs = int(np.count_nonzero(self.columns.active))
 
-    def _give(self, targets: dict[str, Nodes]) -> None:
-        """Plan where jobs are to be from now on, and count it as a change of what they have."""
+    def _give(self, targets: dict[str, Plan]) -> None:
+        """Plan how jobs are to train from now on, and count other workers as a change of what they have."""
+        moved = {job: plan.nodes for job, plan in targets.items() if plan.nodes != self.nodes_of(job)}
         self._commands.plan(targets, self.time)
-        for job, nodes in targets.items():
+        for job, nodes in moved.items():
             number = self._number[job]
             if self.columns.give(number, len(nodes), self.time):
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
+
+    def _take_types(self, index: IntArray, types: IntArray) -> None:
+        """What jobs number `index` [n] are told to be from now on: of types [n], by their batch sizes."""
+        self.store.told_type[index] = types
+        if self.estimates is None:
+            self.store.type_index[index] = types
 
     def _hold(self, number: int, holding: Nodes) -> None:
         """Note what a job's controller says it holds, if that is news."""
@@ -444,9 +457,10 @@ class RayCluster:
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
         planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
-        for job, nodes in planned.items():
-            self.columns.give_again(self._number[job], len(nodes))
-        gone = {node for nodes in planned.values() for node in nodes} - self._commands.claims.capacity.keys()
+        for job, plan in planned.items():
+            self.columns.give_again(self._number[job], len(plan.nodes))
+        self._take_planned_types(planned)
+        gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
         if gone:
             self._nodes_down(sorted(gone))
         heard = self._first_words(set(found.adopted))
@@ -455,6 +469,14 @@ class RayCluster:
             self.database.event(
                 self.time, "scheduler_returned", value=self._clock.now() - at, detail=f"left at {left:.3f}"
             )
+
+    def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
+        """What jobs are by the batch sizes of their plans, as far as there are such sizes still."""
+        index = np.array([self._number[job] for job in planned], dtype=np.int64)
+        sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
+        jobs = self.table_of(index)
+        types = jobs.types_at(sizes)
+        self._take_types(index, np.where(types == NO_TYPE, jobs.type_index, types))
 
     def _first_words(self, adopted: set[str]) -> list[JobReport]:
         """A report of every controller that was taken over, as far as they answer in time."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims, Nodes
+from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.reconcile import Reopened, reopen
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
@@ -34,8 +34,8 @@ class CommandLog:
         self._ever: set[str] = set()
         self._sent_at: dict[str, float] = {}
 
-    def plan(self, targets: Mapping[str, Nodes], time: float) -> None:
-        """Take over where jobs are to be, in the GPU claims and, before anybody is told, in the database."""
+    def plan(self, targets: Mapping[str, Plan], time: float) -> None:
+        """Take over how jobs are to train, in the GPU claims and, before anybody is told, in the database."""
         self._database.plan(self.claims.plan(targets, self._database.next_generation), time)
 
     def send_due(self, time: float) -> None:
@@ -45,7 +45,7 @@ class CommandLog:
             self._database.commanded(command.generation, time)
             self._send(command, time)
         for job, entry in list(self.claims.entries.items()):
-            if entry.planned:
+            if entry.planned.nodes:
                 self._start(job)  # while others make room for its workers
             again = self.claims.unconfirmed(job)
             if again is not None and time >= self._sent_at.get(job, -np.inf) + COMMAND_REPEAT_INTERVAL_S:
@@ -69,8 +69,8 @@ class CommandLog:
         self.claims.ended(job)
         self._backend.end(job)
 
-    def gone(self, job: str) -> Nodes:
-        """A job's controller is gone, and with it its workers. Returns where the job was to be."""
+    def gone(self, job: str) -> Plan:
+        """A job's controller is gone, and with it its workers. Returns the plan of the job."""
         planned = self.claims.entry(job).planned
         self.claims.released(job)
         self._database.forget_commands(job)

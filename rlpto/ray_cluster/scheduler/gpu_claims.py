@@ -11,32 +11,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlpto.errors import ClusterError
-
-Nodes = tuple[str, ...]
-"""Ray's node id of every GPU of a job, in order of rank."""
+from rlpto.ray_cluster.messages import Nodes, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a controller is told: from `generation` on, job has one worker on each of `nodes`."""
+    """What a controller is told: from `generation` on, job trains by `plan`."""
 
     job: str
     generation: int
-    nodes: Nodes
+    plan: Plan
 
 
 @dataclass
 class Entry:
     """One job in the claims.
 
-    planned: where it is to be in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
+    planned: how it is to train in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
     newest confirmed one on. holding, confirmed, applied, reported_at: of the newest report.
     """
 
-    planned: Nodes = ()
+    planned: Plan = field(default_factory=Plan)
     steps: list[Command] = field(default_factory=list)
     sent: list[Command] = field(default_factory=list)
     holding: Nodes = ()
@@ -45,16 +43,16 @@ class Entry:
     reported_at: float = 0.0
 
     @property
-    def commanded(self) -> Nodes:
-        """Nodes of the newest command."""
-        return self.sent[-1].nodes if self.sent else ()
+    def commanded(self) -> Plan:
+        """Plan of the newest command."""
+        return self.sent[-1].plan if self.sent else Plan()
 
     @property
     def claim(self) -> Counter[str]:
         """GPUs by node that the job may be using."""
         claim = Counter(self.holding)
         for command in self.sent:
-            claim |= Counter(command.nodes)
+            claim |= Counter(command.plan.nodes)
         return claim
 
 
@@ -69,24 +67,24 @@ class GpuClaims:
         """The entry of a job; a new one holds nothing."""
         return self.entries.setdefault(job, Entry())
 
-    def plan(self, targets: Mapping[str, Nodes], next_generation: Callable[[], int]) -> list[Command]:
-        """Take over where some jobs are to be; the others stay as planned. Returns the commands this will take.
+    def plan(self, targets: Mapping[str, Plan], next_generation: Callable[[], int]) -> list[Command]:
+        """Take over new plans of some jobs; the others' stand. Returns the commands this will take.
 
         next_generation: gives numbers, each larger than all before. Raises ClusterError, and changes nothing, if the
         whole plan does not fit the nodes that are alive.
         """
         whole = {job: entry.planned for job, entry in self.entries.items()} | dict(targets)
-        wanted = Counter(node for nodes in whole.values() for node in nodes)
+        wanted = Counter(node for plan in whole.values() for node in plan.nodes)
         for node, gpus in wanted.items():
             if gpus > self.capacity.get(node, 0):
                 raise ClusterError(
                     f"plan asks for {gpus} GPUs of node {node[:8]}, which has {self.capacity.get(node, 0)}"
                 )
         steps: list[Command] = []
-        for job, nodes in targets.items():
+        for job, plan in targets.items():
             entry = self.entry(job)
-            entry.planned = nodes
-            entry.steps = [Command(job, next_generation(), to) for to in _ways(entry.commanded, nodes)]
+            entry.planned = plan
+            entry.steps = [Command(job, next_generation(), step) for step in _steps(entry.commanded, plan)]
             steps += entry.steps
         return steps
 
@@ -101,7 +99,7 @@ class GpuClaims:
                 del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
             while entry.steps:
                 step = entry.steps[0]
-                gives = not Counter(step.nodes) - Counter(entry.commanded)
+                gives = not Counter(step.plan.nodes) - Counter(entry.commanded.nodes)
                 if gives != giving or not (gives or self.fits(step)):
                     break
                 entry.sent.append(entry.steps.pop(0))
@@ -109,11 +107,11 @@ class GpuClaims:
 
     def fits(self, command: Command) -> bool:
         """True if no node is claimed beyond its GPUs once the command is sent."""
-        claims = Counter(command.nodes) | self.entry(command.job).claim
+        claims = Counter(command.plan.nodes) | self.entry(command.job).claim
         for job, entry in self.entries.items():
             if job != command.job:
                 claims += entry.claim
-        return all(claims[node] <= self.capacity.get(node, 0) for node in command.nodes)
+        return all(claims[node] <= self.capacity.get(node, 0) for node in command.plan.nodes)
 
     def reported(self, job: str, generation: int, applied: int, holding: Sequence[str], time: float) -> bool:
         """Take in what a controller says; False if something newer has been heard of it already."""
@@ -144,40 +142,40 @@ class GpuClaims:
         """A node has come up."""
         self.capacity[node] = gpus
 
-    def remove_nodes(self, nodes: Collection[str]) -> dict[str, Nodes]:
-        """Nodes are gone. Returns where jobs that were to be there remain; that has still to be planned."""
+    def remove_nodes(self, nodes: Collection[str]) -> dict[str, Plan]:
+        """Nodes are gone. Returns what is left of the plans that had workers there; that has still to be planned."""
         for node in nodes:
             self.capacity.pop(node, None)
         return {
-            job: tuple(node for node in entry.planned if node not in nodes)
+            job: replace(entry.planned, nodes=tuple(node for node in entry.planned.nodes if node not in nodes))
             for job, entry in self.entries.items()
-            if any(node in nodes for node in entry.planned)
+            if any(node in nodes for node in entry.planned.nodes)
         }
 
     def ended(self, job: str) -> None:
         """The job needs nothing any more; what its controller holds it still claims, until it is `released`."""
         entry = self.entry(job)
-        entry.planned, entry.steps, entry.sent = (), [], []
+        entry.planned, entry.steps, entry.sent = Plan(), [], []
 
 
-def _ways(present: Nodes, wanted: Nodes) -> list[Nodes]:
-    """The commands from one placement to another: what stays, if anything is given up; then all, if anything is added.
+def _steps(present: Plan, wanted: Plan) -> list[Plan]:
+    """The way from one plan to another: what stays, if anything is given up; then all, if anything is added.
 
-    Nodes that stay keep their order, so that ranks do.
+    Nodes that stay keep their order, so that ranks do. Where nodes stay as they are, another batch size is one step.
     """
-    free = Counter(wanted)
+    free = Counter(wanted.nodes)
     stays = []
-    for node in present:
+    for node in present.nodes:
         if free[node] > 0:
             free[node] -= 1
             stays.append(node)
-    added = [node for node in wanted if _take(free, node)]
-    ways = []
-    if len(stays) < len(present):
-        ways.append(tuple(stays))
+    added = [node for node in wanted.nodes if _take(free, node)]
+    steps = []
+    if len(stays) < len(present.nodes) or (not added and wanted.batch_size != present.batch_size):
+        steps.append(replace(wanted, nodes=tuple(stays)))
     if added:
-        ways.append((*stays, *added))
-    return ways
+        steps.append(replace(wanted, nodes=(*stays, *added)))
+    return steps
 
 
 def _take(left: Counter[str], node: str) -> bool:

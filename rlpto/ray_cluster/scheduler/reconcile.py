@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, Entry, GpuClaims
 
 
@@ -45,7 +46,7 @@ def reopen(
         known = list(commands.get(job, ()))
         sent = [command for command in known if command.generation not in unsent]
         steps = [command for command in known if command.generation in unsent]
-        planned = known[-1].nodes if known else ()
+        planned = known[-1].plan if known else Plan()
         claims.entries[job] = Entry(planned=planned, steps=steps, sent=sent)
     return Reopened(
         claims=claims,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-SCHEMA = 2
-"""Version of the tables. In 1 jobs had names, but no ids."""
+SCHEMA = 3
+"""Version of the tables. In 1 jobs had names, but no ids; in 2 allocations had no batch sizes."""
 
 # STRICT and the checks are what SQLite's integrity check can tell damage by.
 TABLES = """
@@ -21,7 +21,7 @@ CREATE TABLE jobs (
     rescale_seconds REAL NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE TABLE allocations (
-    generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL,
+    generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL, batch_size INTEGER,
     state TEXT NOT NULL CHECK (state IN ('planned', 'commanded', 'applied', 'superseded')),
     planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL) STRICT;
 CREATE INDEX allocations_of_job ON allocations (job, generation);
@@ -31,7 +31,7 @@ CREATE TABLE checkpoints (
 CREATE TABLE decisions (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, policy TEXT NOT NULL, latency REAL NOT NULL,
     capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL, waiting INTEGER NOT NULL,
-    observation TEXT NOT NULL, action TEXT NOT NULL,
+    observation TEXT NOT NULL, action TEXT NOT NULL, batch_sizes TEXT NOT NULL,
     gain_high REAL NOT NULL DEFAULT 0, gain_normal REAL NOT NULL DEFAULT 0, gain_low REAL NOT NULL DEFAULT 0,
     unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0
 ) STRICT;
@@ -77,7 +77,8 @@ class JobRow:
 @dataclass(frozen=True)
 class Decision:
     """A decision of a policy. time: s. latency: s the policy took. capacity, held: GPUs up, and held after it.
-    active, waiting: jobs. observation, action: GPUs of each active job before and after."""
+    active, waiting: jobs. observation, action: GPUs of each active job before and after. batch_sizes: samples of a step
+    of those jobs for which the policy has chosen them."""
 
     time: float
     policy: str
@@ -88,3 +89,4 @@ class Decision:
     waiting: int
     observation: Mapping[str, int]
     action: Mapping[str, int]
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
-from rlpto.ray_cluster.scheduler.gpu_claims import Command, Nodes
+from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 from rlpto.ray_cluster.scheduler.session_lock import SessionLock, is_locked
 
@@ -84,7 +84,7 @@ class SessionDatabase:
         try:
             for (spec,) in self._connection.rows("SELECT spec FROM jobs"):
                 json.loads(spec)
-            for texts in self._connection.rows("SELECT observation, action FROM decisions"):
+            for texts in self._connection.rows("SELECT observation, action, batch_sizes FROM decisions"):
                 for text in texts:
                     json.loads(text)
         except ValueError as error:
@@ -196,8 +196,12 @@ class SessionDatabase:
                     "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,)
                 )
             self._connection.write(
-                "INSERT INTO allocations (generation, job, nodes, state, planned_at) VALUES (?, ?, ?, 'planned', ?)",
-                *((command.generation, command.job, json.dumps(command.nodes), time) for command in commands),
+                "INSERT INTO allocations (generation, job, nodes, batch_size, state, planned_at) "
+                "VALUES (?, ?, ?, ?, 'planned', ?)",
+                *(
+                    (command.generation, command.job, json.dumps(command.plan.nodes), command.plan.batch_size, time)
+                    for command in commands
+                ),
             )
 
     def commanded(self, generation: int, time: float) -> None:
@@ -224,13 +228,14 @@ class SessionDatabase:
         """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
         force, and all after it."""
         rows = self._connection.rows(
-            "SELECT job, generation, nodes, state FROM allocations WHERE state != 'superseded' ORDER BY generation"
+            "SELECT job, generation, nodes, batch_size, state FROM allocations WHERE state != 'superseded' "
+            "ORDER BY generation"
         )
         found: dict[str, list[Command]] = {}
-        for job, generation, nodes, state in rows:
+        for job, generation, nodes, batch_size, state in rows:
             if state == "applied":
                 found[job] = []
-            found.setdefault(job, []).append(Command(job, generation, self._nodes(nodes)))
+            found.setdefault(job, []).append(Command(job, generation, Plan(self._nodes(nodes), batch_size)))
         return found
 
     def forget_commands(self, job: str) -> None:
@@ -260,11 +265,11 @@ class SessionDatabase:
     def decision(self, taken: Decision) -> None:
         """Enter a decision that has just been taken."""
         self._connection.write(
-            "INSERT INTO decisions (time, policy, latency, capacity, held, active, waiting, observation, action) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO decisions (time, policy, latency, capacity, held, active, waiting, observation, action, "
+            "batch_sizes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(taken.time, taken.policy, taken.latency, taken.capacity, taken.held, taken.active, taken.waiting),
-                *(json.dumps(taken.observation), json.dumps(taken.action)),
+                *(json.dumps(taken.observation), json.dumps(taken.action), json.dumps(taken.batch_sizes)),
             ),
         )
 

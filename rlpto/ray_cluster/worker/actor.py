@@ -101,9 +101,9 @@ class TrainWorker:
         """Leave the present group and take a place in another one."""
         return self._guarded("join", lambda: self._join(place))
 
-    def run(self, until: int) -> Chunk | Failure:
-        """Train until step `until` is done, or the job has finished."""
-        return self._guarded("run", lambda: self.trainer.run(until))
+    def run(self, until: int, batch_size: int | None) -> Chunk | Failure:
+        """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
+        return self._guarded("run", lambda: self.trainer.run(until, batch_size))
 
     def state(self) -> tuple[int, bytes] | Failure:
         """Step, and everything that later ones depend on."""

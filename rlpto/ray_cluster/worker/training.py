@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlpto.errors import CheckpointError, JobError
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor
@@ -28,7 +28,8 @@ EVALUATION_SHARE = 0.01
 class Chunk:
     """What one worker did in one go.
 
-    position: how far it has come. steps, samples: of all workers together. loss: this worker's part
+    position: how far it has come. steps, samples: of all workers together. batch_size: samples of a step; chosen: true
+    if a scheduler chose it. loss: this worker's part
     of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
     epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
     `time.time()` after the first step, and after the last.
@@ -37,6 +38,8 @@ class Chunk:
     position: Position
     steps: int
     samples: int
+    batch_size: int
+    chosen: bool
     loss: float
     noise_scale: float
     accuracy: float
@@ -75,6 +78,7 @@ class Trainer:
         self.noise = NoiseMeter()
         self.phase = "own"
         self.group: WorkerGroup = SingleWorker(self.network, self.optimizer)
+        self._batch_size: int | None = None
         self._interrupted: list[Tensor] | None = None
         self._evaluation_due = 0.0
         self._deadline = 0.0
@@ -94,15 +98,19 @@ class Trainer:
     @property
     def global_batch(self) -> int:
         """Samples of a step, all workers together."""
-        return self.spec.batch_size * (self.group.world if self.spec.batch_rule == "per_worker" else 1)
+        return global_batch(self.spec, self.group.world, self._batch_size)
 
     def join(self, group: WorkerGroup) -> None:
         """Train in `group` from the next step on."""
         self.group = group
         self._deadline = 0.0
 
-    def run(self, until: int) -> Chunk:
-        """Train until step `until` is done, or the job has finished; steps already done are not repeated."""
+    def run(self, until: int, batch_size: int | None = None) -> Chunk:
+        """Train until step `until` is done, or the job has finished; steps already done are not repeated.
+
+        batch_size: samples of a step of all workers together, as a scheduler has chosen; None: the job's own choice.
+        """
+        self._batch_size = batch_size
         first = time.time()
         before, samples, steps = self.position, 0, 0
         losses = torch.zeros((), device=self.device)
@@ -121,6 +129,8 @@ class Trainer:
             position=self.position,
             steps=self.position.step - before.step,
             samples=samples,
+            batch_size=self.global_batch,
+            chosen=self._batch_size is not None,
             loss=float(losses) / steps if steps else math.nan,
             noise_scale=self.noise.noise_scale,
             accuracy=accuracy,
