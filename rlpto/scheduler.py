@@ -41,6 +41,7 @@ class DecisionLoop:
         reserve: Callable[[float], int] | None = None,
     ) -> None:
         self.cluster = cluster
+        self._fast = cluster if isinstance(cluster, FastForward) else None  # asked once: it takes microseconds
         self._queue = Queue(settings)
         self._forecaster = forecaster
         self._reserve = reserve
@@ -61,9 +62,12 @@ class DecisionLoop:
         self.cluster.apply(state, admitted)
         return admitted
 
-    def stands_until(self, state: ClusterState, policy: Policy) -> float:
-        """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go."""
-        if self._forecaster is not None or not isinstance(policy, StandingPolicy):
+    def stands_until(self, state: ClusterState, policy: StandingPolicy | None) -> float:
+        """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go.
+
+        policy: that took it; None: one that cannot say.
+        """
+        if self._forecaster is not None or policy is None:
             return self.cluster.time
         return min(policy.stands_until(state), self._queue.stands_until(state))
 
@@ -72,9 +76,7 @@ class DecisionLoop:
 
         Returns [P] `rlpto.records.INTERVAL`, one for each decision point, good until the next call.
         """
-        if isinstance(self.cluster, FastForward):
-            return self.cluster.advance_until(until)
-        return self.cluster.advance().record()
+        return self.cluster.advance().record() if self._fast is None else self._fast.advance_until(until)
 
 
 def run(
@@ -95,6 +97,7 @@ def run(
     """
     started = time.perf_counter()
     loop = DecisionLoop(cluster, queue_settings, forecaster)
+    standing = policy if isinstance(policy, StandingPolicy) else None
     policy.reset(seed)
     log = DecisionLog()
     progress = ProgressWatch(cluster, policy.name)
@@ -105,7 +108,7 @@ def run(
             state = loop.state()
             allocation = loop.carry_out(state, policy(state), policy.name)
             log.decided(cluster, time.perf_counter() - asked, allocation)
-            decide_at = loop.stands_until(state, policy)
+            decide_at = loop.stands_until(state, standing)
         passed = loop.advance(decide_at)
         log.advanced(passed)
         progress.check(len(passed))

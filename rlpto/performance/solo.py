@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.performance.tables import NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE, SpeedTables
+from rlpto.performance.tables import NO_GPUS, SpeedTables
 
 
 def seconds_to_finish(
@@ -60,25 +60,10 @@ def alone_bound(
     for kind in np.unique(type_index):
         of_kind = np.flatnonzero(type_index == kind)
         caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
-        best = _best_rates(tables, int(kind), caps)
+        best = tables.best_rates(int(kind))[caps]
         elapsed = np.zeros((len(caps), best.shape[1] + 1))
         np.cumsum(1.0 / best, axis=1, out=elapsed[:, 1:])
         epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)
         part = (epochs[of_kind] - epoch) / best[which, epoch]
         seconds[of_kind] = (elapsed[which, epoch] + part) / scale[of_kind]
     return seconds
-
-
-def _best_rates(tables: SpeedTables, kind: int, caps: IntArray) -> FloatArray:
-    """[caps, P] best rate of type `kind` in every epoch with at most so many GPUs, over all placements."""
-    by_gpus = tables.rates[tables.row[kind]].max(axis=0)  # [K + 1, P]
-    first, last = np.searchsorted(tables.exact_keys, [kind * TYPE_STRIDE, (kind + 1) * TYPE_STRIDE])
-    for key, row in zip(tables.exact_keys[first:last], tables.exact_rows[first:last], strict=True):
-        gpus, code = 0, int(key) - kind * TYPE_STRIDE
-        while code:
-            code, digit = divmod(code, PLACEMENT_BASE)
-            gpus += digit
-        if gpus < len(by_gpus):
-            by_gpus[gpus] = np.maximum(by_gpus[gpus], tables.rates[row])
-    best: FloatArray = np.maximum.accumulate(by_gpus, axis=0)[caps]
-    return best

@@ -80,6 +80,8 @@ class SpeedTables:
     own: IntArray = field(default_factory=_no_types)
     batch_size: IntArray = field(default_factory=_no_types)
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # One layout, so that code which reads the tables is compiled once.
@@ -158,11 +160,28 @@ class SpeedTables:
             rows[:, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[:, k])
         return rows
 
+    def best_rates(self, kind: int) -> FloatArray:
+        """[K + 1, P] best rate of a type in every epoch with at most k GPUs, over all placements. Computed once."""
+        if kind not in self._best:
+            by_gpus = self.rates[self.row[kind]].max(axis=0)
+            first, last = np.searchsorted(self.exact_keys, [kind * TYPE_STRIDE, (kind + 1) * TYPE_STRIDE])
+            for key, row in zip(self.exact_keys[first:last], self.exact_rows[first:last], strict=True):
+                gpus, code = 0, int(key) - kind * TYPE_STRIDE
+                while code:
+                    code, digit = divmod(code, PLACEMENT_BASE)
+                    gpus += digit
+                if gpus < len(by_gpus):
+                    by_gpus[gpus] = np.maximum(by_gpus[gpus], self.rates[row])
+            self._best[kind] = np.maximum.accumulate(by_gpus, axis=0)
+        return self._best[kind]
+
     def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
-        """The same tables with one rescale delay for every type; None keeps each type's own."""
+        """The same tables with one rescale delay for every type, the same object each time; None: each type's own."""
         if seconds is None:
             return self
-        return replace(self, rescale_delay=np.full(len(self.types), seconds))
+        if seconds not in self._delayed:
+            self._delayed[seconds] = replace(self, rescale_delay=np.full(len(self.types), seconds))
+        return self._delayed[seconds]
 
     def type_index(self, job_type: JobType) -> int:
         """Position of a type on the first axis; KeyError if the tables do not hold it."""
