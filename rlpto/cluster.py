@@ -152,14 +152,14 @@ class Progress:
     @classmethod
     def of(cls, interval: AnyArray) -> Progress:
         """From a record of `rlpto.records.INTERVAL`."""
-        start, end, gain, *sums, rescale_seconds, rescales, arrived, finished = interval.tolist()
-        unfinished, gpu_seconds = sums
-        return cls(start, end, np.array(gain), unfinished, gpu_seconds, rescales, rescale_seconds, arrived, finished)
+        values = dict(zip(INTERVAL.names or (), interval.tolist(), strict=True))
+        gain = np.array(values.pop("accuracy_gain"))
+        return cls(accuracy_gain=gain, **{name: values[name] for name in values if name in cls.__slots__})
 
     def record(self) -> AnyArray:
-        """[1] `rlpto.records.INTERVAL`."""
+        """[1] `rlpto.records.INTERVAL`; sums that this cluster does not count are 0."""
         record = np.zeros(1, dtype=INTERVAL)
-        for name in INTERVAL.names or ():
+        for name in self.__slots__:
             record[name] = getattr(self, name)
         return record
 

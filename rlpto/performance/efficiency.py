@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.performance.throughput import ThroughputParams, step_time
+from rlpto.performance.throughput import ThroughputLaw
 
 CANDIDATES = 50
 """Batch sizes an adaptive job weighs up for each number of GPUs."""
@@ -123,7 +123,7 @@ def candidate_batches(gpus: IntArray, limits: BatchLimits) -> IntArray:
 
 
 def adaptive_goodput(
-    params: ThroughputParams, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int
+    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int
 ) -> FloatArray:
     """[spans, max_gpus, epochs] samples' worth of progress per second at the best batch size.
 
@@ -133,7 +133,7 @@ def adaptive_goodput(
     gpus = np.arange(1, max_gpus + 1)
     split = split_batch(candidate_batches(gpus, limits), gpus[:, None], limits)
     nodes = np.arange(1, spans + 1)[:, None, None]
-    per_second = split.total / step_time(params, nodes, split.gpus, split.local, split.accumulation)
+    per_second = split.total / law.step_time(nodes, split.gpus, split.local, split.accumulation)
     allowed = feasible(split, limits) & (gpus[:, None] * limits.min_local <= limits.largest)
     per_second = np.where(allowed, per_second, -np.inf)
     # One candidate at a time keeps the largest array at [spans, K, epochs].
@@ -145,7 +145,7 @@ def adaptive_goodput(
 
 
 def fixed_goodput(
-    params: ThroughputParams, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int
+    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int
 ) -> FloatArray:
     """[spans, max_gpus, epochs] samples' worth of progress per second with a fixed total batch.
 
@@ -154,7 +154,7 @@ def fixed_goodput(
     gpus = np.arange(1, max_gpus + 1)
     split = split_batch(batch, gpus, limits)
     nodes = np.arange(1, spans + 1)[:, None]
-    per_second = split.total / step_time(params, nodes, split.gpus, split.local, split.accumulation)
+    per_second = split.total / law.step_time(nodes, split.gpus, split.local, split.accumulation)
     per_second = np.where(feasible(split, limits), per_second, np.nan)
     return np.asarray(per_second[:, :, None] * efficiency(noise_scale, split.total[:, None], limits.base))
 

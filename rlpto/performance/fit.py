@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.measurements import Measurements, read_measurements
 from rlpto.performance.noise import NoiseCurve, fit_noise
 from rlpto.performance.profiles import DEFAULT_RESCALE_DELAY, FitErrors, Profile, profile_yaml
-from rlpto.performance.throughput import ThroughputParams, fit_throughput, relative_errors
+from rlpto.performance.throughput import fit_throughput, relative_errors
 
 SOURCE = (
     "Own fit to the measurements of the Pollux artifact (petuum/adaptdl, branch osdi21-artifact, "
@@ -65,8 +65,7 @@ def measured_applications(folder: Path) -> list[Path]:
 def fit_profile(measured: Measurements) -> Profile:
     """All fits of one application, rounded to the digits that mean something."""
     known = _KNOWN.get(measured.name, _Known(measured.name, DEFAULT_RESCALE_DELAY))
-    params = fit_throughput(measured.steps)
-    params = ThroughputParams(*(_digits(value, 4) for value in astuple(params)))
+    params = fit_throughput(measured.steps).rounded(4)
     noise, noise_error = fit_noise(measured.stacked("grad_sqr"), measured.stacked("grad_var"), measured.base_batch)
     metrics = measured.stacked("metric")
     metric = metric_of(measured.name, metrics)

@@ -17,9 +17,9 @@ from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.laws import AnyLaw
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import JobType
-from rlpto.performance.throughput import ThroughputParams
 from rlpto.reading import one_line, parsing
 from rlpto.yamlfile import YamlFile, read_yaml_documents
 
@@ -62,7 +62,7 @@ class Profile:
     samples: Annotated[float, Field(gt=0, le=1e12)]
     epochs: Annotated[int, Field(ge=1, le=10_000)]
     batch: BatchLimits
-    throughput: ThroughputParams
+    throughput: AnyLaw
     noise: NoiseCurve
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
@@ -187,7 +187,8 @@ def _profile(file: YamlFile) -> Profile:
             content = json.dumps(file.data, default=str)
         return _ADAPTER.validate_json(content)
     except ValidationError as error:
-        raise ProfileError(f"{file.place(error.errors()[0]['loc'])}: {_first(error)}") from None
+        location = _location(error)
+        raise ProfileError(f"{file.place(location)}: {_first(error, location)}") from None
 
 
 def profile_yaml(profile: Profile) -> str:
@@ -204,10 +205,16 @@ def profiles_yaml(profiles: Iterable[Profile]) -> str:
 _ADAPTER = TypeAdapter(Profile)
 
 
-def _first(error: ValidationError) -> str:
+def _location(error: ValidationError) -> tuple[int | str, ...]:
+    """Where the first problem is; pydantic names the law below `throughput` as if it were a key."""
+    location = error.errors()[0]["loc"]
+    return location[:1] + location[2:] if location[:1] == ("throughput",) else location
+
+
+def _first(error: ValidationError, location: tuple[int | str, ...]) -> str:
     """The first problem of a validation as `key: what is wrong`."""
     problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
+    key = ".".join(str(part) for part in location)
     if problem["type"] == "missing":
         return f"key {key} is missing"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):

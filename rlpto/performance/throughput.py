@@ -1,6 +1,6 @@
-"""Throughput of data-parallel training: Pollux's seven-parameter model and its fit to measured steps.
+"""Throughput of data-parallel training: what a law says, Pollux's seven-parameter one, and its fit to measured steps.
 
-Model and fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
+That law and its fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
 whose time is linear in the local batch, and synchronises them, whose time is linear in the number of
 GPUs; the two overlap to a degree that the exponent gamma expresses.
 """
@@ -8,8 +8,8 @@ GPUs; the two overlap to a degree that the exponent gamma expresses.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import astuple, dataclass, field
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,9 +24,28 @@ NO_COST = 1e-8
 """Smallest time a fitted coefficient may take, in seconds: small enough to be none."""
 
 
+class ThroughputLaw(Protocol):
+    """What a profile says under `throughput`: parameters, and the time of a step that follows from them."""
+
+    @property
+    def law(self) -> str:
+        """Its name there, see `rlpto.performance.laws`."""
+        ...
+
+    def step_time(
+        self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
+    ) -> FloatArray:
+        """Seconds of one optimiser step; shapes broadcast.
+
+        nodes, replicas: nodes spanned and GPUs in total. local_batch: samples one GPU computes at once. accumulation:
+        how often gradients of so many samples are computed and added up before the last, synchronised computation.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class ThroughputParams:
-    """Pollux's parameters theta; times in seconds.
+    """Pollux's law, by its parameters theta; times in seconds.
 
     alpha_c, beta_c: constant and per-sample time to compute the gradients of a local batch.
     alpha_n, beta_n: time to synchronise across nodes, and its growth per GPU beyond the second.
@@ -43,6 +62,19 @@ class ThroughputParams:
     alpha_r: Annotated[float, Field(ge=0)]
     beta_r: Annotated[float, Field(ge=0)]
     gamma: Annotated[float, Field(ge=1, le=MAX_GAMMA)]
+    law: Literal["pollux"] = field(default="pollux", kw_only=True)
+
+    def step_time(
+        self, nodes: ArrayLike, replicas: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike = 0
+    ) -> FloatArray:
+        """See ThroughputLaw."""
+        compute = gradient_time(self, local_batch)
+        synchronise = sync_time(self, nodes, replicas)
+        return np.asarray(np.asarray(accumulation) * compute + _overlapped(compute, synchronise, self.gamma))
+
+    def rounded(self, digits: int) -> ThroughputParams:
+        """The same to so many significant digits."""
+        return ThroughputParams(*(float(f"{value:.{digits}g}") for value in astuple(self)[:-1]))
 
 
 @dataclass(frozen=True)
@@ -77,38 +109,21 @@ def sync_time(params: ThroughputParams, nodes: ArrayLike, replicas: ArrayLike) -
     return np.where(replicas <= 1, 0.0, np.where(nodes <= 1, one_node, several))
 
 
-def step_time(
-    params: ThroughputParams,
-    nodes: ArrayLike,
-    replicas: ArrayLike,
-    local_batch: ArrayLike,
-    accumulation: ArrayLike = 0,
-) -> FloatArray:
-    """Seconds of one optimiser step; shapes broadcast.
-
-    accumulation: how often gradients of `local_batch` samples are computed and added up before the
-    last, synchronised computation.
-    """
-    compute = gradient_time(params, local_batch)
-    synchronise = sync_time(params, nodes, replicas)
-    return np.asarray(np.asarray(accumulation) * compute + _overlapped(compute, synchronise, params.gamma))
-
-
 def throughput(
-    params: ThroughputParams,
+    law: ThroughputLaw,
     nodes: ArrayLike,
     replicas: ArrayLike,
     local_batch: ArrayLike,
     accumulation: ArrayLike = 0,
 ) -> FloatArray:
-    """Samples per second; shapes broadcast, arguments as in `step_time`."""
+    """Samples per second; shapes broadcast, arguments as in `ThroughputLaw.step_time`."""
     samples = np.asarray(replicas) * np.asarray(local_batch) * (np.asarray(accumulation) + 1)
-    return np.asarray(samples / step_time(params, nodes, replicas, local_batch, accumulation))
+    return np.asarray(samples / law.step_time(nodes, replicas, local_batch, accumulation))
 
 
-def relative_errors(params: ThroughputParams, rows: StepMeasurements) -> FloatArray:
+def relative_errors(law: ThroughputLaw, rows: StepMeasurements) -> FloatArray:
     """[N] |predicted - measured| / measured step time."""
-    predicted = step_time(params, rows.nodes, rows.replicas, rows.local_batch)
+    predicted = law.step_time(rows.nodes, rows.replicas, rows.local_batch)
     return np.abs(predicted - rows.step_time) / rows.step_time
 
 

@@ -17,7 +17,7 @@ from rlpto.performance.efficiency import (
     split_batch,
     useful_gpus,
 )
-from rlpto.performance.throughput import ThroughputParams, step_time
+from rlpto.performance.throughput import ThroughputParams
 
 LIMITS = BatchLimits(base=128, largest=4096, min_local=32, max_local=1024)
 PARAMS = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
@@ -97,7 +97,7 @@ def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> N
             for batch in candidate_batches(np.array([gpus]), LIMITS)[0]:
                 split = split_batch(int(batch), gpus, LIMITS)
                 if feasible(split, LIMITS):
-                    seconds = step_time(PARAMS, nodes, gpus, split.local, split.accumulation)
+                    seconds = PARAMS.step_time(nodes, gpus, split.local, split.accumulation)
                     best = np.maximum(best, split.total / seconds * efficiency(noise, split.total, LIMITS.base))
             np.testing.assert_allclose(found[nodes - 1, gpus - 1], best)
 

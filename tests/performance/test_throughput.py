@@ -14,7 +14,6 @@ from rlpto.performance.throughput import (
     fit_throughput,
     gradient_time,
     relative_errors,
-    step_time,
     sync_time,
     throughput,
 )
@@ -41,7 +40,7 @@ params_strategy = st.builds(
 def measured(params: ThroughputParams, sizes: list[tuple[int, int]], batches: list[int]) -> StepMeasurements:
     grid = np.array([(nodes, gpus, batch) for nodes, gpus in sizes for batch in batches], dtype=np.float64)
     nodes, gpus, batch = grid.T
-    step = step_time(params, nodes, gpus, batch)
+    step = params.step_time(nodes, gpus, batch)
     return StepMeasurements(nodes, gpus, batch, step, step - gradient_time(params, batch))
 
 
@@ -68,7 +67,7 @@ def test_fit_is_not_bent_by_a_few_wild_rows() -> None:
 def test_fit_without_rows_of_several_nodes_takes_them_to_be_dearer_than_one() -> None:
     fitted = fit_throughput(measured(PARAMS, [(1, 1), (1, 2), (1, 4)], [8, 32, 128]))
     assert fitted.alpha_n == pytest.approx(1.1 * fitted.alpha_r)
-    assert step_time(fitted, 2, 4, 32) > step_time(fitted, 1, 4, 32)
+    assert fitted.step_time(2, 4, 32) > fitted.step_time(1, 4, 32)
 
 
 def test_fit_of_one_gpu_alone_takes_synchronisation_for_free() -> None:
@@ -98,7 +97,7 @@ def test_fit_refuses_no_rows() -> None:
 def test_one_replica_never_synchronises(params: ThroughputParams, batch: int, accumulation: int) -> None:
     assert sync_time(params, 1, 1) == 0
     expected = (accumulation + 1) * float(gradient_time(params, batch))
-    assert step_time(params, 1, 1, batch, accumulation) == pytest.approx(expected)
+    assert params.step_time(1, 1, batch, accumulation) == pytest.approx(expected)
 
 
 @given(params=params_strategy, gpus=st.integers(2, 64), nodes=st.integers(1, 16), batch=st.integers(1, 1000))
@@ -106,14 +105,14 @@ def test_overlap_lies_between_the_longer_part_and_the_sum(
     params: ThroughputParams, gpus: int, nodes: int, batch: int
 ) -> None:
     compute, synchronise = float(gradient_time(params, batch)), float(sync_time(params, nodes, gpus))
-    step = float(step_time(params, nodes, gpus, batch))
+    step = float(params.step_time(nodes, gpus, batch))
     assert max(compute, synchronise) * (1 - 1e-12) <= step <= (compute + synchronise) * (1 + 1e-12)
 
 
 def test_step_time_follows_the_formula() -> None:
     compute = 0.05 + 0.002 * 100
     one_node, several = 0.06 + 0.002 * 2, 0.2 + 0.005 * 6
-    step = step_time(PARAMS, [1, 2], [4, 8], 100, [0, 3])
+    step = PARAMS.step_time([1, 2], [4, 8], 100, [0, 3])
     assert step[0] == pytest.approx((compute**1.8 + one_node**1.8) ** (1 / 1.8))
     assert step[1] == pytest.approx(3 * compute + (compute**1.8 + several**1.8) ** (1 / 1.8))
     assert throughput(PARAMS, 2, 8, 100, 3) == pytest.approx(8 * 100 * 4 / step[1])

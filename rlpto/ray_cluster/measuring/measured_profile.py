@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rlpto.performance.accuracy import Metric, fit_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
-from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, relative_errors
+from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
 from rlpto.ray_cluster.measuring.job_mover import Change
 from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements
 from rlpto.ray_cluster.messages import Measured
@@ -29,7 +29,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
     Raises ProfileError if too little was measured.
     """
     steps = steps_of(program, measured.sizes)
-    params = ThroughputParams(*(_digits(value, 5) for value in astuple(fit_throughput(steps))))
+    params = fit_throughput(steps).rounded(5)
     errors = relative_errors(params, steps)
     metric = Metric("accuracy on samples held out", "share", round(measured.untrained, 4))
     curve, accuracy_error = fit_accuracy(by_epoch(name, measured.accuracy)[None], metric)

@@ -1,0 +1,39 @@
+"""Throughput laws by the name that a profile gives under `throughput`, key `law`.
+
+Another one is a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in a module of its own, and its
+entry in `LAWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetPydanticSchema
+from pydantic_core import CoreSchema, core_schema
+
+from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
+
+LAWS: Mapping[str, type[ThroughputLaw]] = {
+    "pollux": ThroughputParams,
+}
+"""Classes of parameters; the first is meant where a profile names no law."""
+
+
+def _named(given: Any) -> str | None:
+    """Name of the law of a profile's `throughput`; None if that cannot be a name."""
+    name = given.get("law", next(iter(LAWS))) if isinstance(given, dict) else getattr(given, "law", next(iter(LAWS)))
+    return name if isinstance(name, str) else None
+
+
+def _schema(_: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    return core_schema.tagged_union_schema(
+        {name: handler(law) for name, law in LAWS.items()},
+        discriminator=_named,
+        custom_error_type="throughput_law",
+        custom_error_message=f"Expected law to be one of {', '.join(LAWS)}",
+    )
+
+
+AnyLaw = Annotated[ThroughputLaw, GetPydanticSchema(_schema)]
+"""Any of `LAWS`, as a field that pydantic reads."""
