@@ -324,7 +324,7 @@ class JobTable:
     """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
     first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
     speed_at_batch_sizes: FloatArray
-    """[V, n, K + 1] `speed` at each of `batch_sizes`; 0 where there are fewer."""
+    """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
 
     def __init__(
         self,
@@ -442,11 +442,14 @@ class JobTable:
 
     def _gather_speed_at_batch_sizes(self) -> FloatArray:
         """[V, n, K + 1] speeds at them."""
-        found = []
+        found, work = [], self._tables.known_remaining
         for types in self._tables.batch_choices[self.type_index].T:
             records = self.records.copy()
-            records["type_index"] = np.where(types == NO_TYPE, self.type_index, types)
-            found.append(np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records)))
+            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
+            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
+            if work is not None:  # counted in steps, which are worth more where the batch is larger
+                speed *= (work[self.type_index, self.epoch] / work[kind, self.epoch])[:, None]
+            found.append(speed)
         return np.stack(found)
 
 
