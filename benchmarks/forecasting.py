@@ -21,7 +21,6 @@ from pathlib import Path
 import _common
 import numpy as np
 import torch
-from _forecasting_ablation import ablate
 from _forecasting_cases import HORIZON, Case, FloatArray, given, others, ratio, real, venus_counts
 from scipy.optimize import nnls
 
@@ -55,9 +54,6 @@ def main() -> None:
         cases = wanted(options)
     except ForecastError as error:
         _common.refuse(str(error))
-    if options.ablate:
-        ablate(cases, options.seeds, options.keep)
-        return
     checks: list[_common.Check] = []
     wins: list[bool] = []
     own = bool(options.series or options.others)
@@ -89,11 +85,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--value", help="its column of counts; without it every row counts as one")
     parser.add_argument("--every", default="1h", help="interval to count in")
     parser.add_argument("--others", action="store_true", help="series that constants were chosen on; our parts alone")
-    parser.add_argument("--ablate", action="store_true", help="what each part of the combination is worth")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", help="only series whose names contain one of these")
     parser.add_argument("--statsforecast", default=sys.executable, help="a Python that has statsforecast")
-    parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods, or of members, in")
+    parser.add_argument("--keep", type=Path, help="folder to keep forecasts of the other methods in")
     parser.add_argument("--no-lucid", dest="lucid", action="store_false", help="leave out the comparison with Lucid")
     return parser.parse_args()
 
