@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from _results_numbers import Numbers, shown
 from _results_plan import AGENT, Plan, Study
-from _results_runs import GAINED, MEMBER, billed, kept_cells, make, specs_of
+from _results_runs import GAINED, kept_cells, make, specs_of, with_mean_agent
 from scipy.stats import spearmanr
 
 from rlpto.cluster import Node
@@ -60,7 +60,7 @@ def data(plan: Plan, study: Study) -> Numbers:
     }
     done = run_cases(plan, config, cases, specs_of(plan, config, plan.home, study.runs[0]), "data")
     found = pd.DataFrame([_peaks(cell) for cell in done])
-    found = pd.concat([found, _mean_agent(found, "window")], ignore_index=True)
+    found = with_mean_agent(found, ["window"])
     sizes = [f"{size:g}" for size in SIZES]
     rows, overall = [], {}
     for policy, mine in found.groupby("policy", sort=False):
@@ -69,7 +69,7 @@ def data(plan: Plan, study: Study) -> Numbers:
         each = bootstrap_interval(mine["spearman"].to_numpy(dtype=np.float64))
         peaks = {f"x {size}": f"{means[size]:.1f}" for size in sizes}
         rows.append(
-            {"policy": policy, **peaks, "of the means": f"{overall[policy]:.2f}", "inside windows": shown(each, 2)}
+            {"policy": policy, **peaks, "of the means": f"{overall[policy]:.2f}", "inside windows": shown(each, ".2f")}
         )
     facts = {
         "agent": overall[AGENT],
@@ -79,7 +79,7 @@ def data(plan: Plan, study: Study) -> Numbers:
         "cases": len(cases),
         "repeats": REPEATS,
     }
-    return Numbers({"peaks": pd.DataFrame(rows)}, {"data": found}, facts)
+    return Numbers({"peaks": pd.DataFrame(rows), **facts}, {"data": found})
 
 
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
@@ -143,33 +143,37 @@ def converge(plan: Plan, study: Study) -> Numbers:
     found = pd.concat(
         [_compared(str(way), done, kept) for way, done in zip(labels, ways, strict=True)], ignore_index=True
     )
-    changes = ("other", "converging", "makespan")
     rows = [
-        {"policy": policy, "way": way}
-        | {name: _percent(mine[name]) for name in changes}
-        | {"accuracy": 100 * mine["accuracy"].abs().max()}
+        {
+            "policy": policy,
+            "shrinks": way,
+            "JCT of the other": _change(mine["other"]),
+            "JCT of the converging one": _change(mine["converging"]),
+            "makespan": _change(mine["makespan"]),
+            "accuracy": f"{100 * mine['accuracy'].abs().max():.2f}",
+        }
         for (way, policy), mine in found.groupby(["way", "policy"], sort=False)
     ]
-    means = found[found["policy"] == AGENT].groupby("way")[[*changes, "accuracy"]].mean()
-    alone, ruled = (means.loc[label] for label in labels)
+    means = found[found["policy"] == AGENT].groupby("way")[["other", "converging", "accuracy"]].mean()
     facts = {
-        "other": ruled["other"],
-        "other_alone": alone["other"],
-        "converging": ruled["converging"],
-        "converging_alone": alone["converging"],
-        "points": 100 * ruled["accuracy"],
+        **{name: means.loc[label].to_dict() for name, label in zip(("alone", "ruled"), labels, strict=True)},
         "gpus": CONVERGING_GPUS,
         "cases": len(cases),
         "scaling": ", ".join(scaling),
         "gained": GAINED,
     }
-    return Numbers({"effects": pd.DataFrame(rows)}, {"converge": found}, facts)
+    return Numbers({"effects": pd.DataFrame(rows), **facts}, {"converge": found})
+
+
+def _change(shares: pd.Series[float]) -> str:
+    """Mean with interval over cases, as a signed share."""
+    return shown(bootstrap_interval(shares.to_numpy(dtype=np.float64)), "+.1%")
 
 
 def _compared(way: str, done: Sequence[FinishedCell], kept: Sequence[FinishedCell]) -> pd.DataFrame:
     """What shrinking in one way does, a row a policy and case, those of the mean agent among them."""
     found = pd.DataFrame([_effect(shrunk, whole) for shrunk, whole in zip(done, kept, strict=True)])
-    return pd.concat([found, _mean_agent(found, "window")], ignore_index=True).assign(way=way)
+    return with_mean_agent(found, ["window"]).assign(way=way)
 
 
 def _scales(tables: SpeedTables, kind: JobType) -> bool:
@@ -236,8 +240,7 @@ def run_cases(
     """Every policy on every case, kept like the cells of an evaluation; policies in order, cases inside."""
     outcome = prepare(config).outcome() | {"cases": {key: repr(case) for key, case in cases.items()}}
     cells = [Cell(spec, case, config.seed) for spec in specs for case in cases]
-    with billed(plan, "evaluation"):
-        return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
+    return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
 
 
 def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:
@@ -245,15 +248,3 @@ def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:
     cluster = SimulatedCluster(case.nodes, list(case.jobs), experiment.tables, config.simulator, cell.seed)
     policy = make(experiment, cell.policy)
     return run(cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed)
-
-
-def _mean_agent(found: pd.DataFrame, key: str) -> pd.DataFrame:
-    """Rows of AGENT: means over the agents of all seeds."""
-    members = found[found["policy"].str.fullmatch(MEMBER.pattern)]
-    return members.drop(columns="policy").groupby(key, as_index=False).mean().assign(policy=AGENT)
-
-
-def _percent(values: pd.Series[float]) -> str:
-    """Mean with interval over cases, as a signed share."""
-    found = bootstrap_interval(np.array(values.to_list(), dtype=np.float64))
-    return f"{found.estimate:+.1%} [{found.low:+.1%}, {found.high:+.1%}]"

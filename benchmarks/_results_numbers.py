@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import _common
 import large
@@ -27,13 +27,17 @@ DECISIONS = 100
 """Decisions whose latency is measured at 1,000 nodes."""
 
 
+JCT_LIMITS = {"tuned": 0.97, "published": 0.90}
+"""Of the JCT of the tuned index, and of the best published heuristic: at most what the agent's is to be."""
+
+
 @dataclass(frozen=True)
 class Numbers:
-    """What a study found. tables: frames that become tables. saved: frames to keep. facts: for text and claims."""
+    """What a study found. shown: by the names that results.md.j2 knows them by, frames become lists of rows.
+    saved: frames to keep as CSV."""
 
-    tables: Mapping[str, pd.DataFrame]
+    shown: Mapping[str, object]
     saved: Mapping[str, pd.DataFrame]
-    facts: Mapping[str, object] = field(default_factory=dict)
 
 
 def reward(plan: Plan, study: Study) -> Numbers:
@@ -41,18 +45,16 @@ def reward(plan: Plan, study: Study) -> Numbers:
     cells = cells_of(plan, study)
     verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places(study)])
     least = verdicts.iloc[int(verdicts["difference"].argmin())]
-    above = verdicts["low"] > 0
-    facts = {
-        "rows": len(verdicts),
-        "above": int(above.sum()),
-        "all_above": bool(above.all()),
+    shown = {
+        "agents": len(plan.seeds),
+        "contenders": study.contenders,
+        "above": int((verdicts["difference_low"] > 0).sum()),
         "ahead": int((verdicts["difference"] > 0).sum()),
-        "least": least["difference"],
-        "least_workload": least["workload"],
-        "least_load": least["load"],
+        "least": {name: least[name] for name in ("difference", "workload", "load")},
+        "verdicts": verdicts,
+        "means": {workload: mean_rewards(cells, workload) for workload in plan.workloads},
     }
-    means = pd.concat([mean_rewards(cells, workload) for workload in plan.workloads])
-    return Numbers({"reward": verdicts, "by policy": means}, {"reward-cells": cells, "reward": verdicts}, facts)
+    return Numbers(shown, {"reward-cells": cells, "reward": verdicts})
 
 
 def jct(plan: Plan, study: Study) -> Numbers:
@@ -67,15 +69,14 @@ def jct(plan: Plan, study: Study) -> Numbers:
             "published": ratio(here, AGENT, PUBLISHED, "jct_mean"),
             "bound": ratio(here, LOWER_BOUND, [AGENT], "jct_mean"),
         }
-        ends = {f"{name}{end}": value for name, found in ratios.items() for end, value in _ends(found)}
+        ends = {key: value for name, found in ratios.items() for key, value in ends_of(name, found).items()}
         rows.append({"workload": workload, "load": load, **ends})
     found = pd.DataFrame(rows)
-    facts: dict[str, object] = {"rows": len(found)}
-    for name, claim in zip(("tuned", "published"), study.claims, strict=True):
-        least, most = found[name].min(), found[name].max()
-        reached = int((found[name] <= claim.at_most).sum())
-        facts |= {f"{name}_least": least, f"{name}_most": most, f"{name}_reached": reached}
-    return Numbers({"jct": found}, {"jct-cells": cells, "jct": found}, facts)
+    claims = {
+        name: {"least": found[name].min(), "most": found[name].max(), "reached": int((found[name] <= limit).sum())}
+        for name, limit in JCT_LIMITS.items()
+    }
+    return Numbers({"ratios": found, "claims": claims, "limits": JCT_LIMITS}, {"jct-cells": cells, "jct": found})
 
 
 def ablations(plan: Plan, study: Study) -> Numbers:
@@ -88,15 +89,13 @@ def ablations(plan: Plan, study: Study) -> Numbers:
     for name in [run.label for run in study.runs if run.label != WHOLE]:
         gains = [by_window(mine, name, "reward") - by_window(mine, WHOLE, "reward") for mine in here.values()]
         pooled = bootstrap_interval(np.mean(gains, axis=0) if alike else np.concatenate(gains))
-        row = {"name": name}
-        for load, gain in zip(here, gains, strict=True):
-            found = bootstrap_interval(gain)
-            row[f"load {load:g}"] = f"{found.estimate:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-        row["all loads"] = shown(pooled, 2)
-        row["verdict"] = "worse" if pooled.high < 0 else "better" if pooled.low > 0 else "not worse"
-        rows.append(row)
-    worse = sum(row["verdict"] == "worse" for row in rows)
-    return Numbers({"differences": pd.DataFrame(rows)}, {"ablations": cells}, {"rows": len(rows), "worse": worse})
+        by_load = zip(here, map(bootstrap_interval, gains), strict=True)
+        verdict = "worse" if pooled.high < 0 else "better" if pooled.low > 0 else "not worse"
+        at_loads = {f"load {load:g}": shown(gain, "+.2f") for load, gain in by_load}
+        rows.append({"": name, **at_loads, "all loads": shown(pooled, ".2f"), "verdict": verdict})
+    found = pd.DataFrame(rows)
+    facts = {"home": plan.home, "seeds": len(plan.seeds), "worse": int((found["verdict"] == "worse").sum())}
+    return Numbers({"differences": found, **facts}, {"ablations": cells})
 
 
 def scale(plan: Plan, study: Study) -> Numbers:
@@ -107,13 +106,9 @@ def scale(plan: Plan, study: Study) -> Numbers:
     spec = agents(plan, plan.home)[0]
     with billed(plan, "evaluation"):
         latency = decision_latency(spec)
-    facts = {
-        "apart": float((rows["normalised"] - home).abs().max()),
-        "latency": latency,
-        "active": large.ACTIVE,
-        "decisions": DECISIONS,
-    }
-    return Numbers({"scales": rows}, {"scale": cells}, facts)
+    facts = {"home": plan.home, "busy": plan.busy, "active": large.ACTIVE, "decisions": DECISIONS}
+    apart = float((rows["normalised"] - home).abs().max())
+    return Numbers({"sizes": rows, "apart": apart, "latency": latency, **facts}, {"scale": cells})
 
 
 def _normalised(gpus: int, cells: pd.DataFrame) -> dict[str, object]:
@@ -190,13 +185,9 @@ def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: Sequence[int
         "agent": by_window(here, AGENT, "reward").mean(),
         "runner_up": second,
         "runner_up_reward": by_window(here, second, "reward").mean(),
-        "difference": ahead.estimate,
-        "low": ahead.low,
-        "high": ahead.high,
+        **ends_of("difference", ahead),
         "won": float((by_window(here, AGENT, "reward") > by_window(here, second, "reward")).mean()),
-        "learned": learned.estimate,
-        "learned_low": learned.low,
-        "learned_high": learned.high,
+        **ends_of("learned", learned),
         "lowest_seed": min(of_seeds),
         "highest_seed": max(of_seeds),
         "lower_bound": by_window(here, LOWER_BOUND, "reward").mean(),
@@ -210,13 +201,14 @@ def mean_rewards(cells: pd.DataFrame, workload: str) -> pd.DataFrame:
     means = mine.pivot_table(index="policy", columns="load", values="reward", aggfunc="mean")
     means = means.sort_values(means.columns[-1], ascending=False)
     means = means.loc[[*(name for name in means.index if name != LOWER_BOUND), LOWER_BOUND]]
-    return means.rename(columns="load {:g}".format).reset_index().assign(workload=workload)
+    return means.rename(columns="load {:g}".format).map("{:.1f}".format).reset_index()
 
 
-def shown(interval: Interval, digits: int = 1) -> str:
+def shown(interval: Interval, form: str) -> str:
     """An estimate with its interval."""
-    return f"{interval.estimate:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
+    return f"{interval.estimate:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
 
 
-def _ends(interval: Interval) -> list[tuple[str, float]]:
-    return [("", interval.estimate), ("_low", interval.low), ("_high", interval.high)]
+def ends_of(name: str, interval: Interval) -> dict[str, float]:
+    """An estimate and the ends of its interval, as columns of a frame."""
+    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import _common
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from rlpto.config import Config, load_config
 from rlpto.errors import ConfigError
@@ -51,38 +51,13 @@ class Run(Settings):
     windows: int | None = None
 
 
-class TableForm(Settings):
-    """How a frame of numbers becomes a table."""
-
-    of: str
-    columns: dict[str, str]
-    rest: str | None = None
-    split: str | None = None
-
-
-class ClaimForm(Settings):
-    """Something that was to be reached, and the number that says whether it was."""
-
-    text: str
-    figure: str
-    fact: str | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-
-
 class Study(Settings):
-    """One study: what is run, and how its numbers become tables and claims."""
+    """One study: what is run, and where."""
 
-    title: str
-    numbers: str
-    text: str
     runs: tuple[Run, ...]
-    tables: tuple[TableForm, ...]
-    claims: tuple[ClaimForm, ...]
     workloads: Literal["home", "all"] = "home"
     loads: Literal["busy", "all"] = "busy"
     contenders: int = 0
-    facts: dict[str, str] = Field(default_factory=dict)
 
 
 def load_studies(path: Path = STUDIES) -> dict[str, Study]:

@@ -31,6 +31,7 @@ from rlpto.experiment import Experiment, prepare
 from rlpto.files import digest, write_text
 from rlpto.policies.base import Policy
 from rlpto.policies.spec import policy_label
+from rlpto.reading import parsing, read_json
 from rlpto.records import RunRecord
 from rlpto.runs.training import has_begun
 
@@ -58,13 +59,11 @@ def billed(plan: Plan, what: str) -> Iterator[None]:
 
 def cpu_account(plan: Plan) -> dict[str, float]:
     """CPU seconds so far, by what they went into; work that was found done costs nothing."""
-    path = plan.folder / "cpu.json"
+    path, expected = plan.folder / "cpu.json", "an account of CPU time"
     if not path.is_file():
         return {}
-    try:
-        return {str(name): float(seconds) for name, seconds in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (ValueError, AttributeError, TypeError):
-        raise ConfigError(f"{path}: not an account of CPU time, expected one number for each name") from None
+    with parsing(path, expected, ConfigError):
+        return {name: float(seconds) for name, seconds in read_json(path, expected, ConfigError).items()}
 
 
 def _cpu_seconds() -> float:
@@ -72,51 +71,9 @@ def _cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def trained(plan: Plan, workload: str, variant: Variant, seed: int, label: str) -> str:
-    """Spec of the policy that a training gives; it is run, or resumed, only if it is not finished.
-
-    Raises ConfigError if it fails, or if the folder holds a training of something else.
-    """
-    run = training_folder(plan, workload, variant, seed)
-    steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
-    loads = f"agent.loads=[{','.join(map(str, plan.loads))}]"
-    overrides = [loads, *steps, *variant.overrides]
-    wanted = {"config": workload, "seed": seed, "overrides": overrides}
-    finished = run / "finished.json"
-    if finished.is_file():
-        if json.loads(finished.read_text(encoding="utf-8")) != wanted:
-            raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
-    else:
-        with billed(plan, "training"):
-            _train(run, config_file(workload), seed, overrides)
-        write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
-    return f"agent:label={label},run={run.resolve()}"
-
-
-def training_folder(plan: Plan, workload: str, variant: Variant, seed: int) -> Path:
-    """Where a training is kept."""
-    return plan.folder / "training" / f"{workload}-{variant.name}-{seed}"
-
-
-def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
-    """Train, or go on, in a process of its own. The only place that knows how trainings are started."""
-    command = [sys.executable, "-m", "rlpto.cli.main", "train"]
-    if has_begun(run):
-        command += ["--resume", str(run)]
-    else:
-        changes = [text for override in overrides for text in ("--set", override)]
-        command += [str(config), "--run-dir", str(run), "--seed", str(seed), *changes]
-    print(f"training {run.name}", file=sys.stderr)
-    code = subprocess.run(command, check=False).returncode
-    if code < 0 or code == 130:
-        raise KeyboardInterrupt
-    if code != 0:
-        raise ConfigError(f"{run}: training ended with exit code {code}")
-
-
 def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
-    """Specs of the agents of all seeds, labelled agent-0, agent-1 ..."""
-    return [trained(plan, workload, variant, seed, f"{AGENT}-{seed}") for seed in plan.seeds]
+    """Specs of the agents of all seeds, labelled agent-0, agent-1 ..., each trained if that is not done yet."""
+    return [f"agent:label={AGENT}-{seed},run={trained(plan, workload, variant, seed)}" for seed in plan.seeds]
 
 
 def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
@@ -124,13 +81,40 @@ def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
 
     Where all seeds start from one and the same file, the first stands for all.
     """
-    agents(plan, workload, variant)
-    if variant == MAIN:
-        plan = replace(plan, seeds=plan.seeds[:1])
-    folders = [training_folder(plan, workload, variant, seed).resolve() for seed in plan.seeds]
-    return [
-        f"agent:label={START}-{seed},file={folder / FIRST}" for seed, folder in zip(plan.seeds, folders, strict=True)
-    ]
+    seeds = plan.seeds[:1] if variant == MAIN else plan.seeds
+    return [f"agent:label={START}-{seed},file={trained(plan, workload, variant, seed) / FIRST}" for seed in seeds]
+
+
+def trained(plan: Plan, workload: str, variant: Variant, seed: int) -> Path:
+    """Folder of a training; it is run, or resumed, only if it is not finished.
+
+    Raises ConfigError if it fails, or if the folder holds a training of something else.
+    """
+    run = (plan.folder / "training" / f"{workload}-{variant.name}-{seed}").resolve()
+    steps = () if plan.steps is None else (f"agent.steps={plan.steps}",)
+    overrides = [f"agent.loads=[{','.join(map(str, plan.loads))}]", *steps, *variant.overrides]
+    wanted = {"config": workload, "seed": seed, "overrides": overrides}
+    finished = run / "finished.json"
+    if finished.is_file():
+        if read_json(finished, "a note on a training", ConfigError) != wanted:
+            raise ConfigError(f"{run}: a training with other settings is there, expected {wanted}: remove the folder")
+    else:
+        with billed(plan, "training"):
+            _train(run, config_file(workload), seed, overrides)
+        write_text(finished, json.dumps(wanted, indent=1) + "\n", "a note")
+    return run
+
+
+def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None:
+    """Train, or go on, by the command that users type, in a process of its own."""
+    changes = [text for override in overrides for text in ("--set", override)]
+    given = ["--resume", run] if has_begun(run) else [config, "--run-dir", run, "--seed", str(seed), *changes]
+    print(f"training {run.name}", file=sys.stderr)
+    code = subprocess.run([sys.executable, "-m", "rlpto.cli.main", "train", *given], check=False).returncode
+    if code < 0 or code == 130:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise ConfigError(f"{run}: training ended with exit code {code}")
 
 
 def cells_of(plan: Plan, study: Study) -> pd.DataFrame:
@@ -185,12 +169,10 @@ def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str, draws
     (and what they start from as START). Draws of a window are told apart by their seed.
     """
     experiment = prepare(config)
-    outcome = experiment.outcome()
     seeds = range(config.seed, config.seed + draws)
     cells = [Cell(spec, window, seed) for spec in specs for seed in seeds for window in experiment.windows()]
-    with billed(plan, "evaluation"):
-        done = kept_cells(plan, cells, partial(run_cell, config), outcome, name, config)
-    return with_mean_agent(frame(done, config.knowledge.mode))
+    done = kept_cells(plan, cells, partial(run_cell, config), experiment.outcome(), name, config)
+    return with_mean_agent(frame(done, config.knowledge.mode), ["knowledge", "window", "seed"])
 
 
 def kept_cells(
@@ -207,11 +189,12 @@ def kept_cells(
     """
     folder = plan.folder / "cells" / f"{name}-{config_fingerprint(outcome)[:8]}"
     done: list[FinishedCell] = []
-    for spec in dict.fromkeys(cell.policy for cell in cells):
-        mine = [cell for cell in cells if cell.policy == spec]
-        out = folder / files_digest(spec)
-        print(f"{name}: {label_of(spec)}", file=sys.stderr)
-        done += run_cells(mine, run, out, jobs=plan.jobs, config=outcome, weights=config.reward)
+    with billed(plan, "evaluation"):
+        for spec in dict.fromkeys(cell.policy for cell in cells):
+            mine = [cell for cell in cells if cell.policy == spec]
+            out = folder / files_digest(spec)
+            print(f"{name}: {label_of(spec)}", file=sys.stderr)
+            done += run_cells(mine, run, out, jobs=plan.jobs, config=outcome, weights=config.reward)
     return [replace(cell, cell=replace(cell.cell, policy=label_of(cell.cell.policy))) for cell in done]
 
 
@@ -267,12 +250,11 @@ class Keeping:
         return Allocation(gpus)
 
 
-def with_mean_agent(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells with AGENT and START as further policies: in every window the mean of the agents of all seeds."""
-    metrics = [name for name in cells.columns if name not in ("policy", "knowledge", "window", "seed")]
-    means = []
-    for name in (AGENT, START):
-        members = cells[cells["policy"].str.fullmatch(rf"{name}-\d+")]
-        mean = members.groupby(["knowledge", "window", "seed"], as_index=False)[metrics].mean()
-        means += [mean.assign(policy=name)] if len(mean) else []
-    return pd.concat([cells, *means], ignore_index=True)[list(cells.columns)]
+def with_mean_agent(found: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The rows with AGENT and START as further policies: in every place (columns `by`) the mean over all seeds."""
+    means = [
+        members.drop(columns="policy").groupby(list(by), as_index=False).mean().assign(policy=name)
+        for name in (AGENT, START)
+        if len(members := found[found["policy"].str.fullmatch(rf"{name}-\d+")])
+    ]
+    return pd.concat([found, *means], ignore_index=True)[list(found.columns)]

@@ -8,20 +8,35 @@ it again to go on. CPU time is counted over all calls.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import _common
-import _results_cases
-import _results_numbers
-from _results_page import Section, load_sections, save_section, section_of, write_page
+import _results_cases as cases
+import _results_numbers as numbers
+import pandas as pd
 from _results_plan import WORKLOADS, Plan, Study, load_studies
 from _results_runs import cpu_account
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlpto.errors import RlptoError
+from rlpto.errors import ConfigError, RlptoError
+from rlpto.files import write_text
+from rlpto.reading import parsing
 
 INTERRUPTED = 130
+BEGIN, END = "<!-- begin: written by make results -->", "<!-- end: written by make results -->"
+HEAD = "# Results\n\nAll figures below come from `make results`.\n"
+NUMBERS: Mapping[str, Callable[[Plan, Study], numbers.Numbers]] = {
+    "reward": numbers.reward,
+    "jct": numbers.jct,
+    "data": cases.data,
+    "converge": cases.converge,
+    "ablations": numbers.ablations,
+    "scale": numbers.scale,
+}
+"""What computes the numbers of a study."""
 
 
 def main() -> None:
@@ -40,7 +55,7 @@ def main() -> None:
         )
         for name in chosen("--only", options.only, tuple(studies)):
             run_study(plan, name, studies[name])
-            write_page(options.page, load_sections(plan.folder, tuple(studies)), cpu_account(plan))
+            write_page(options.page, page_text(plan, studies))
             print(f"{options.page}: {name}", file=sys.stderr)
     except RlptoError as error:
         _common.refuse(f"{error}")
@@ -49,14 +64,42 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def run_study(plan: Plan, name: str, study: Study) -> Section:
-    """Run what a study still lacks, and keep its section and its tables."""
-    module = _results_cases if hasattr(_results_cases, study.numbers) else _results_numbers
-    numbers = getattr(module, study.numbers)(plan, study)
-    about = {"seeds": len(plan.seeds), "home": plan.home, "busy": plan.busy, "contenders": study.contenders}
-    section = section_of(name, study, numbers, about)
-    save_section(plan.folder, section, numbers.saved)
-    return section
+def run_study(plan: Plan, name: str, study: Study) -> None:
+    """Run what a study still lacks, and keep what the page shows of it as JSON, and its tables as CSV."""
+    found = NUMBERS[name](plan, study)
+    for file, table in found.saved.items():
+        write_text(plan.folder / "tables" / f"{file}.csv", table.to_csv(index=False), "a table")
+    write_text(plan.folder / "numbers" / f"{name}.json", json.dumps(found.shown, indent=1, default=plain), "numbers")
+
+
+def plain(value: pd.DataFrame | pd.Series[float]) -> object:
+    """A frame as a list of rows, a number of NumPy as one of Python."""
+    return value.to_dict("records") if isinstance(value, pd.DataFrame) else value.item()
+
+
+def page_text(plan: Plan, studies: Iterable[str]) -> str:
+    """Claims first, then a section for every study that has been run. Raises ConfigError if one cannot be read."""
+    found = dict.fromkeys(studies)
+    for name in found:
+        path = plan.folder / "numbers" / f"{name}.json"
+        if path.is_file():
+            with parsing(path, "the numbers of a study: remove it", ConfigError):
+                found[name] = json.loads(path.read_text(encoding="utf-8"))
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("results.md.j2").render(found, cpu=cpu_account(plan)).rstrip() + "\n"
+
+
+def write_page(path: Path, text: str) -> None:
+    """Put the text between the marks of a page; a page that is not there is begun."""
+    before, after = f"{HEAD}\n", "\n"
+    if path.is_file():
+        page = path.read_text(encoding="utf-8")
+        if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+            raise ConfigError(f"{path}: expected the marks {BEGIN} and {END}, once each and in this order")
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+    write_text(path, f"{before}{BEGIN}\n{text}{END}{after}", "the page of results")
 
 
 def arguments(studies: Iterable[str]) -> argparse.ArgumentParser:

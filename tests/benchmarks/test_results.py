@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from dataclasses import replace
@@ -22,7 +23,6 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import _results_cases as cases  # noqa: E402
 import _results_numbers as numbers  # noqa: E402
-import _results_page as page  # noqa: E402
 import _results_plan as plans  # noqa: E402
 import _results_runs as runs  # noqa: E402
 import large  # noqa: E402
@@ -53,16 +53,17 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
     config.write_text(SMALL % weights)
     monkeypatch.setattr(plans, "config_file", lambda _: config)
 
-    def agent(_plan: object, _workload: str, _variant: plans.Variant, seed: int, label: str) -> str:
-        return f"index:label={label}" + (f",weights={weights}" if seed else "")
+    def agents(*_: object) -> list[str]:
+        return ["index:label=agent-0", f"index:label=agent-1,weights={weights}"]
 
-    monkeypatch.setattr(runs, "trained", agent)
+    monkeypatch.setattr(runs, "agents", agents)
     monkeypatch.setattr(runs, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
     return plans.Plan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
 
 
 def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, monkeypatch) -> None:
-    section = results.run_study(plan, "reward", STUDIES["reward"])
+    results.run_study(plan, "reward", STUDIES["reward"])
+    text = results.page_text(plan, STUDIES)
     verdicts = pd.read_csv(plan.folder / "tables" / "reward.csv")
     cells = pd.read_csv(plan.folder / "tables" / "reward-cells.csv")
     assert list(verdicts["load"]) == [0.5, 0.9]
@@ -89,7 +90,9 @@ def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, m
         assert row["difference"] == pytest.approx((here["agent"] - here[second]).mean())
         assert row["learned"] == pytest.approx((here["agent"] - here["agent_start"]).mean())
         assert (here["lower bound"] >= here["agent"]).all()
-    assert section.claims[0].reached == bool((verdicts["low"] > 0).all())
+    above = (verdicts["difference_low"] > 0).sum()
+    assert f"in {above} of 2 (ahead on average in {(verdicts['difference'] > 0).sum()})" in text
+    assert text.splitlines()[4].endswith("| yes |" if above == 2 else "| **no** |")
     spent = runs.cpu_account(plan)["evaluation"]
     assert spent > 0
 
@@ -97,8 +100,8 @@ def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, m
         raise AssertionError("a finished cell was run again")
 
     monkeypatch.setattr(Experiment, "run_policy", never)
-    again = results.run_study(plan, "reward", STUDIES["reward"])
-    assert again == section
+    results.run_study(plan, "reward", STUDIES["reward"])
+    assert results.page_text(plan, STUDIES).splitlines()[1:] == text.splitlines()[1:]
     assert runs.cpu_account(plan)["evaluation"] >= spent
 
 
@@ -154,30 +157,51 @@ def test_jobs_of_the_data_case_differ_in_their_data_alone(plan) -> None:
 
 def test_a_page_keeps_what_people_wrote(tmp_path: Path) -> None:
     path = tmp_path / "results.md"
-    section = page.Section("reward", "Total reward", "text of it", [page.Claim("largest", "12", False)])
-    page.write_page(path, [section], {"training": 7200.0, "evaluation": 1800.0})
+    results.write_page(path, "text of it\n")
     path.write_text(f"Before.\n{path.read_text()}After.\n")
-    page.write_page(path, [page.Section("jct", "Time", "other")], {"training": 3600.0})
+    results.write_page(path, "other\n")
     text = path.read_text()
     assert text.startswith("Before.\n# Results")
     assert text.endswith("After.\n")
-    assert "1.00 h (training 1.00)" in text
-    assert "## Time" in text
+    assert "other\n" in text
     assert "text of it" not in text
     path.write_text("no marks")
     with pytest.raises(ConfigError, match=r"results\.md: expected the marks"):
-        page.write_page(path, [section], {})
+        results.write_page(path, "")
     assert path.read_text() == "no marks"
 
 
-def test_sections_are_read_back_and_broken_ones_named(tmp_path: Path) -> None:
-    section = page.Section("reward", "Total reward", "text", (page.Claim("a", "b", True),), {"agents": "3"})
-    page.save_section(tmp_path, section, {"cells": pd.DataFrame({"x": [1.5, np.nan]})})
-    assert page.load_sections(tmp_path, ("jct", "reward")) == [section]
-    assert (tmp_path / "tables" / "cells.csv").read_text() == 'x\n1.5\n""\n'
-    (tmp_path / "sections" / "jct.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"jct\.json: not a section"):
-        page.load_sections(tmp_path, ("jct", "reward"))
+def test_the_page_tells_every_study_that_has_been_run(tmp_path: Path) -> None:
+    plan = plans.Plan(tmp_path)
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "cpu.json").write_text('{"training": 7200.0, "evaluation": 1800.0}')
+    kept = {
+        "ratios": [
+            {"workload": "philly", "load": load}
+            | {
+                f"{name}{end}": 0.5
+                for name in ("tuned", "index", "published", "bound")
+                for end in ("", "_low", "_high")
+            }
+            for load in (0.5, 1.1)
+        ],
+        "claims": {
+            name: {"least": 0.5, "most": most, "reached": 1} for name, most in (("tuned", 0.97), ("published", 1))
+        },
+        "limits": numbers.JCT_LIMITS,
+    }
+    (tmp_path / "numbers" / "jct.json").write_text(json.dumps(kept))
+    text = results.page_text(plan, STUDIES)
+    assert text.startswith("CPU time of all that is below: 2.50 h (evaluation 0.50, training 2.00).\n")
+    assert "at most 0.97 of the tuned index's | 0.500 to 0.970; reached in 1 of 2 | yes |" in text
+    assert "tiresias and equal share | 0.500 to 1.000; reached in 1 of 2 | **no** |" in text.replace(
+        "Tiresias", "tiresias"
+    )
+    assert "| philly | 1.1 | 0.500 [0.500, 0.500] |" in text
+    assert "## Total reward" not in text
+    (tmp_path / "numbers" / "jct.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"jct\.json: .*the numbers of a study"):
+        results.page_text(plan, STUDIES)
 
 
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path, monkeypatch) -> None:
@@ -194,20 +218,20 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
     monkeypatch.setattr(runs.subprocess, "run", process)
     plan = plans.Plan(tmp_path, loads=(0.5, 1.1), steps=1000)
     with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
-        runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1")
-    spec = runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1")
-    assert runs.trained(plan, "synthetic", plans.MAIN, 1, "agent-1") == spec
+        runs.trained(plan, "synthetic", plans.MAIN, 1)
+    run = runs.trained(plan, "synthetic", plans.MAIN, 1)
+    assert runs.trained(plan, "synthetic", plans.MAIN, 1) == run
     assert len(commands) == 2
     assert {"agent.loads=[0.5,1.1]", "agent.steps=1000", "--seed"} <= set(commands[0])
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
-        runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1, "agent-1")
+        runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1)
 
 
 def test_every_run_of_the_studies_is_a_valid_configuration_and_belongs_to_a_function() -> None:
     config = load_config(plans.config_file("synthetic"))
+    assert list(STUDIES) == list(results.NUMBERS)
     for study in STUDIES.values():
-        assert hasattr(numbers, study.numbers) != hasattr(cases, study.numbers)
         for run in study.runs:
             load_config(plans.config_file("synthetic"), runs._filled((*run.overrides, *run.see), "synthetic"))
             for policy in runs._filled(set(run.policies) - {"config", "agents", "starts", "tuned_index"}, "synthetic"):
@@ -217,39 +241,9 @@ def test_every_run_of_the_studies_is_a_valid_configuration_and_belongs_to_a_func
 
 def test_a_wrong_study_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "studies.yaml"
-    path.write_text(plans.STUDIES.read_text().replace("    fact: all_above", "    fct: all_above"))
-    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: reward\.claims\.0\.fct: "):
+    path.write_text(plans.STUDIES.read_text().replace("    variant: time", "    varient: time"))
+    with pytest.raises(ConfigError, match=r"studies\.yaml:\d+: jct\.runs\.0\.varient: "):
         plans.load_studies(path)
-
-
-def test_numbers_become_tables_and_claims_as_the_study_says() -> None:
-    study = plans.Study.model_validate(
-        {
-            "title": "T",
-            "numbers": "reward",
-            "text": "On {home}.",
-            "runs": [],
-            "tables": [
-                {"of": "a", "columns": {"who": "{name}", "how much": "{x:.1f} of {y:g}"}},
-                {"of": "a", "split": "name", "columns": {"x": "{x:g}"}, "rest": "{:.0%}"},
-            ],
-            "claims": [
-                {"text": "low", "figure": "{most:.2f}", "fact": "most", "at_most": 2},
-                {"text": "high", "figure": "{most:.2f}", "fact": "most", "at_least": 4},
-                {"text": "true", "figure": "yes", "fact": "sure"},
-                {"text": "open", "figure": "who knows"},
-            ],
-        }
-    )
-    found = numbers.Numbers({"a": pd.DataFrame({"name": ["n", "m"], "x": [1.25, 2], "y": [0.5, 4]})}, {}, {"most": 3.0})
-    section = page.section_of("s", study, found, {"home": "earth", "sure": np.bool_(True)})
-    assert section.text == (
-        "On earth.\n\n| who | how much |\n| --- | --- |\n| n | 1.2 of 0.5 |\n| m | 2.0 of 4 |\n\n"
-        "**n**\n\n| x | y |\n| --- | --- |\n| 1.25 | 50% |\n\n**m**\n\n| x | y |\n| --- | --- |\n| 2 | 400% |"
-    )
-    assert [(claim.figure, claim.reached) for claim in section.claims] == [
-        ("3.00", False), ("3.00", False), ("yes", True), ("who knows", None),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
