@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, Percent
 from rlpto.arrays import FloatArray
 from rlpto.evaluation.formatting import scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
-from rlpto.evaluation.statistics import Interval
+from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
 from rlpto.files import whole_file
@@ -91,7 +91,7 @@ def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> l
             "reward",
             "Reward and its parts",
             "Mean over cells. Bars: the four parts; diamond: the total with its "
-            f"{results.level:.0%} interval. Right is better. The lower bound bounds each part on its own.",
+            f"{LEVEL:.0%} interval. Right is better. The lower bound bounds each part on its own.",
             reward_bars(results.summaries),
         ),
         Plot(
@@ -104,7 +104,7 @@ def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> l
         Plot(
             "queueing",
             "Queueing delay by priority class",
-            f"Mean time from submit to first GPU, with {results.level:.0%} intervals over cells.",
+            f"Mean time from submit to first GPU, with {LEVEL:.0%} intervals over cells.",
             queueing_bars(results.policies),
         ),
         Plot(

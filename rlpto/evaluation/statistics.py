@@ -46,6 +46,11 @@ class Interval:
     high: float
     samples: int
 
+    @property
+    def bounded(self) -> bool:
+        """True if there are bounds."""
+        return not np.isnan(self.low)
+
     def excludes(self, value: float) -> bool:
         """True if `value` lies outside; False for an interval without bounds."""
         return self.low > value or self.high < value
@@ -98,11 +103,10 @@ def bootstrap_interval(
     values: FloatArray,
     windows: Sequence[object] | None = None,
     statistic: Statistic = mean,
-    level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Interval:
-    """Confidence interval of a statistic of `values` [n]; NaNs are left out.
+    """95 % confidence interval of a statistic of `values` [n]; NaNs are left out.
 
     windows: [n] window of each value. Windows are what is sampled: jobs inside one share their fate, and
     another seed on the same window is no further window. So the values of a window are averaged first,
@@ -119,7 +123,7 @@ def bootstrap_interval(
     if freedom == 0:
         return Interval(estimate, float("nan"), float("nan"), 1)
     resampled = statistic(units, _resample_counts(len(units), resamples, seed))
-    reach = float(student_t.ppf((1 + level) / 2, freedom))
+    reach = float(student_t.ppf((1 + LEVEL) / 2, freedom))
     if freedom < FEWEST_FREEDOM:
         spread = reach * float(resampled.std())
         return Interval(estimate, estimate - spread, estimate + spread, len(units))
@@ -128,14 +132,7 @@ def bootstrap_interval(
     return Interval(estimate, float(low), float(high), len(units))
 
 
-def compare(
-    frame: pd.DataFrame,
-    reference: str,
-    metric: str,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> list[Comparison]:
+def compare(frame: pd.DataFrame, reference: str, metric: str, seed: int = 0) -> list[Comparison]:
     """Every other policy of `frame` against `reference` in one metric, over the same (window, seed) cells.
 
     frame: columns policy, window, seed and the metric, as `rlpto.evaluation.tables.frame` makes it.
@@ -150,21 +147,15 @@ def compare(
         raise ConfigError(f"metric {metric!r} is not known, expected one of: {', '.join(METRIC)}")
     base = _by_cell(frame, reference, metric)
     return [
-        _compare(base, _by_cell(frame, policy, metric), (policy, reference, metric), level, resamples, seed)
+        _compare(base, _by_cell(frame, policy, metric), policy, reference, metric, seed)
         for policy in policies
         if policy != reference
     ]
 
 
 def _compare(
-    base: pd.Series[float],
-    other: pd.Series[float],
-    names: tuple[str, str, str],
-    level: float,
-    resamples: int,
-    seed: int,
+    base: pd.Series[float], other: pd.Series[float], policy: str, reference: str, metric: str, seed: int
 ) -> Comparison:
-    policy, reference, metric = names
     unpaired = base.index.symmetric_difference(other.index)
     if len(unpaired):
         window, cell_seed = unpaired[0]
@@ -179,7 +170,7 @@ def _compare(
     # Where the metric has no good direction, an increase counts as improvement and the verdict stays open.
     gain = -difference if METRIC[metric].better == "lower" else difference
     improved = np.where(np.isnan(gain), np.nan, (gain > 0) + 0.5 * (gain == 0))
-    interval = bootstrap_interval(difference, windows, mean, level, resamples, seed)
+    interval = bootstrap_interval(difference, windows, seed=seed)
     paired = reference_values[~np.isnan(difference)]
     scale = abs(float(paired.mean())) if len(paired) else 0.0
     return Comparison(
@@ -188,7 +179,7 @@ def _compare(
         metric=metric,
         difference=interval,
         relative=interval.estimate / scale if scale > 0 else float("nan"),
-        improvement=bootstrap_interval(improved, windows, mean, level, resamples, seed).within(0.0, 1.0),
+        improvement=bootstrap_interval(improved, windows, seed=seed).within(0.0, 1.0),
         wins=int((gain > 0).sum()),
         ties=int((gain == 0).sum()),
         verdict=_verdict(metric, difference, interval),

@@ -21,7 +21,6 @@ from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import (
     LEVEL,
-    RESAMPLES,
     Comparison,
     Interval,
     Statistic,
@@ -48,7 +47,7 @@ KEY_METRICS = (
 """Metrics of the table on the terminal; `unfinished` joins them where jobs were left."""
 
 WITH_INTERVAL = ("reward", "jct_mean")
-"""Metrics whose interval the terminal shows too."""
+"""Metrics whose interval the terminal shows too, and whose paired differences."""
 
 FEW_CELLS = 8
 """Below this many samples intervals are called unreliable."""
@@ -74,7 +73,7 @@ class Results:
     """Everything the tables, plots and the report show.
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
-    comparisons: every policy against `reference`, by metric name. level: of all intervals.
+    comparisons: every policy against `reference`, by metric name.
     forecast: what was known of arrivals to come: off, on, or perfect, an oracle.
     """
 
@@ -83,7 +82,6 @@ class Results:
     comparisons: dict[str, list[Comparison]]
     reference: str
     knowledge: str
-    level: float
     forecast: str = "off"
 
     @property
@@ -96,6 +94,16 @@ class Results:
     def policies(self) -> list[Summary]:
         """Summaries without the lower bound."""
         return [summary for summary in self.summaries if not summary.is_bound]
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a policy has left jobs unfinished."""
+        return any(summary.mean["unfinished"].estimate > 0 for summary in self.policies)
+
+    @property
+    def key_metrics(self) -> list[str]:
+        """Metrics of the tables of policies."""
+        return [*KEY_METRICS, *(["unfinished"] if self.unfinished else [])]
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
@@ -122,8 +130,6 @@ def results(
     finished: Sequence[FinishedCell],
     knowledge: str,
     reference: str | None = None,
-    level: float = LEVEL,
-    resamples: int = RESAMPLES,
     seed: int = 0,
     forecast: str = "off",
 ) -> Results:
@@ -137,12 +143,12 @@ def results(
     cells = frame(finished, knowledge, forecast)
     reference = finished[0].cell.policy if reference is None else reference
     compared = [metric.name for metric in METRICS if metric.better != "none"]
-    comparisons = {name: compare(cells, reference, name, level, resamples, seed) for name in compared}
+    comparisons = {name: compare(cells, reference, name, seed) for name in compared}
     summaries = [
-        _summary(str(policy), rows, level, resamples, seed)
+        _summary(str(policy), rows, seed)
         for policy, rows in cells.sort_values(["window", "seed"]).groupby("policy", sort=False)
     ]
-    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, level, forecast)
+    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, forecast)
 
 
 def warnings(results: Results) -> list[str]:
@@ -176,10 +182,9 @@ def warnings(results: Results) -> list[str]:
 
 def summary_table(results: Results) -> Table:
     """The key metrics of every policy for the terminal; fits 120 columns."""
-    unfinished = any(summary.mean["unfinished"].estimate > 0 for summary in results.policies)
-    names = [*KEY_METRICS, *(["unfinished"] if unfinished else [])]
-    caption = f"{_setting(results)}; means over cells, [{results.level:.0%} interval]"
-    if unfinished:
+    names = results.key_metrics
+    caption = f"{_setting(results)}; means over cells, [{LEVEL:.0%} interval]"
+    if results.unfinished:
         caption += "; jobs were left unfinished: JCT and queueing cover only those that finished"
     table = Table(title="Policies, best reward first", caption=caption, **_STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
@@ -192,15 +197,15 @@ def summary_table(results: Results) -> Table:
     return table
 
 
-def paired_table(results: Results, names: Sequence[str] = ("reward", "jct_mean")) -> Table:
+def paired_table(results: Results) -> Table:
     """Differences from the reference policy for the terminal, cell by cell."""
-    caption = f"{_setting(results)}; differences on the same windows and seeds, [{results.level:.0%} interval]"
+    caption = f"{_setting(results)}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
     table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **_STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     rows: dict[str, list[str]] = {
         summary.policy: [] for summary in results.policies if summary.policy != results.reference
     }
-    for name in names:
+    for name in WITH_INTERVAL:
         comparisons = results.comparisons[name]
         scale = scale_for(METRIC[name], [abs(c.difference.estimate) for c in comparisons])
         relative = METRIC[name].unit == "s"
@@ -254,7 +259,7 @@ def write_json(results: Results, path: Path) -> None:
         "knowledge": results.knowledge,
         "forecast": results.forecast,
         "reference": results.reference,
-        "level": results.level,
+        "level": LEVEL,
         "metrics": [{"name": m.name, "unit": m.unit, "better": m.better} for m in METRICS],
         "warnings": warnings(results),
         "cells": [_json_row(row) for row in results.cells.to_dict("records")],
@@ -272,7 +277,7 @@ def column_scale(results: Results, name: str) -> Scale:
 def signed_interval(interval: Interval, scale: Scale) -> str:
     """A difference with its sign and, where there is one, its interval."""
     text = scale.signed(interval.estimate)
-    if math.isnan(interval.low):
+    if not interval.bounded:
         return text
     return f"{text} [{scale.signed(interval.low)}, {scale.signed(interval.high)}]"
 
@@ -302,11 +307,11 @@ def _setting(results: Results) -> str:
     return f"{results.told}; windows: {windows}, seeds: {seeds}"
 
 
-def _summary(policy: str, rows: pd.DataFrame, level: float, resamples: int, seed: int) -> Summary:
+def _summary(policy: str, rows: pd.DataFrame, seed: int) -> Summary:
     windows = rows["window"].tolist()
 
     def interval(name: str, statistic: Statistic) -> Interval:
-        found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, statistic, level, resamples, seed)
+        found = bootstrap_interval(rows[name].to_numpy(dtype=float), windows, statistic, seed=seed)
         if name.startswith("reward"):
             return found
         return found.within(0.0, 1.0 if METRIC[name].unit == "share" else math.inf)
@@ -326,7 +331,7 @@ def _rank(summary: Summary) -> tuple[bool, float]:
 
 def _interval_text(interval: Interval, scale: Scale, with_bounds: bool) -> str:
     text = scale.number(interval.estimate)
-    if not with_bounds or math.isnan(interval.low):
+    if not with_bounds or not interval.bounded:
         return text
     return f"{text}\n[dim]\\[{scale.number(interval.low)}, {scale.number(interval.high)}][/dim]"
 

@@ -25,4 +25,4 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> list[FinishedCell]:
 
 @pytest.fixture(scope="session")
 def toy_results(finished: list[FinishedCell]) -> Results:
-    return results(finished, "noisy", resamples=500)
+    return results(finished, "noisy")

@@ -35,7 +35,7 @@ def test_there_is_a_plot_of_both_and_an_oracle_is_called_one() -> None:
 
 
 def test_results_name_the_forecast_and_an_oracle_is_warned_of(finished: list[FinishedCell]) -> None:
-    off, perfect = (results(finished, "noisy", resamples=50, forecast=mode) for mode in ("off", "perfect"))
+    off, perfect = (results(finished, "noisy", forecast=mode) for mode in ("off", "perfect"))
     assert "forecast" not in off.cells.columns
     assert set(perfect.cells["forecast"]) == {"perfect"}
     assert perfect.told == "knowledge: noisy; forecast: perfect (an oracle)"

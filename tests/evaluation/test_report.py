@@ -96,7 +96,7 @@ def test_each_policy_but_the_reference_has_its_sentence(html: str, toy_results: 
         reward, jct = (
             next(c for c in toy_results.comparisons[name] if c.policy == policy) for name in ("reward", "jct_mean")
         )
-        assert finding(policy, reward, jct, 0.95) in text
+        assert finding(policy, reward, jct) in text
 
 
 def comparison(metric: str, estimate: float, low: float, high: float, verdict: Verdict) -> Comparison:
@@ -108,13 +108,13 @@ def test_sentence_says_what_the_interval_says() -> None:
     nan = float("nan")
     better = comparison("reward", 12.0, 8.0, 16.0, "better")
     sooner = comparison("jct_mean", -100.0, -150.0, -50.0, "better")
-    assert finding("b", better, sooner, 0.95) == (
+    assert finding("b", better, sooner) == (
         "b earns more reward (+12.0; the 95% interval +8.0 to +16.0 excludes zero) and finishes jobs sooner "
         "(-100.0 s, -25.0 %; the 95% interval -150.0 to -50.0 s excludes zero)."
     )
     open_question = comparison("reward", 1.0, -2.0, 4.0, "undecided")
     alone = comparison("jct_mean", -100.0, nan, nan, "undecided")
-    assert finding("b", open_question, alone, 0.95) == (
+    assert finding("b", open_question, alone) == (
         "b shows no certain difference in reward (+1.00; the 95% interval -2.00 to +4.00 includes zero) and shows no "
         "certain difference in mean JCT (-100.0 s, -25.0 %; too few cells for an interval)."
     )
@@ -122,7 +122,7 @@ def test_sentence_says_what_the_interval_says() -> None:
 
 def test_report_of_one_policy_has_no_paired_part(tmp_path: Path) -> None:
     done = evaluate([Cell("only", "w0", 0)], toy_record, tmp_path, False, config={})
-    alone = results(done, "exact", resamples=50)
+    alone = results(done, "exact")
     path = tmp_path / "report.html"
     write_report(path, alone, make_plots(alone, done), ABOUT)
     text = Page(path.read_text()).text
@@ -136,7 +136,7 @@ HOSTILE = """<script>alert("1")</script>'&{{ 7 * 7 }}"""
 def test_hostile_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     policies = [f"{name}{HOSTILE}" for name in "ab"]
     done = evaluate([Cell(name, f"w{HOSTILE}", 0) for name in policies], toy_record, tmp_path, False, config={})
-    found = results(done, "exact", resamples=50)
+    found = results(done, "exact")
     about = About(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], {HOSTILE: HOSTILE}, {HOSTILE: HOSTILE})
     plot = Plot(HOSTILE, HOSTILE, HOSTILE, Figure())
     html = report_html(found, [plot], about)

@@ -65,7 +65,7 @@ def test_summary_means_are_means_of_the_cells(toy_results: Results) -> None:
 
 def test_reference_is_the_first_policy_unless_named(finished: list[FinishedCell], toy_results: Results) -> None:
     assert toy_results.reference == "fifo"
-    other = results(finished, "noisy", reference="share", resamples=50)
+    other = results(finished, "noisy", reference="share")
     assert {c.policy for c in other.comparisons["reward"]} == set(POLICIES) - {"share"}
     forth = {c.policy: c for c in toy_results.comparisons["reward"]}["share"]
     back = {c.policy: c for c in other.comparisons["reward"]}["fifo"]
@@ -82,7 +82,7 @@ def test_unknown_reference_and_no_cells(finished: list[FinishedCell]) -> None:
 
 def test_policies_on_different_windows_are_refused(finished: list[FinishedCell]) -> None:
     with pytest.raises(ConfigError, match="cannot pair"):
-        results(finished[:-1], "noisy", resamples=50)
+        results(finished[:-1], "noisy")
 
 
 def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results: Results) -> None:
@@ -99,7 +99,7 @@ def test_terminal_tables_fit_and_name_policies_setting_and_reference(toy_results
 
 def test_markup_in_names_is_shown_as_it_is(tmp_path: Path) -> None:
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "index[a=1]")]
-    shown = results(evaluate(cells, toy_record, tmp_path, False, config={}), "noisy", resamples=50)
+    shown = results(evaluate(cells, toy_record, tmp_path, False, config={}), "noisy")
     assert "index[a=1]" in printed(shown, width=200)
 
 
@@ -150,13 +150,13 @@ def test_json_is_strict_and_complete(toy_results: Results, tmp_path: Path) -> No
 
 
 def test_one_policy_alone_has_no_paired_table(finished: list[FinishedCell]) -> None:
-    text = printed(results(finished[:6], "noisy", resamples=50))
+    text = printed(results(finished[:6], "noisy"))
     assert "fifo" in text
     assert "Paired differences" not in text
 
 
 def test_same_cells_same_tables(finished: list[FinishedCell], toy_results: Results) -> None:
-    again = results(finished, "noisy", resamples=500)
+    again = results(finished, "noisy")
     assert repr(again.summaries) == repr(toy_results.summaries)
 
 
