@@ -72,6 +72,173 @@ class _Call:
 @dataclass
 class _Ending:
     """A controller that ends. answer: to `stop`; None: it is to be killed. by: when that takes too long, on the
+    monotonic clock. reason: why it had to end. answered: it has. killed: Ray has been told to kill it. killing: answer
+    to that."""
+
+    handle: Any
+    answer: Any
+    by: float
+    reason: str = ""
+    answered: bool = False
+    killed: bool = False
+    killing: Any = None
+
+
+@dataclass
+class RayBackend:
+    """Controllers of one session on the Ray cluster that this process is connected to.
+
+    period: s between two questions to the same controller. heartbeat_timeout: s after which one that leaves a call
+    unanswered is killed, so that the scheduler replaces it.
+    """
+
+    session: str
+    period: float = 0.2
+    heartbeat_timeout: float = HEARTBEAT_TIMEOUT_S
+    _handles: dict[str, Any] = field(default_factory=dict)
+    _asked: dict[Any, _Call] = field(default_factory=dict)
+    _asked_at: dict[str, float] = field(default_factory=dict)
+    _ending: dict[str, _Ending] = field(default_factory=dict)
+    _gone: dict[str, str] = field(default_factory=dict)
+
+    def nodes(self) -> list[NodeInfo]:
+        """Nodes with GPUs that are alive, in an order that stays."""
+        found = [
+            NodeInfo(entry["NodeID"], int(entry["Resources"].get("GPU", 0)), entry["NodeManagerAddress"])
+            for entry in alive_nodes()
+        ]
+        return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))
+
+    def find(self) -> set[str]:
+        """Look for controllers of this session by their names."""
+        self._handles = dict(find_controllers(self.session))
+        return set(self._handles)
+
+    def start(self, spec: JobSpec, resume: bool) -> None:
+        """Start a job's controller on the head, or on a node without GPUs."""
+        from rlpto.ray_cluster.job.controller import start_controller
+
+        self._handles[spec.id] = start_controller(spec, control_node(), resume)
+
+    def command(self, command: Command) -> None:
+        """Tell a controller; its answer will be among the reports."""
+        handle = self._handles.get(command.job)
+        if handle is not None:
+            self._ask(command.job, handle.command.remote(command.generation, command.plan))
+
+    def _ask(self, job: str, answer: Any) -> None:
+        now = time.monotonic()
+        self._asked[answer] = _Call(job, now, now)
+
+    def reports(self, timeout: float) -> list[JobReport]:
+        """Ask every controller that has not been asked lately, and take what answers there are."""
+        import ray
+
+        now = time.monotonic()
+        waiting = {call.job for call in self._asked.values()}
+        for job, handle in self._handles.items():
+            if job not in waiting and now - self._asked_at.get(job, -self.period) >= self.period:
+                self._ask(job, handle.report.remote())
+                self._asked_at[job] = now
+        if not self._asked:
+            time.sleep(timeout)
+            self._see_to_endings()
+            return []
+        ready, _ = ray.wait(list(self._asked), num_returns=1, timeout=timeout)
+        if ready:
+            ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        heard = [self._answer(answer) for answer in ready]
+        self._end_silent()
+        self._see_to_endings()
+        return [report for report in heard if report is not None]
+
+    def _answer(self, answer: Any) -> JobReport | None:
+        """A controller's answer; None if it cannot answer now, or never will."""
+        import ray
+        from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
+
+        job = self._asked.pop(answer).job
+        try:
+            report = ray.get(answer)
+        except ActorUnavailableError:
+            return None  # it is being restarted
+        except ActorUnschedulableError:
+            # Its node is gone: Ray would wait for it for ever.
+            self._kill(job, "its node is gone")
+            return None
+        except RayActorError as error:
+            if job in self._handles and not controller_exists(self.session, job):
+                del self._handles[job]
+                self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
+            return None
+        return report if isinstance(report, JobReport) else None
+
+    def _end_silent(self) -> None:
+        """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started."""
+        now = time.monotonic()
+        for call in [call for call in self._asked.values() if now - call.since > self.heartbeat_timeout]:
+            handle = self._handles.get(call.job)
+            if handle is None:
+                continue
+            if process_of(handle).alive:
+                self._kill(call.job, f"it left a call unanswered for {now - call.first:.0f} s")
+            elif now - call.first > START_TIMEOUT_S:
+                self._kill(call.job, f"it did not start within {now - call.first:.0f} s")
+            else:
+                call.since = now
+
+    def _kill(self, job: str, reason: str) -> None:
+        """Kill a controller; it will be among `gone`."""
+        handle = self._handles.pop(job, None)
+        if handle is not None:
+            self._ending[job] = _Ending(handle, None, 0.0, reason)
+        self._asked = {answer: call for answer, call in self._asked.items() if call.job != job}
+
+    def end(self, job: str) -> None:
+        """Tell a controller to end."""
+        handle = self._handles.pop(job, None)
+        if handle is not None:
+            self._ending[job] = _Ending(handle, handle.stop.remote(), time.monotonic() + STOP_TIMEOUT_S)
+        elif job not in self._ending:
+            self._gone[job] = ""
+
+    def _see_to_endings(self) -> None:
+        """Remove controllers that have ended, or should have; they are gone once their names are free."""
+        import ray
+
+        for job, ending in list(self._ending.items()):
+            now = time.monotonic()
+            if not ending.answered and ending.answer is not None and ray.wait([ending.answer], timeout=0)[0]:
+                # It ends by itself now; one that is killed meanwhile is a fault to Ray, which reports it at length.
+                ending.answered, ending.by = True, min(ending.by, now + KILL_TIMEOUT_S)
+            if not ending.killed and now >= ending.by:
+                ending.killed, ending.by = True, now + KILL_TIMEOUT_S
+                ending.killing = kill_controller(ending.handle)
+            if not (ending.killed or ending.answered):
+                continue
+            killing = ending.killing is not None and not ray.wait([ending.killing], timeout=0)[0]
+            given_up = ending.killed and now >= ending.by
+            if given_up or not (killing or controller_exists(self.session, job)):
+                del self._ending[job]
+                self._gone[job] = ending.reason
+
+    def gone(self) -> dict[str, str]:
+        """Jobs whose controller has gone since this was last asked, and why; empty: it was told to."""
+
+
+@dataclass
+class _Call:
+    """A call that waits for its answer. job: of the controller. first: when it was made, on the monotonic clock; since:
+    from when on the controller may be taken to hang."""
+
+    job: str
+    first: float
+    since: float
+
+
+@dataclass
+class _Ending:
+    """A controller that ends. answer: to `stop`; None: it is to be killed. by: when that takes too long, on the
     monotonic clock. reason: why it had to end. killed: Ray has been told to kill it. killing: answer to that."""
 
     handle: Any
