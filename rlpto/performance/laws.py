@@ -17,12 +17,14 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 LAWS: Mapping[str, type[ThroughputLaw]] = {
     "pollux": ThroughputParams,
 }
-"""Classes of parameters; the first is meant where a profile names no law."""
+"""Classes of parameters."""
+DEFAULT_LAW = "pollux"
+"""What is meant where a profile names no law."""
 
 
 def _named(given: Any) -> str | None:
     """Name of the law of a profile's `throughput`; None if that cannot be a name."""
-    name = given.get("law", next(iter(LAWS))) if isinstance(given, dict) else getattr(given, "law", next(iter(LAWS)))
+    name = given.get("law", DEFAULT_LAW) if isinstance(given, dict) else getattr(given, "law", DEFAULT_LAW)
     return name if isinstance(name, str) else None
 
 

@@ -47,19 +47,6 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     assert not HEAVY & set(modules)
 
 
-def test_a_module_with_a_verb_is_all_that_a_verb_takes(rlpto, tmp_path: Path, monkeypatch) -> None:
-    from rlpto import cli
-
-    (tmp_path / "greet.py").write_text(
-        "from rlpto.cli.common import LISTS, Verb\n\n\n"
-        "def greet(name: str) -> None:\n    print(f'hello {name}')\n\n\n"
-        "VERB = Verb(greet, LISTS, 'rlpto greet you')\n"
-    )
-    monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
-    assert rlpto("greet", "you") == (0, "hello you\n", "")
-    assert "Example: rlpto greet you" in rlpto("greet", "--help").out
-
-
 def test_version_and_help_end_well() -> None:
     assert start("--version").stdout.startswith("rlpto 0.")
     helped = start("--help")

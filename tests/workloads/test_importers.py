@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import json
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pandas as pd
 import pytest
 
 from rlpto.errors import TraceError
-from rlpto.workloads import importers
-from rlpto.workloads.importers import registry
 from rlpto.workloads.importers.base import NEVER_RAN
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 
@@ -309,40 +306,6 @@ def test_the_pollux_workloads(shared_data) -> None:
         trace = import_trace("pollux", shared_data / "traces" / "pollux" / f"workload-{number}.csv").trace
         assert len(trace) == 160
         assert set(trace.texts("model")) <= {"bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"}
-
-
-NEW_FORMAT = """
-import numpy as np
-from rlpto.workloads.importers.base import Format, numbers
-from rlpto.workloads.importers.csvfile import read_csv
-
-
-def read(path, skip_bad_lines):
-    table = read_csv(path, ("when", "cards"), skip_bad_lines)
-    columns = {
-        "name": np.array([str(line) for line in table.lines.number], dtype=object),
-        "submit_time": numbers(table.lines, "when", table["when"]),
-        "gpus": numbers(table.lines, "cards", table["cards"], low=1, whole=True),
-    }
-    return table.lines.finish(columns, origin=None)
-
-
-FORMAT = Format("A format of our own", read, lambda head: head.startswith("when,cards"))
-"""
-
-
-def test_a_new_format_is_one_module(tmp_path, monkeypatch, file) -> None:
-    (tmp_path / "ours.py").write_text(NEW_FORMAT)
-    monkeypatch.setattr(importers, "__path__", [*importers.__path__, str(tmp_path)])
-    assert "ours" in importers.format_names()
-    try:
-        reloaded = importlib.reload(registry)
-        path = file("when,cards\n5,2\n9,4\n")
-        assert reloaded.detect_format(path) == "ours"
-        assert reloaded.import_trace("ours", path).trace.gpus.tolist() == [2, 4]
-    finally:
-        monkeypatch.undo()
-        importlib.reload(registry)
 
 
 @pytest.mark.parametrize(
