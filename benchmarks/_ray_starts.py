@@ -17,7 +17,7 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlpto.ray_cluster.controllers import control_node
-from rlpto.ray_cluster.nodes.environment import restore_environment
+from rlpto.ray_cluster.nodes.environment import set_variables
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 TIMEOUT_S = 180.0
@@ -63,7 +63,7 @@ def run(repeats: int) -> tuple[list[Check], dict[str, object]]:
             if not prestarted:
                 begin(node)  # whoever is first imports for all
             found = [one for _ in range(repeats) for one in begin_several(node)]
-        restore_environment(before)
+        set_variables(before)
         for what, column in zip(("seconds", "CPU seconds", "MB"), zip(*found, strict=True), strict=True):
             facts[f"a process {how}: {what}"] = round(statistics.median(column), 2)
         facts[f"a process {how}: seconds, each"] = [round(one[0], 2) for one in found]

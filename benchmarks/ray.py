@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _common
 
-from rlpto.ray_cluster.nodes.environment import use_ray_environment
+from rlpto.ray_cluster.nodes.environment import ray_environment
 
 FOLDER = Path(__file__).resolve().parent
 PARTS = sorted(path.stem.removeprefix("_ray_") for path in FOLDER.glob("_ray_*.py") if path.stem != "_ray_job")
@@ -27,12 +27,12 @@ def main() -> None:
     step_aside()
     checks: list[_common.Check] = []
     facts: dict[str, object] = {}
-    for part in options.parts or USUAL:
-        found, said = importlib.import_module(f"_ray_{part}").run(
-            options.minutes if part == "chaos" else options.repeats
-        )
-        checks += found
-        facts |= said
+    with ray_environment():  # some of it counts only from before the import on
+        for part in options.parts or USUAL:
+            amount = options.minutes if part == "chaos" else options.repeats
+            found, said = importlib.import_module(f"_ray_{part}").run(amount)
+            checks += found
+            facts |= said
     _common.finish(checks, options.json, **facts)
 
 
@@ -41,7 +41,6 @@ def step_aside() -> None:
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != FOLDER] + [str(FOLDER)]
     # Ray puts the folder of the program that was started at the front of its workers' search path.
     sys.argv[0] = str(FOLDER.parent / "benchmarks-of-ray")
-    use_ray_environment()  # some of it counts only from before the import on
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
     """A Ray of this process's own, which nobody else reaches, for the time of a block."""
-    from rlpto.ray_cluster.nodes.environment import restore_environment
+    from rlpto.ray_cluster.nodes.environment import set_variables
     from rlpto.ray_cluster.nodes.local import LocalCluster
 
     before = os.environ.get("PYTHONPATH")
@@ -64,7 +64,7 @@ def local_ray(cpus: int) -> Iterator[None]:
         with LocalCluster([], cpus, forking=False):
             yield
     finally:
-        restore_environment({"PYTHONPATH": before})
+        set_variables({"PYTHONPATH": before})
 
 
 def train_member(folder: str) -> dict[str, str | None]:

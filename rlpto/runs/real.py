@@ -191,13 +191,14 @@ class RealCells:
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
     """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
     from rlpto.planning.live import LivePredictor
-    from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
+    from rlpto.ray_cluster.messages import job_id
+    from rlpto.ray_cluster.scheduler.job_progress import Predictions, write_predictions
 
     def publish(found: Prediction | None, failed: str) -> None:
         jobs, made_at = {}, math.nan
         if found is not None:
-            times = zip(found.names, found.start.tolist(), found.finish.tolist(), strict=True)
-            jobs, made_at = {job: (start, finish) for job, start, finish in times}, found.time
+            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {job_id(number): (start, finish) for number, start, finish in times}, found.time
         write_predictions(database, Predictions(made_at, jobs, failed))
 
     # Real jobs train on while new workers start, and stay where they are.

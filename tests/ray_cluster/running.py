@@ -14,7 +14,7 @@ from rlpto.ray_cluster.controllers import find_controllers, stop_controller
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.machine_load import load_factor
+from rlpto.ray_cluster.nodes.processes import load_factor
 
 TIMEOUT_S = 120.0
 SESSION = f"tests-{os.getpid()}"

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
-from rlpto.ray_cluster.scheduler.predictions import Predictions, write_predictions
+from rlpto.ray_cluster.scheduler.job_progress import Predictions, job_progress, newest_database, write_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
 def spec(number: int) -> JobSpec:
     return JobSpec(
         id=f"job-{number}",
-        name=f"label {number}",
+        name="a label",
         session="s",
         training="a:B",
         folder="f",
@@ -34,10 +33,16 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", state="active", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
-        write_predictions(own, Predictions(10.0, {"label 0": (1.0, 35.0), "label 2": (40.0, np.nan)}))
+        write_predictions(own, Predictions(10.0, {"job-0": (1.0, 35.0), "job-2": (40.0, np.nan)}))
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
-    assert (first.id, first.name, first.state, first.gpus, first.progress) == ("job-0", "label 0", "active", 1, 0.25)
+    assert (first.id, first.name, first.state, first.gpus, first.progress) == (
+        "job-0",
+        "a label",
+        "active",
+        1,
+        0.25,
+    )
     assert first.left == 25.0
     assert (second.state, second.gpus, second.progress) == ("finished", 0, 1.0)
     assert (third.state, third.gpus, third.progress) == ("expected", 0, 0.0)

@@ -16,9 +16,9 @@ from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.queues import Queue, QueueSettings
+from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictions, write_predictions
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
-from rlpto.ray_cluster.scheduler.predictions import Predictions, read_predictions, write_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run

@@ -28,12 +28,13 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.controllers import find_controllers
+from rlpto.ray_cluster.job.checkpoints import list_checkpoints
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.machine_load import load_factor
+from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
-from rlpto.ray_cluster.scheduler.predictions import read_predictions
+from rlpto.ray_cluster.scheduler.job_progress import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.rewards import RewardWeights
@@ -120,11 +121,11 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     columns, rows = read_table(own / DATABASE, "jobs")
     steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
     assert steps == [10 * STEPS] * 2
-    assert read_table(own / DATABASE, "checkpoints")[1]
+    assert list_checkpoints(own / "job-000000")
     predicted = read_predictions(own / DATABASE)
     assert predicted.failed == ""
     assert all(finish > max(start, predicted.made_at) for start, finish in predicted.jobs.values())
-    assert predicted.jobs.keys() <= {"a", "b"}
+    assert predicted.jobs.keys() <= {"job-000000", "job-000001"}
     assert predicted.jobs
     assert not RayBackend(session_of(tmp_path, CELL)).find()
 

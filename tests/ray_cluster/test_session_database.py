@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from rlpto.errors import ClusterError
-from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Measured, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 
@@ -111,24 +112,25 @@ class TestSessionDatabase:
             database.plan([Command("a", 2, Plan())], 2.0)
             assert database.newest_commands() == {"a": [Command("a", 2, Plan())]}
 
-    def test_reports_fill_jobs_checkpoints_and_measured_throughput(self, path: Path) -> None:
-        report = JobReport(
-            "a",
-            progress=1.5,
-            step=30,
-            accuracy=0.5,
-            throughput=(Measured(2, 1, 640.0, 12),),
-            checkpoint=Checkpoint(20, "there", "f" * 64),
-        )
+    def test_reports_fill_jobs(self, path: Path) -> None:
+        report = JobReport("a", progress=1.5, step=30, accuracy=0.5)
         with SessionDatabase(path) as database:
             database.enter_jobs([(spec("a"), 0.0)])
             database.note_report(report, gpu_seconds=12.0, peak_gpus=2)
             database.note_report(report, gpu_seconds=13.0, peak_gpus=2)
             (row,) = database.jobs()
             assert (row.progress, row.step, row.gpu_seconds, row.peak_gpus) == (1.5, 30, 13.0, 2)
-        columns, checkpoints = read_table(path, "checkpoints")
-        assert [dict(zip(columns, row, strict=True))["sha256"] for row in checkpoints] == ["f" * 64]
-        assert read_table(path, "profile")[1] == [("a", 2, 1, 640.0, 12)]
+
+    def test_a_transaction_that_raises_leaves_nothing_and_the_next_is_kept(self, path: Path) -> None:
+        with SessionDatabase(path) as database:
+            with suppress(KeyboardInterrupt), database.transaction():
+                database.event(1.0, "half")
+                raise KeyboardInterrupt
+            with database.transaction():
+                database.event(2.0, "first")
+                with database.transaction():
+                    database.event(3.0, "second")
+            assert [event[1] for event in database.events()] == ["first", "second"]
 
     def test_another_process_asks_for_a_policy_and_gets_an_answer(self, path: Path) -> None:
         with SessionDatabase(path) as database:

@@ -10,16 +10,15 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlpto.errors import ClusterError
 from rlpto.files import write_text
-from rlpto.ray_cluster.nodes.environment import ray_environment
+from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
 from rlpto.ray_cluster.nodes.processes import (
     end_cluster,
@@ -33,8 +32,6 @@ from rlpto.ray_cluster.nodes.processes import (
 HEADLESS_TIMEOUT_S = 900
 """So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
 restart it."""
-LOG = "start.log"
-"""File of a cluster's folder with what was said while it was started."""
 Progress = Callable[[str], None]
 """Is told what comes next."""
 
@@ -99,7 +96,7 @@ def start_cluster(
     """Start a head without GPUs and one node for each entry of `gpus`.
 
     cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
-    `restart_head`); their runners are on a node of their own then. What an earlier start has left that was killed is
+    `restart_head`); job controllers are on a node of their own then. What an earlier start has left that was killed is
     ended first.
 
     Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
@@ -130,7 +127,7 @@ def start_cluster(
 
 
 def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None) -> StartedCluster:
-    """Start the head of a durable cluster again after it has died; nodes, runners and jobs go on meanwhile.
+    """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
 
     Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
     """
@@ -193,46 +190,27 @@ def _only_command() -> Iterator[None]:
 
 
 def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_progress: Progress) -> str:
-    """Start a cluster's nodes in a process of their own: the head's address."""
-    environment = ray_environment(started.folder)
-    if started.durable:
+    """Start a cluster's nodes, which outlive this process: the head's address. port: of the head; 0: any."""
+    from rlpto.ray_cluster.nodes.ray_node import start_node
+
+    durable = {
         # Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
-        environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(Path(started.folder, "gcs"))}
-        environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = str(HEADLESS_TIMEOUT_S)
-    order = {"gpus": [], "cpus": started.cpus, "port": port, "control": False}
-    if not head_only:
-        order |= {"gpus": started.gpus, "control": started.durable}
-    on_progress("starting Ray")
-    with (
-        Path(started.folder, LOG).open("a", encoding="utf-8") as log,  # by which the process is found, too
-        subprocess.Popen(
-            [sys.executable, "-m", "rlpto.ray_cluster.nodes.start_nodes", json.dumps(order)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            start_new_session=True,  # Ctrl-C here must not reach a cluster that is to stay
-        ) as process,
-    ):
+        "RAY_gcs_storage": "rocksdb",
+        "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_TIMEOUT_S),
+    }
+    options: dict[str, Any] = {"cpus": started.cpus, "stays": True}
+    gpus = () if head_only else started.gpus
+    with ray_environment(started.folder, more=durable if started.durable else {}):
         try:
-            return _followed(process, on_progress)
-        except BaseException:
-            process.kill()
-            raise
-
-
-def _followed(process: subprocess.Popen[str], on_progress: Progress) -> str:
-    """Follow a process that starts nodes to its end: the head's address. ClusterError if one does not start."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        said: dict[str, str] = json.loads(line) if line.startswith("{") else {}
-        if "next" in said:
-            on_progress(said["next"])
-        if "error" in said:
-            raise ClusterError(f"the local Ray cluster does not start: {said['error']}")
-        if "address" in said:
-            return said["address"]
-    raise ClusterError(
-        f"the local Ray cluster does not start: the process that starts it ended with code {process.wait()}"
-    )
+            on_progress("starting the head")
+            address = str(start_node(port=port, **options).gcs_address)
+            if started.durable and not head_only:
+                on_progress("starting the node for job controllers")
+                start_node(address, resources={CONTROL: 1}, **options)
+            for number, count in enumerate(gpus, 1):
+                on_progress(f"starting node {number} of {len(gpus)}")
+                start_node(address, gpus=count, **options)
+        except Exception as error:  # Ray raises nothing more special
+            raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
+    return address

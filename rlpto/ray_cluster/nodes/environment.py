@@ -1,12 +1,19 @@
-"""The environment variables under which Ray runs here, in drivers and on nodes that we start."""
+"""What Ray runs with here: environment variables of drivers and of nodes that we start, and signals of drivers."""
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from rlpto.errors import ClusterError
 
 VARIABLES: Mapping[str, str] = {
     # Nothing is sent anywhere.
@@ -33,7 +40,7 @@ VARIABLES: Mapping[str, str] = {
 """What is set where the user has not set it."""
 
 CONTROL = "rlpto_control"
-"""Ray resource of a node that is kept for runners."""
+"""Ray resource of a node that is kept for job controllers."""
 LOOPBACK = "127.0.0.1"
 """Address of all nodes of a local cluster."""
 TOKEN_FILE = "token"
@@ -47,40 +54,63 @@ EXTERNAL_ADDRESS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 answer."""
 
 
-def ray_environment(folder: Path | str | None = None, *, loopback: bool = False) -> dict[str, str]:
-    """Environment of a process that starts or joins Ray: the present one, with `VARIABLES` where they are not set.
+@contextmanager
+def ray_environment(
+    folder: Path | str | None = None, *, loopback: bool = False, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[None]:
+    """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
 
     folder: of a local cluster (see `nodes.folders`), whose token and interface count then, whatever is set. None: a
     cluster that others have started, whose token the user names in Ray's own variables; who names one wants it used.
-    loopback: that one can be reached from this machine only, as all those with a folder.
+    loopback: that one can be reached from this machine only, as all those with a folder. more: further variables.
+    Raises ClusterError if this process is connected to a cluster.
     """
-    environment = {**VARIABLES, **os.environ}
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        raise ClusterError("this process is connected to a Ray cluster already, expected none")
+    wanted: dict[str, str | None] = {**VARIABLES, **os.environ, **more}
     if folder is not None:
-        for name in (AUTH_TOKEN, *INTERFACES):
-            environment.pop(name, None)
-        environment |= {"RAY_TMPDIR": str(folder), AUTH_MODE: "token", AUTH_TOKEN_PATH: str(Path(folder, TOKEN_FILE))}
-    elif environment.get(AUTH_TOKEN) or environment.get(AUTH_TOKEN_PATH):
-        environment.setdefault(AUTH_MODE, "token")
+        wanted |= dict.fromkeys((AUTH_TOKEN, *INTERFACES))
+        wanted |= {"RAY_TMPDIR": str(folder), AUTH_MODE: "token", AUTH_TOKEN_PATH: str(Path(folder, TOKEN_FILE))}
+    elif wanted.get(AUTH_TOKEN) or wanted.get(AUTH_TOKEN_PATH):
+        wanted.setdefault(AUTH_MODE, "token")
     if folder is not None or loopback:
-        environment[EXTERNAL_ADDRESS] = "0"
-    return environment
+        wanted[EXTERNAL_ADDRESS] = "0"
+    changed = {name: value for name, value in wanted.items() if value != os.environ.get(name)}
+    before = {name: os.environ.get(name) for name in changed}
+    set_variables(changed)
+    try:
+        yield
+    finally:
+        set_variables(before)
 
 
-def use_ray_environment(folder: Path | str | None = None, *, loopback: bool = False) -> dict[str, str | None]:
-    """Set the variables of `ray_environment` in this process, which is connected to no cluster.
+@contextmanager
+def driver(address: str) -> Iterator[str]:
+    """Inside, this process is a driver of the cluster at `address`; yields its HOST:PORT. Raises what Ray raises.
 
-    Returns what they were before, as `restore_environment` takes it.
+    SIGTERM raises KeyboardInterrupt there, so that what is to be done after Ctrl-C is done then too: Ray's own handler
+    would end the process.
     """
-    wanted = ray_environment(folder, loopback=loopback)
-    names = {name for name in wanted.keys() | os.environ.keys() if wanted.get(name) != os.environ.get(name)}
-    before = {name: os.environ.get(name) for name in names}
-    restore_environment({name: wanted.get(name) for name in names})
-    return before
+    import ray
+
+    before = signal.getsignal(signal.SIGTERM)
+    context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    _on_sigterm(signal.default_int_handler)
+    try:
+        yield str(context.address_info["gcs_address"])
+    finally:
+        ray.shutdown()
+        _on_sigterm(before)
 
 
-def restore_environment(before: Mapping[str, str | None]) -> None:
-    """Put variables back to what they were; None: not set."""
-    for name, value in before.items():
+def _on_sigterm(handler: Any) -> None:
+    if threading.current_thread() is threading.main_thread():  # as Ray does: others cannot
+        signal.signal(signal.SIGTERM, handler)
+
+
+def set_variables(values: Mapping[str, str | None]) -> None:
+    """Set variables of this process, which is connected to no cluster; None: not set."""
+    for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
         else:

@@ -54,6 +54,12 @@ def head_is_alive(folder: str) -> bool:
     return any("--head" in arguments_of(pid) for pid in head_family(folder))
 
 
+def load_factor() -> float:
+    """Processes that want a core, for each core there is; at least 1. Timeouts are for a quiet machine, times this."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1.0, os.getloadavg()[0] / cores)
+
+
 def _timed(pids: Collection[int]) -> dict[int, int]:
     found = {pid: start_time(pid) for pid in pids}
     return {pid: ticks for pid, ticks in found.items() if ticks is not None and pid != os.getpid()}

@@ -15,8 +15,7 @@ from ray._private.parameter import RayParams
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.environment import LOOPBACK
 from rlpto.ray_cluster.nodes.fork_server import program
-from rlpto.ray_cluster.nodes.machine_load import load_factor
-from rlpto.ray_cluster.nodes.processes import agent_ports
+from rlpto.ray_cluster.nodes.processes import agent_ports, load_factor
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Shared memory of a node: for weights of small jobs, in the moment in which new workers fetch them."""

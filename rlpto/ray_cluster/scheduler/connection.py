@@ -6,65 +6,63 @@ import os
 import re
 import socket
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, controller_name
 from rlpto.ray_cluster.nodes.background import running_cluster
-from rlpto.ray_cluster.nodes.driver import Attachment, refuse_second
 from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
     AUTH_TOKEN,
     AUTH_TOKEN_PATH,
     LOOPBACK,
-    restore_environment,
-    use_ray_environment,
+    driver,
+    ray_environment,
 )
+from rlpto.ray_cluster.nodes.processes import load_factor
 
 AUTO = "auto"
 """The cluster of `rlpto cluster up` if it runs, else the one that Ray finds: RAY_ADDRESS, or on this machine."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for a head to answer at all."""
 IMPORT_TIMEOUT_S = 120.0
-"""Longest wait for a worker to import a training program."""
+"""Longest wait of a quiet machine for workers to import all training programs."""
 
 
-class Connection:
+class Connection(ExitStack):
     """This process as a driver of the cluster at `address` (HOST:PORT or auto), until `close`.
 
     The token of a protected cluster is taken from its folder if `rlpto cluster up` has started it, else from Ray's own
     variables: RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN.
 
-    Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one of another version
-    or with another token.
+    address: HOST:PORT. Raises ConfigError for text that is no address; ClusterError if no cluster answers there, or one
+    of another version or with another token.
     """
 
     def __init__(self, address: str = AUTO) -> None:
-        refuse_second()
+        super().__init__()
         if address != AUTO:
             _reach(address)
         found = running_cluster()
+        folder = None
         if found is not None and address in {AUTO, found.address}:
-            address = found.address
-            self._before = use_ray_environment(found.folder)
-        else:
-            self._before = use_ray_environment(loopback=address != AUTO and _is_loopback_only(address))
+            address, folder = found.address, found.folder
+        loopback = folder is None and address != AUTO and _is_loopback_only(address)
         try:
-            self._attachment = self._connect(address)
+            self.enter_context(ray_environment(folder, loopback=loopback))
+            self.address = self._connect(address)
         except BaseException:
-            restore_environment(self._before)
+            self.close()
             raise
-        self.address = self._attachment.address
 
-    @staticmethod
-    def _connect(address: str) -> Attachment:
+    def _connect(self, address: str) -> str:
         from ray.exceptions import AuthenticationError
 
         try:
             if address != AUTO and not _takes_token(address):
                 raise ClusterError(_refused(address))
-            return Attachment(address)
+            return self.enter_context(driver(address))
         except AuthenticationError:
             raise ClusterError(_refused(address)) from None
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -76,19 +74,6 @@ class Connection:
     def protected(self) -> bool:
         """False if the cluster lets anybody in who reaches it."""
         return os.environ.get(AUTH_MODE, "").lower() == "token"
-
-    def close(self) -> None:
-        """Disconnect. Detached runners go on."""
-        self._attachment.detach()
-        restore_environment(self._before)
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _reach(address: str) -> None:
@@ -164,7 +149,7 @@ def _explain(address: str, error: Exception) -> str:
 
 
 def jobs_with_controllers() -> list[tuple[str, str]]:
-    """Session and job of every runner on the cluster that this process is connected to."""
+    """Session and job of every job controller on the cluster that this process is connected to."""
     from ray.util import list_named_actors
 
     pattern = re.escape(controller_name("S", "J")).replace("S", "([^:]+)").replace("J", "(.+)")
@@ -184,9 +169,10 @@ def check_training(specs: Sequence[JobSpec]) -> None:
     first = {spec.training: spec.name for spec in reversed(specs)}
     check: Any = ray.remote(num_cpus=0, max_retries=1)(_import_problem)
     answers = {training: check.remote(training) for training in first}
+    ray.wait(list(answers.values()), num_returns=len(answers), timeout=IMPORT_TIMEOUT_S * load_factor())
     for training, answer in answers.items():
         try:
-            problem = ray.get(answer, timeout=IMPORT_TIMEOUT_S)
+            problem = ray.get(answer, timeout=1.0)
         except (GetTimeoutError, RayError) as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if problem:

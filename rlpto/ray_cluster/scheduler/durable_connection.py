@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,23 +29,20 @@ _READS = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
 
 class DurableConnection:
-    """The SQLite database at `path`, in autocommit mode but for `transaction`.
+    """The SQLite database at `path`, which this process alone writes to.
 
-    say: is told in one line that a write waits, now and then while it does, and when it goes on. What a transaction
-    has written is remembered until it is committed, since SQLite may have rolled it back when the disk was full: then
-    all of it is written again. Ctrl-C ends the wait, and from then on writes that fail raise.
-    waits: seconds of each wait, for whoever takes note of them.
+    say: is told in one line that a write waits, now and then while it does, and when it goes on. Ctrl-C ends the wait,
+    and from then on writes that fail raise.
 
     Raises ClusterError for all that SQLite refuses otherwise, such as damage.
     """
 
     def __init__(self, path: Path, say: Callable[[str], object]) -> None:
         self.path = path
-        self.waits: list[float] = []
+        self._waits: list[float] = []
         self._say = say
         self._may_wait = False
-        self._inside = False
-        self._written: list[tuple[str, Row]] = []
+        self._pending: list[tuple[str, Row]] | None = None
         with self._clear_errors():
             self._base = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
 
@@ -59,85 +57,52 @@ class DurableConnection:
 
     def write(self, statement: str, *rows: Row) -> None:
         """Run a statement once for each of `rows`, which hold its values; all of them or none."""
-        with self.transaction():
-            self._written += [(statement, values) for values in rows]
-            self._attempt(lambda: self._run(statement, rows), self._begin_again)
+        with self.transaction() as pending:
+            pending += [(statement, values) for values in rows]
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything written inside is kept, or nothing of it. Inside another one: part of that."""
-        if self._inside:
-            yield
+    def transaction(self) -> Iterator[list[tuple[str, Row]]]:
+        """Everything written inside is kept at its end, or nothing of it. Inside another one: part of that.
+
+        Yields what is to be written. Until the end nobody reads it, this process neither.
+        """
+        if self._pending is not None:
+            yield self._pending
             return
-        self._attempt(self._begin, self._begin)
-        self._inside = True
+        self._pending = []
         try:
-            yield
-            self._attempt(self._commit, self._commit_again)
-        except BaseException:
-            self._roll_back()
-            raise
+            yield self._pending
+            self._write(self._pending)
         finally:
-            self._inside = False
-            self._written = []
+            self._pending = None
 
-    def _begin(self) -> None:
-        self._base.execute("BEGIN IMMEDIATE")
-
-    def _commit(self) -> None:
-        self._base.execute("COMMIT")
-
-    def _run(self, statement: str, rows: Sequence[Row]) -> None:
-        for values in rows:
-            self._base.execute(statement, values)
-
-    def _begin_again(self) -> None:
-        """Write anew what the present transaction has written so far."""
-        self._roll_back()
-        self._begin()
-        for statement, values in self._written:
-            self._base.execute(statement, values)
-
-    def _commit_again(self) -> None:
-        self._begin_again()
-        self._commit()
-
-    def _roll_back(self) -> None:
-        if self._base.in_transaction:  # SQLite may have done so itself
-            self._base.execute("ROLLBACK")
-
-    def _attempt(self, action: Callable[[], None], again: Callable[[], None]) -> None:
-        """Write; where that is refused for now, wait until it is not, and do it `again`."""
+    def _write(self, statements: Sequence[tuple[str, Row]]) -> None:
+        """Write all of it; where that is refused for now, wait until it is not."""
+        since, told = time.monotonic(), -math.inf
         with self._clear_errors():
-            try:
-                action()
-            except sqlite3.Error as error:
-                if not self._may_wait or not _may_succeed_later(error):
-                    raise
-                self._wait(error, again)
-
-    def _wait(self, error: sqlite3.Error, again: Callable[[], None]) -> None:
-        since, told = time.monotonic(), 0.0
-        self._say(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
-        while True:
-            try:
-                time.sleep(RETRY_INTERVAL_S)
-            except KeyboardInterrupt:
-                self._may_wait = False  # whoever ends the session meanwhile does not wait either
-                raise
-            waited = time.monotonic() - since
-            try:
-                again()
-            except sqlite3.Error as still:
-                if not _may_succeed_later(still):
-                    raise
+            while True:
+                try:
+                    with self._base:
+                        self._base.execute("BEGIN IMMEDIATE")
+                        for statement, values in statements:
+                            self._base.execute(statement, values)
+                    break
+                except sqlite3.Error as error:
+                    if not self._may_wait or not _may_succeed_later(error):
+                        raise
+                    refused = error
+                waited = time.monotonic() - since
                 if waited >= told + NOTICE_INTERVAL_S:
                     told = waited
-                    self._say(f"{self.path}: still cannot be written ({still}) after {waited:.0f} s: jobs go on")
-                continue
-            self.waits.append(waited)
-            self._say(f"{self.path}: can be written again after {waited:.0f} s: the scheduler goes on")
-            return
+                    self._say(f"{self.path}: cannot be written ({refused}): jobs go on, the scheduler waits")
+                try:
+                    time.sleep(RETRY_INTERVAL_S)
+                except KeyboardInterrupt:
+                    self._may_wait = False  # whoever ends the session meanwhile does not wait either
+                    raise
+        if told > -math.inf:
+            self._waits.append(time.monotonic() - since)
+            self._say(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -148,8 +113,13 @@ class DurableConnection:
                 raise ClusterError(f"{self.path}: the session database cannot be written now: {error}") from None
             raise unusable(self.path, error) from None
 
+    def take_waits(self) -> list[float]:
+        """Seconds of each wait for a full disk since this was last asked."""
+        waits, self._waits = self._waits, []
+        return waits
+
     def close(self) -> None:
-        """Write what is open, as far as there is room for it."""
+        """Let go of the file."""
         with self._clear_errors():
             self._base.close()
 

@@ -1,17 +1,52 @@
-"""How far the jobs of a session are, for whoever looks on from outside its scheduler."""
+"""How far the jobs of a session are and when they are predicted to end: the scheduler writes, others read."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlpto.ray_cluster.scheduler.predictions import read_predictions
-from rlpto.ray_cluster.scheduler.session_database import read_table
+from rlpto.ray_cluster.scheduler.durable_connection import unusable
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 
-WAITED_FOR = "expected", "active"
-"""States of jobs that have not ended."""
+PREDICTIONS_KEY = "predictions"
+"""Key of the newest prediction among the facts of a database."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The newest prediction of a session. Times in s on the session's clock; NaN where none can be made.
+
+    made_at: when. jobs: start (first GPU) and finish by id of the job. failed: why there is no newer one, if so.
+    """
+
+    made_at: float = math.nan
+    jobs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    failed: str = ""
+
+
+def write_predictions(database: SessionDatabase, predictions: Predictions) -> None:
+    """Put a prediction in place of the one before."""
+    # With NaN and Infinity, which JSON of other programs does not have: only this module reads it.
+    database.set_fact(PREDICTIONS_KEY, json.dumps([predictions.made_at, dict(predictions.jobs), predictions.failed]))
+
+
+def read_predictions(database: Path) -> Predictions:
+    """The newest prediction of a session; without one, no jobs.
+
+    Raises ClusterError if there is no such database, or it is damaged.
+    """
+    facts = dict(read_table(database, "facts")[1])
+    if PREDICTIONS_KEY not in facts:
+        return Predictions()
+    try:
+        made_at, jobs, failed = json.loads(facts[PREDICTIONS_KEY])
+        times = {job: (float(start), float(finish)) for job, (start, finish) in jobs.items()}
+        return Predictions(float(made_at), times, failed)
+    except (ValueError, TypeError, AttributeError):
+        raise unusable(database, f"it is damaged: {PREDICTIONS_KEY} are {facts[PREDICTIONS_KEY]!r}") from None
 
 
 @dataclass(frozen=True)
@@ -38,12 +73,11 @@ def job_progress(database: Path) -> list[JobProgress]:
     names, rows = read_table(database, "jobs")
     found = []
     for row in sorted((dict(zip(names, row, strict=True)) for row in rows), key=lambda row: row["number"]):
-        _, finish = predictions.jobs.get(row["name"], (math.nan, math.nan))
+        job, state = row["id"], row["state"]
         done = min(1.0, row["progress"] / json.loads(row["spec"])["epochs"])
-        active = row["state"] == "active"
-        gpus = held.get(row["id"], 0) if active else 0
-        left = finish - predictions.made_at if row["state"] in WAITED_FOR else math.nan
-        found.append(JobProgress(row["id"], row["name"], row["state"], gpus, done, left))
+        _, finish = predictions.jobs.get(job, (math.nan, math.nan))
+        left = finish - predictions.made_at if state in ("expected", "active") else math.nan
+        found.append(JobProgress(job, row["name"], state, held.get(job, 0) if state == "active" else 0, done, left))
     return found
 
 

@@ -25,9 +25,6 @@ CREATE TABLE allocations (
     state TEXT NOT NULL CHECK (state IN ('planned', 'commanded', 'applied', 'superseded')),
     planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL) STRICT;
 CREATE INDEX allocations_of_job ON allocations (job, generation);
-CREATE TABLE checkpoints (
-    job TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, time REAL NOT NULL,
-    PRIMARY KEY (job, step, sha256)) STRICT;
 CREATE TABLE decisions (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, policy TEXT NOT NULL, latency REAL NOT NULL,
     capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL, waiting INTEGER NOT NULL,
@@ -41,9 +38,6 @@ CREATE TABLE events (
 CREATE TABLE changes (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
     nodes TEXT NOT NULL) STRICT;
-CREATE TABLE profile (
-    job TEXT NOT NULL, workers INTEGER NOT NULL, nodes INTEGER NOT NULL, samples_per_second REAL NOT NULL,
-    count INTEGER NOT NULL, PRIMARY KEY (job, workers, nodes)) STRICT;
 CREATE TABLE nodes (
     id TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, since REAL NOT NULL
 ) STRICT;

@@ -10,7 +10,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,7 +28,7 @@ def say_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class SessionDatabase:
+class SessionDatabase(DurableConnection):
     """The session database of one session, opened for the scheduler: nobody else may write while it is open.
 
     path: of the file, made if need be; `path` of the object is without symbolic links. say: is told in one line that
@@ -38,38 +38,33 @@ class SessionDatabase:
     """
 
     def __init__(self, path: Path, say: Callable[[str], object] = say_on_stderr) -> None:
-        self.path = path.resolve()
-        self._lock = SessionLock(self.path)
-        try:
-            if not self.path.exists():
-                _make(self.path)
-            self._connection = DurableConnection(self.path, say)
-        except (*DAMAGE, OSError) as error:
-            self._lock.close()
-            raise unusable(self.path, error) from None
-        except BaseException:
-            self._lock.close()
-            raise
-        try:
+        path = path.resolve()
+        with ExitStack() as opened:
+            self._lock = opened.enter_context(closing(SessionLock(path)))
+            try:
+                if not path.exists():
+                    _make(path)
+                super().__init__(path, say)
+            except (*DAMAGE, OSError) as error:
+                raise unusable(path, error) from None
+            opened.callback(super().close)
             self._prepare()
             self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
-        except BaseException:
-            self.close()
-            raise
-        self._connection.wait_for_room()
+            opened.pop_all()
+        self.wait_for_room()
 
     def _prepare(self) -> None:
         # WAL lets others read while we write; a crash of this process loses nothing, one of the machine at most the
         # last moments, which the controllers' own reports make good.
-        self._connection.rows("PRAGMA journal_mode = WAL")
-        self._connection.rows("PRAGMA synchronous = NORMAL")
+        self.rows("PRAGMA journal_mode = WAL")
+        self.rows("PRAGMA synchronous = NORMAL")
         version = self._one("PRAGMA user_version")
         if version != SCHEMA:
             raise ClusterError(
                 f"{self.path}: session database of version {version}, expected {SCHEMA}: go on with the version of "
                 "rlpto that has written it, or start over with --fresh or another run folder"
             )
-        ((found,),) = self._connection.rows("PRAGMA integrity_check(1)")
+        ((found,),) = self.rows("PRAGMA integrity_check(1)")
         if found != "ok":
             raise unusable(self.path, f"it is damaged: {found}")
         self._read_all()
@@ -82,27 +77,18 @@ class SessionDatabase:
         for key in ("began", "beat"):
             self.number(key)
         try:
-            for (spec,) in self._connection.rows("SELECT spec FROM jobs"):
+            for (spec,) in self.rows("SELECT spec FROM jobs"):
                 json.loads(spec)
-            for texts in self._connection.rows("SELECT observation, action, batch_sizes FROM decisions"):
+            for texts in self.rows("SELECT observation, action, batch_sizes FROM decisions"):
                 for text in texts:
                     json.loads(text)
         except ValueError as error:
             raise unusable(self.path, f"it is damaged: {error}") from None
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Everything written inside is kept, or nothing of it. Inside another one: part of that."""
-        return self._connection.transaction()
-
-    def take_waits(self) -> list[float]:
-        """Seconds of each wait for a full disk since this was last asked."""
-        waits, self._connection.waits = self._connection.waits, []
-        return waits
-
     @property
     def begun(self) -> bool:
         """True if a scheduler has entered its jobs here."""
-        return bool(self._connection.rows("SELECT 1 FROM jobs LIMIT 1"))
+        return bool(self.rows("SELECT 1 FROM jobs LIMIT 1"))
 
     def next_generation(self) -> int:
         """A generation larger than all there ever were in this session, also before a restart."""
@@ -113,7 +99,7 @@ class SessionDatabase:
 
     def fact(self, key: str) -> str | None:
         """A single value of the session; None if it was never set."""
-        rows = self._connection.rows("SELECT value FROM facts WHERE key = ?", (key,))
+        rows = self.rows("SELECT value FROM facts WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
     def number(self, key: str) -> float | None:
@@ -126,7 +112,7 @@ class SessionDatabase:
 
     def set_fact(self, key: str, value: str) -> None:
         """Keep a single value of the session."""
-        self._connection.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
+        self.write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
 
     # jobs
 
@@ -136,12 +122,12 @@ class SessionDatabase:
         growing: these may be more jobs than were entered before. Raises ClusterError if the database is about others.
         """
         entered = [(spec.id, spec.name, spec.to_json(), submit) for spec, submit in jobs]
-        present = self._connection.rows("SELECT id, name, spec, submit_time FROM jobs ORDER BY number")
+        present = self.rows("SELECT id, name, spec, submit_time FROM jobs ORDER BY number")
         more = entered[len(present) :]
         if present and (present != entered[: len(present)] or (more and not growing)):
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
         if more:
-            self._connection.write(
+            self.write(
                 "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
                 *((*job, number) for number, job in enumerate(more, len(present))),
             )
@@ -149,42 +135,19 @@ class SessionDatabase:
     def jobs(self) -> list[JobRow]:
         """All jobs in order of submission."""
         columns = tuple(JobRow.__dataclass_fields__)
-        rows = self._connection.rows(f"SELECT {', '.join(columns)} FROM jobs ORDER BY number")
+        rows = self.rows(f"SELECT {', '.join(columns)} FROM jobs ORDER BY number")
         return [JobRow(**dict(zip(columns, row, strict=True))) for row in rows]
 
     def set_job(self, job: str, **columns: object) -> None:
         """Change columns of the job with this id."""
         assignments = ", ".join(f"{column} = ?" for column in columns)
-        self._connection.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
+        self.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
     def note_report(self, report: JobReport, gpu_seconds: float, peak_gpus: int) -> None:
-        """What a controller has said: state of the job, its checkpoint, and throughput as measured."""
-        with self.transaction():
-            self.set_job(
-                report.job,
-                progress=report.progress,
-                step=report.step,
-                accuracy=report.accuracy,
-                loss=report.loss,
-                gpu_seconds=gpu_seconds,
-                peak_gpus=peak_gpus,
-                rescale_seconds=report.rescale_seconds,
-                recoveries=report.recoveries,
-                failure=report.failure,
-            )
-            if report.checkpoint is not None:
-                kept = report.checkpoint
-                self._connection.write(
-                    "INSERT OR IGNORE INTO checkpoints VALUES (?, ?, ?, ?, ?)",
-                    (report.job, kept.step, kept.path, kept.sha256, report.time),
-                )
-            self._connection.write(
-                "INSERT OR REPLACE INTO profile VALUES (?, ?, ?, ?, ?)",
-                *(
-                    (report.job, size.workers, size.nodes, size.samples_per_second, size.count)
-                    for size in report.throughput
-                ),
-            )
+        """What a controller has said of its job."""
+        said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure")
+        columns = {name: getattr(report, name) for name in said}
+        self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **columns)
 
     # allocations
 
@@ -192,10 +155,8 @@ class SessionDatabase:
         """Enter commands before any is sent; what was planned for these jobs and never sent is superseded."""
         with self.transaction():
             for job in {command.job for command in commands}:
-                self._connection.write(
-                    "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,)
-                )
-            self._connection.write(
+                self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
+            self.write(
                 "INSERT INTO allocations (generation, job, nodes, batch_size, state, planned_at) "
                 "VALUES (?, ?, ?, ?, 'planned', ?)",
                 *(
@@ -206,19 +167,19 @@ class SessionDatabase:
 
     def commanded(self, generation: int, time: float) -> None:
         """A command has been sent."""
-        self._connection.write(
+        self.write(
             "UPDATE allocations SET state = 'commanded', commanded_at = ? WHERE generation = ?", (time, generation)
         )
 
     def applied(self, job: str, generation: int, time: float) -> None:
         """A controller has put a generation wholly in force; what was sent before it is so too, or superseded."""
         with self.transaction():
-            self._connection.write(
+            self.write(
                 "UPDATE allocations SET state = 'superseded' "
                 "WHERE job = ? AND generation < ? AND state IN ('planned', 'commanded')",
                 (job, generation),
             )
-            self._connection.write(
+            self.write(
                 "UPDATE allocations SET state = 'applied', applied_at = ? "
                 "WHERE generation = ? AND job = ? AND state = 'commanded'",
                 (time, generation, job),
@@ -227,7 +188,7 @@ class SessionDatabase:
     def newest_commands(self) -> dict[str, list[Command]]:
         """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
         force, and all after it."""
-        rows = self._connection.rows(
+        rows = self.rows(
             "SELECT job, generation, nodes, batch_size, state FROM allocations WHERE state != 'superseded' "
             "ORDER BY generation"
         )
@@ -240,11 +201,11 @@ class SessionDatabase:
 
     def forget_commands(self, job: str) -> None:
         """The controller that was told them is gone."""
-        self._connection.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
+        self.write("UPDATE allocations SET state = 'superseded' WHERE job = ?", (job,))
 
     def unsent(self) -> set[int]:
         """Generations that are planned, and not sent as far as the database knows."""
-        return {row[0] for row in self._connection.rows("SELECT generation FROM allocations WHERE state = 'planned'")}
+        return {row[0] for row in self.rows("SELECT generation FROM allocations WHERE state = 'planned'")}
 
     # what happened
 
@@ -252,19 +213,19 @@ class SessionDatabase:
         self, time: float, kind: str, job: str = "", node: str = "", value: float | None = None, detail: str = ""
     ) -> None:
         """Note something that happened."""
-        self._connection.write(
+        self.write(
             "INSERT INTO events (time, kind, job, node, value, detail) VALUES (?, ?, ?, ?, ?, ?)",
             (time, kind, job or None, node or None, value, detail),
         )
 
     def events(self) -> list[tuple[float, str, str, str, float | None, str]]:
         """Time, kind, job, node, value and detail of all events, in order."""
-        rows = self._connection.rows("SELECT time, kind, job, node, value, detail FROM events ORDER BY id")
+        rows = self.rows("SELECT time, kind, job, node, value, detail FROM events ORDER BY id")
         return [(time, kind, job or "", node or "", value, detail) for time, kind, job, node, value, detail in rows]
 
     def decision(self, taken: Decision) -> None:
         """Enter a decision that has just been taken."""
-        self._connection.write(
+        self.write(
             "INSERT INTO decisions (time, policy, latency, capacity, held, active, waiting, observation, action, "
             "batch_sizes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -275,7 +236,7 @@ class SessionDatabase:
 
     def followed(self, gains: Sequence[float], unfinished: float, gpu_seconds: float, rescale_seconds: float) -> None:
         """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
-        self._connection.write(
+        self.write(
             "UPDATE decisions SET gain_high = gain_high + ?, gain_normal = gain_normal + ?, gain_low = gain_low + ?, "
             "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ? "
             "WHERE id = (SELECT MAX(id) FROM decisions)",
@@ -285,61 +246,57 @@ class SessionDatabase:
     def decisions(self) -> list[tuple[float, ...]]:
         """Time, latency, capacity, held, active, waiting, then gains by class, unfinished, gpu_seconds and
         rescale_seconds that followed, of all decisions in order."""
-        return self._connection.rows(
+        return self.rows(
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
             "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
         )
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        rows = self._connection.rows("SELECT time, policy FROM decisions ORDER BY id")
+        rows = self.rows("SELECT time, policy FROM decisions ORDER BY id")
         return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
-        self._connection.rows(
+        self.write(
             "INSERT INTO changes (time, job, gpus, accuracy, nodes) VALUES (?, ?, ?, ?, ?)",
             (time, job, gpus, accuracy, json.dumps(nodes)),
         )
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
         """All such changes, in order of time."""
-        rows = self._connection.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
+        rows = self.rows("SELECT time, job, gpus, accuracy, nodes FROM changes ORDER BY time, id")
         return [(time, job, gpus, accuracy, self._nodes(nodes)) for time, job, gpus, accuracy, nodes in rows]
 
     def held(self) -> dict[str, int]:
         """GPUs that each job held last; jobs that never held any are missing."""
-        return dict(self._connection.rows("SELECT job, gpus FROM changes ORDER BY id"))
+        return dict(self.rows("SELECT job, gpus FROM changes ORDER BY id"))
 
     def node(self, node: str, number: int, gpus: int, alive: bool, time: float) -> None:
         """A node has come or gone."""
-        self._connection.write(
-            "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)", (node, number, gpus, int(alive), time)
-        )
+        self.write("INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)", (node, number, gpus, int(alive), time))
 
     def nodes(self) -> list[tuple[str, int, int, bool]]:
         """Id, number, GPUs and whether it is alive, of all nodes there ever were."""
-        rows = self._connection.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
+        rows = self.rows("SELECT id, number, gpus, alive FROM nodes ORDER BY number")
         return [(node, number, gpus, bool(alive)) for node, number, gpus, alive in rows]
 
     # policies
 
     def policy_request(self) -> tuple[int, str] | None:
         """The newest request for another policy that has not been answered."""
-        rows = self._connection.rows(
-            "SELECT id, policy FROM requests WHERE answered_at IS NULL ORDER BY id DESC LIMIT 1"
-        )
+        rows = self.rows("SELECT id, policy FROM requests WHERE answered_at IS NULL ORDER BY id DESC LIMIT 1")
         return (int(rows[0][0]), str(rows[0][1])) if rows else None
 
     def answer(self, request: int, time: float, answer: str) -> None:
         """Answer a request, and with it those before it."""
-        self._connection.write(
+        self.write(
             "UPDATE requests SET answered_at = ?, answer = ? WHERE id <= ? AND answered_at IS NULL",
             (time, answer, request),
         )
 
     def _one(self, query: str) -> int:
-        return int(self._connection.rows(query)[0][0])
+        return int(self.rows(query)[0][0])
 
     def _nodes(self, text: str) -> Nodes:
         """Node ids that were written as JSON."""
@@ -354,7 +311,7 @@ class SessionDatabase:
     def close(self) -> None:
         """Write what is open, and let others in."""
         try:
-            self._connection.close()
+            super().close()
         finally:
             self._lock.close()
 
