@@ -25,7 +25,7 @@ from rlpto.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rlpto.performance.profiles import Profile
-    from rlpto.ray_cluster.measuring.job_mover import Change
+    from rlpto.ray_cluster.measuring.commanded_job import Change
     from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements
 
 
@@ -58,7 +58,6 @@ def profile(
     settled = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
-    from rlpto.ray_cluster.measuring.profiling import Effort
     from rlpto.runs.profiling import chosen_programs, measure_programs, measured_before
 
     wanted = chosen_programs(settled, programs)
@@ -81,8 +80,7 @@ def profile(
                 bar.update(task, advance=1, description=stage, total=total)
 
             try:
-                effort = Effort(seconds, learning)
-                measure_programs(settled, missing, known, out, address, effort, advance, measured, on_wait)
+                measure_programs(settled, missing, known, out, address, seconds, learning, advance, measured, on_wait)
             except KeyboardInterrupt:
                 kept = ", ".join(sorted(known)) or "nothing"
                 raise Interrupted(

@@ -12,7 +12,7 @@ from rlpto.errors import ConfigError, ProfileError
 from rlpto.files import write_text
 from rlpto.performance.profiles import Profile, load_file, profiles_yaml
 from rlpto.ray_cluster.measuring.measured_profile import describe, fit_program
-from rlpto.ray_cluster.measuring.profiling import Effort, ProgramMeasurements, measure_program, stages
+from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements, measure_program, stages
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.connection import check_training
 from rlpto.ray_cluster.scheduler.workload import program_spec
@@ -53,16 +53,17 @@ def measure_programs(
     known: dict[str, Profile],
     out: Path,
     address: str | None,
-    effort: Effort,
+    seconds: float,
+    learning: float,
     on_progress: Callable[[str, int], object],
     on_measured: Callable[[Profile, ProgramMeasurements], object],
     on_wait: Callable[[str], None],
 ) -> None:
     """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
 
-    address: of a Ray cluster that is there; None: a local one. on_progress: told a stage before it begins, and how
-    many there are in all. on_measured: told a finished profile and what it was fitted to. on_wait: as in
-    `runs.real.run_real_cells`.
+    address: of a Ray cluster that is there; None: a local one. seconds, learning: as in `measure_program`.
+    on_progress: told a stage before it begins, and how many there are in all. on_measured: told a finished profile and
+    what it was fitted to. on_wait: as in `runs.real.run_real_cells`.
     """
     with (
         real_nodes(config, address, out.absolute().parent, on_wait),
@@ -84,7 +85,7 @@ def measure_programs(
             def tell(stage: str, name: str = name) -> None:
                 on_progress(f"{name}: {stage}", total)
 
-            measured = measure_program(spec, gpus, most, effort, tell)
+            measured = measure_program(spec, gpus, most, seconds, learning, tell)
             known[name] = fit_program(name, missing[name], measured, _source(gpus))
             text = profiles_yaml(known[key] for key in sorted(known))
             write_text(out, text, "profiles", ProfileError)

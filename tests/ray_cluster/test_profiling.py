@@ -17,12 +17,11 @@ from rlpto.performance.fitted import rates_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
 from rlpto.performance.throughput import throughput
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.measuring.job_mover import Change
+from rlpto.ray_cluster.measuring.commanded_job import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
 from rlpto.ray_cluster.measuring.profiling import (
     MAX_SHARED_GPUS,
     MAX_SHARING_JOBS,
-    Effort,
     ProgramMeasurements,
     hand_overs,
     measure_program,
@@ -69,7 +68,7 @@ def test_the_way_goes_up_down_and_through_none() -> None:
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=6))
-def test_a_crowd_has_all_gpus_and_no_hand_over_takes_one_twice_or_a_job_its_last(gpus: list[int]) -> None:
+def test_jobs_that_share_have_all_gpus_and_no_hand_over_takes_one_twice_or_a_job_its_last(gpus: list[int]) -> None:
     nodes = {f"n{i}": count for i, count in enumerate(gpus)}
     parts = shares(nodes)
     if sum(gpus) == 1:
@@ -91,7 +90,7 @@ def test_a_crowd_has_all_gpus_and_no_hand_over_takes_one_twice_or_a_job_its_last
         assert sum(held.values(), Counter()) == whole
 
 
-def test_jobs_of_a_crowd_start_grow_and_get_back_what_they_gave() -> None:
+def test_jobs_that_share_gpus_start_grow_and_get_back_what_they_gave() -> None:
     trades = hand_overs(shares({"a": 2, "b": 2, "c": 2}))
     moves = [(trade.giver, trade.taker, len(trade.left), len(trade.place)) for trade in trades]
     assert moves == [(1, 0, 2, 2), (1, 0, 1, 3), (0, 1, 2, 2), (2, 0, 1, 3), (0, 2, 2, 2)]
@@ -134,8 +133,8 @@ def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_a_start_takes_as_long_as_where_another_job_makes_room_for_it() -> None:
-    crowded = replace(measurements(), handed=(Change("start", 2, 2, 6.0), Change("grow", 3, 1, 7.0, 0.05)))
-    assert fit_program("mine", PROGRAM, crowded, "here").rescale_delay == 6.5
+    sharing = replace(measurements(), handed=(Change("start", 2, 2, 6.0), Change("grow", 3, 1, 7.0, 0.05)))
+    assert fit_program("mine", PROGRAM, sharing, "here").rescale_delay == 6.5
 
 
 def test_a_batch_for_each_worker_grows_with_them() -> None:
@@ -169,7 +168,7 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     a, b, *_ = ray_cluster.node_ids
     spec = make_spec(tmp_path, session="measured", epochs=3.0, pace=0.05, float64=False)
     told: list[str] = []
-    measured = measure_program(spec, {a: 1, b: 1}, 2, Effort(1.0, 60.0), told.append)
+    measured = measure_program(spec, {a: 1, b: 1}, 2, 1.0, 60.0, told.append)
     assert len(told) == stages({a: 1, b: 1}, 2)
     assert [(size.workers, size.nodes) for size in measured.sizes] == [(1, 1), (2, 2)]
     for size in measured.sizes:  # never faster than the pace; how much slower, this machine decides
@@ -195,5 +194,5 @@ def test_a_program_that_fails_is_one_clear_error(ray_cluster: LocalCluster, tmp_
         tmp_path, session="broken", training="tests.ray_cluster.programs:Faulty", options=options, retries=0
     )
     with pytest.raises(JobError, match=r"programs:Faulty fails: .*this batch is cursed"):
-        measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, Effort(1.0, 30.0), lambda _: None)
+        measure_program(spec, {ray_cluster.node_ids[0]: 1}, 1, 1.0, 30.0, lambda _: None)
     assert find_controllers("broken") == {}

@@ -14,7 +14,7 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve, fit_noise
 from rlpto.performance.profiles import FitErrors, Profile
 from rlpto.performance.throughput import StepMeasurements, fit_throughput, relative_errors
-from rlpto.ray_cluster.measuring.job_mover import Change
+from rlpto.ray_cluster.measuring.commanded_job import Change
 from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.settings import ProgramSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.measuring.job_mover import Change, MovedJob, MovedJobs, Placement, hand_over
+from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob, CommandedJobs, Placement
 from rlpto.ray_cluster.messages import JobSpec, Measured
 
 LOOK_INTERVAL_S = 0.1
@@ -26,15 +26,7 @@ MIN_MEASURED_STEPS = 20
 MAX_SHARING_JOBS, MAX_SHARED_GPUS = 4, 8
 """Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
 HAND_OVER_INTERVAL_S = 3.0
-"""Time between two of their changes, or that of an `Effort` if it is shorter."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure. seconds: at every size. learning: longest time for the training that tells the accuracy."""
-
-    seconds: float = 10.0
-    learning: float = 300.0
+"""Time between two of their changes, or that of training at a size if it is shorter."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +99,7 @@ def shares(gpus: Mapping[str, int]) -> list[Placement]:
 
 
 def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
-    """How a crowd with `parts` trades. At first job 0 is not there, and job 1 has its part too.
+    """How jobs with `parts` hand each other GPUs. At first job 0 is not there, and job 1 has its part too.
 
     Job 0 starts on what job 1 gives up. Then every other job that can gives it a worker, and gets it back.
     """
@@ -122,23 +114,32 @@ def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
 
 
 def measure_program(
-    spec: JobSpec, gpus: Mapping[str, int], most: int, effort: Effort, tell: Callable[[str], None]
+    spec: JobSpec, gpus: Mapping[str, int], most: int, seconds: float, learning: float, tell: Callable[[str], None]
 ) -> ProgramMeasurements:
     """Measure one program on the cluster that this process is connected to.
 
-    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. tell: is told
-    what comes next, `stages` times. Raises JobError if the program fails.
+    spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. most: workers.
+    seconds: to train at every size. learning: longest s for the training that tells the accuracy. tell: is told what
+    comes next, `stages` times. Raises JobError if the program fails.
     """
     tell("learning")
     untrained = _untrained(spec)
-    way = visits(gpus, most)
-    with MovedJobs() as alone:
+    way, parts = visits(gpus, most), shares(gpus)
+    with CommandedJobs() as alone:
         learner = alone.start(replace(_part(spec, "learning"), pace=None))
-        first = learner.go(way[0])
-        accuracy, noise, complete = _learn(learner, effort.learning)
-    sizes, changes = _through_sizes(spec, way, effort, tell)
-    handed = _crowd(spec, shares(gpus), effort, tell)
-    return ProgramMeasurements(sizes, (first, *changes), untrained, accuracy, noise, complete, handed)
+        changes = [learner.move(way[0])]
+        accuracy, noise, complete = _learn(learner, learning)
+    with CommandedJobs() as alone:
+        job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
+        for place in way:
+            tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
+            change = job.move(place)
+            if place:
+                changes.append(change)
+                job.train(seconds, MIN_MEASURED_STEPS)
+        sizes = job.report().throughput
+    handed = _share_gpus(spec, parts, min(HAND_OVER_INTERVAL_S, seconds), tell)
+    return ProgramMeasurements(sizes, tuple(changes), untrained, accuracy, noise, complete, handed)
 
 
 def stages(gpus: Mapping[str, int], most: int) -> int:
@@ -151,40 +152,25 @@ def _part(spec: JobSpec, name: str) -> JobSpec:
     return replace(spec, id=f"{spec.id}-{name}", folder=str(Path(spec.folder, name)))
 
 
-def _through_sizes(
-    spec: JobSpec, way: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
-) -> tuple[tuple[Measured, ...], list[Change]]:
-    """Speeds of a job that is moved along `way`, and what its changes took."""
-    changes = []
-    with MovedJobs() as alone:
-        job = alone.start(replace(_part(spec, "speed"), epochs=1e9))
-        for place in way:
-            tell(f"{len(place)} on {len(set(place))} nodes" if place else "release")
-            change = job.go(place)
-            if change.kind != "restart" or change.workers:
-                changes.append(change)
-            if place:
-                job.train(effort.seconds, MIN_MEASURED_STEPS)
-        return job.report().throughput, changes
-
-
-def _crowd(
-    spec: JobSpec, parts: Sequence[Placement], effort: Effort, tell: Callable[[str], None]
+def _share_gpus(
+    spec: JobSpec, parts: Sequence[Placement], rest: float, tell: Callable[[str], None]
 ) -> tuple[Change, ...]:
     """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
     handed = []
-    with MovedJobs() as crowd:
-        specs = [replace(_part(spec, f"crowd-{number}"), epochs=1e9) for number in range(len(parts))]
-        jobs: dict[int, MovedJob] = {}
+    with CommandedJobs() as sharing:
+        specs = [replace(_part(spec, f"sharing-{number}"), epochs=1e9) for number in range(len(parts))]
+        jobs: dict[int, CommandedJob] = {}
         for number in range(1, len(parts)):
-            jobs[number] = crowd.start(specs[number])
-            jobs[number].go(parts[number] + (parts[0] if number == 1 else ()))
+            jobs[number] = sharing.start(specs[number])
+            jobs[number].move(parts[number] + (parts[0] if number == 1 else ()))
         for trade in hand_overs(parts):
             tell(f"hand-over to {len(trade.place)} workers")
-            crowd.rest(min(HAND_OVER_INTERVAL_S, effort.seconds))
+            sharing.rest(rest)
             if trade.taker not in jobs:
-                jobs[trade.taker] = crowd.start(specs[trade.taker])  # starts while the other gives up
-            handed.append(hand_over(jobs[trade.giver], trade.left, jobs[trade.taker], trade.place))
+                jobs[trade.taker] = sharing.start(specs[trade.taker])  # starts while the other gives up
+            decided = time.monotonic()
+            jobs[trade.giver].give_up(trade.left)
+            handed.append(jobs[trade.taker].move(trade.place, decided))
     return tuple(handed)
 
 
@@ -194,7 +180,7 @@ def _slots(gpus: Mapping[str, int]) -> list[str]:
 
 
 def _learn(
-    job: MovedJob, seconds: float
+    job: CommandedJob, seconds: float
 ) -> tuple[tuple[tuple[float, float], ...], tuple[tuple[float, float], ...], bool]:
     """Accuracy and noise scale by epochs, until the job has finished or time is up; and whether it has finished."""
     noise: list[tuple[float, float]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlpto.errors import JobError
-from rlpto.ray_cluster.measuring.job_mover import MovedJobs
+from rlpto.ray_cluster.measuring.commanded_job import CommandedJobs
 from rlpto.ray_cluster.messages import JobReport
 
 
@@ -28,9 +28,9 @@ class Failing:
 
 def test_a_job_that_fails_while_others_train_is_noticed() -> None:
     jobs: list[Any] = [Failing(generation=0)]
-    crowd = MovedJobs()
-    crowd.jobs = jobs
-    crowd.rest(0.01)
+    together = CommandedJobs()
+    together.jobs = jobs
+    together.rest(0.01)
     jobs.append(Failing(generation=1))
     with pytest.raises(JobError, match="fails"):
-        crowd.rest(60.0)
+        together.rest(60.0)
