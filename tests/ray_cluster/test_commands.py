@@ -23,7 +23,7 @@ from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.local import LocalCluster
-from rlpto.ray_cluster.nodes.processes import arguments_of, children_titled, family_of, of_folder
+from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
 from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
 from rlpto.ray_cluster.scheduler.session_database import read_table
@@ -209,7 +209,8 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
         pid for pid in of_folder(str(ray_cluster.folder)) if any("raylet" in one for one in arguments_of(pid)[:1])
     ]
     assert len(raylets) == len(ray_cluster.node_ids) + 1, "of the head too, where controllers are"
-    before = {pid for raylet in raylets for pid in children_titled(raylet, IDLE)}  # of other tests
+    folder = str(ray_cluster.folder)
+    before = set(titled(family_of(folder), IDLE))  # of other tests
     run = tmp_path / "run"
     evaluate = ("evaluate", str(experiment(tmp_path)), "--cluster", "ray", "--address", ray_cluster.address)
     with command(*evaluate, "--run-dir", str(run), "--no-report", *ONE_JOB) as started:
@@ -219,7 +220,7 @@ def test_an_evaluation_on_a_cluster_that_stays_leaves_no_actor(ray_cluster: Loca
     own = ray.get_runtime_context().get_job_id()
     # Ray ends what belonged to a driver shortly after it.
     wait_until(lambda: all(own in actor["name"] for actor in list_named_actors(all_namespaces=True)))
-    wait_until(lambda: before.issuperset(pid for raylet in raylets for pid in children_titled(raylet, IDLE)))
+    wait_until(lambda: before.issuperset(titled(family_of(folder), IDLE)))
     assert [ray_cluster.worker_pids(node) for node in ray_cluster.node_ids] == [[]] * len(ray_cluster.node_ids)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.nodes.environment import driver, ray_environment
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
-from rlpto.ray_cluster.nodes.processes import TITLE, children_titled, end_cluster
+from rlpto.ray_cluster.nodes.fork_server import forked_for
+from rlpto.ray_cluster.nodes.processes import TITLE, end_cluster, titled, with_children
 
 if TYPE_CHECKING:
     from rlpto.ray_cluster.nodes.ray_node import RayNode
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
-    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. forking: nodes have fork
-    servers. on_progress: is told what comes next. Nobody from another machine reaches the cluster, and nobody connects
+    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. forking: processes of nodes are
+    forked. on_progress: is told what comes next. Nobody from another machine reaches the cluster, and nobody connects
     without its token. To be used with `with`, or ended by `close`: every process it has started is then gone, and so
     is its folder. Raises ClusterError if this process is connected to Ray already, or a node does not start.
 
@@ -61,7 +62,7 @@ class LocalCluster(ExitStack):
             head = start_node(**self._options)
             self.callback(_end, head)
             self.address = str(head.gcs_address)
-            self.callback(lambda: [self.remove_node(node) for node in self.node_ids])
+            self.callback(self._remove_nodes)
             for number, count in enumerate(gpus, 1):
                 on_progress(f"starting node {number} of {len(gpus)}")
                 self.add_node(count)
@@ -88,6 +89,10 @@ class LocalCluster(ExitStack):
         """Take a node away in an orderly way."""
         _end(self._nodes.pop(node_id))
 
+    def _remove_nodes(self) -> None:
+        for node_id in self.node_ids:
+            self.remove_node(node_id)
+
     def kill_node(self, node_id: str) -> None:
         """Let a node die as if its machine lost power: SIGKILL to its raylet, and its zombie reaped."""
         process = self._nodes.pop(node_id).raylet
@@ -100,7 +105,8 @@ class LocalCluster(ExitStack):
 
     def worker_pids(self, node_id: str) -> list[int]:
         """Process ids of the jobs' workers on a node."""
-        return children_titled(self.raylet_pid(node_id), TITLE)
+        raylet = self.raylet_pid(node_id)
+        return titled({*with_children({raylet}), *forked_for(str(self.folder), raylet)}, TITLE)
 
 
 def _end(node: RayNode) -> None:

@@ -7,7 +7,7 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -15,8 +15,6 @@ TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""
 END_ROUNDS = 5
 """How often to look whether processes that were ended had started others."""
-NODE = "rlpto@"
-"""Name of the main thread of a node's fork server, before the id of its raylet."""
 
 
 def end_processes(family: Mapping[int, int]) -> None:
@@ -156,20 +154,9 @@ def _open_files(process: Path) -> Iterator[str]:
             yield os.readlink(process / "fd" / number)
 
 
-def children_titled(raylet: int, title: str) -> list[int]:
-    """Processes of a raylet's node, forked or not, whose command lines have `title` in them."""
-    children = _children()
-    servers = {pid for pid in children.get(raylet, []) if name_of(pid).startswith(NODE)}
-    started = {pid for parent in (raylet, *servers) for pid in children.get(parent, [])}
-    return sorted(pid for pid in started - servers if title in _command_line(pid))
-
-
-def name_of(pid: int) -> str:
-    """Name of a process's main thread; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
+def titled(pids: Iterable[int], title: str) -> list[int]:
+    """Those of some processes whose command lines have `title` in them."""
+    return sorted(pid for pid in pids if title in _command_line(pid))
 
 
 def with_children(pids: set[int]) -> set[int]:
@@ -185,22 +172,12 @@ def with_children(pids: set[int]) -> set[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Processes of this machine by the one that has started them; for a node's fork server that is its raylet."""
+    """Processes of this machine by the one that has started them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))) is not None:
-            parent = _raylet_of(entry, fields[0]) or int(fields[2])
-            children.setdefault(parent, []).append(int(entry.name))
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
     return children
-
-
-def _raylet_of(process: Path, name: str) -> int | None:
-    """The raylet of a node's fork server. Only of this user's: anybody may give a process that name."""
-    raylet = name.removeprefix(NODE)
-    with suppress(OSError):
-        if name.startswith(NODE) and raylet.isdecimal() and process.stat().st_uid == os.getuid():
-            return int(raylet)
-    return None
 
 
 def _command_line(pid: int) -> str:
@@ -208,18 +185,17 @@ def _command_line(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the name on: name, state, parent, ...; None if there is no such process."""
+    """Fields of /proc/PID/stat from the state on: state, parent, ...; None if there is no such process."""
     try:
-        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return [before.partition("(")[2], *after.split()]
 
 
 def start_time(pid: int) -> int | None:
     """When a process was started, in ticks; None if it has ended (or waits to be reaped)."""
     fields = _stat(pid)
-    return None if fields is None or fields[1] == "Z" else int(fields[20])
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
 
 
 def signal_to(pid: int, how: signal.Signals) -> None:

@@ -5,6 +5,7 @@ Ray's own command line is of no use for that: it replaces the loopback address b
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,8 @@ from ray._private import node, services
 from ray._private.parameter import RayParams
 
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.nodes import fork_server
 from rlpto.ray_cluster.nodes.environment import LOOPBACK
-from rlpto.ray_cluster.nodes.fork_server import program
 from rlpto.ray_cluster.nodes.processes import agent_ports, load_factor
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
@@ -34,7 +35,7 @@ class RayNode(node.Node):
     """A node that listens on the loopback interface only.
 
     head_address: of the head (HOST:PORT) that it joins; None: it is one. port: of a head; 0: any. stays: its processes
-    outlive this one. forking: it has a fork server. Raises ClusterError if it does not join in time; it is gone then.
+    outlive this one. forking: they are forked. Raises ClusterError if it does not join in time; it is gone then.
     """
 
     def __init__(
@@ -66,8 +67,9 @@ class RayNode(node.Node):
         }
         if port:
             parameters["gcs_server_port"] = port
-        if forking:
-            parameters["worker_path"] = program()
+        program = fork_server.program() if forking else None
+        if program is not None:
+            parameters["worker_path"] = program
         try:
             super().__init__(
                 RayParams(**parameters), head=head_address is None, shutdown_at_exit=not stays, spawn_reaper=not stays
@@ -75,6 +77,8 @@ class RayNode(node.Node):
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise
+        if program is not None and head_address is None:
+            fork_server.start(os.environ["RAY_TMPDIR"], self.raylet.pid)
 
     @property
     def raylet(self) -> Any:
