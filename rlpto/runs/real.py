@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
+    from rlpto.simulator.settings import SimulatorSettings
 
 
 class Say(Protocol):
@@ -69,6 +70,8 @@ def run_real_cells(
         experiment.check()
         on_wait("importing training programs on the cluster")
         check_programs(experiment, cells)
+        on_wait("compiling what policies need")
+        compile_ahead(experiment, dict.fromkeys(cell.policy for cell in cells))
         on_wait("")
         if fresh:
             remove_sessions(folder)
@@ -144,6 +147,32 @@ def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
     )
 
 
+def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
+    """Have every policy decide and look ahead once, in simulation: what is compiled then stops no scheduler later.
+
+    On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
+    """
+    from rlpto.jobs import Job
+    from rlpto.planning.prediction import predict
+    from rlpto.planning.snapshot import take_snapshot
+    from rlpto.ray_cluster.scheduler.placement import place
+    from rlpto.scheduler import DecisionLoop
+    from rlpto.simulator.cluster import SimulatedCluster
+
+    config, tables = experiment.config, experiment.tables_by_batch_size
+    model, batch_size = tables.types[0]
+    jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
+    for name in policies:
+        policy = experiment.policy(name)
+        policy.reset(config.seed)
+        loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
+        state = loop.state()
+        predict(take_snapshot(loop.cluster, state), policy, config.queue, looking_ahead(config.simulator))
+        loop.carry_out(state, policy(state), policy.name)
+    nodes = {"first": 2, "second": 2}
+    place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
+
+
 @dataclass(frozen=True)
 class RealCells:
     """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`. warn: is told in
@@ -201,9 +230,12 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Live
             jobs, made_at = {job_id(number): (start, finish) for number, start, finish in times}, found.time
         write_predictions(database, Predictions(made_at, jobs, failed))
 
-    # Real jobs train on while new workers start, and stay where they are.
-    like_real = {"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0}
-    return LivePredictor(experiment.config.queue, experiment.config.simulator.model_copy(update=like_real), publish)
+    return LivePredictor(experiment.config.queue, looking_ahead(experiment.config.simulator), publish)
+
+
+def looking_ahead(settings: SimulatorSettings) -> SimulatorSettings:
+    """How time passes in predictions: real jobs train on while new workers start, and stay where they are."""
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0})
 
 
 def run_session(

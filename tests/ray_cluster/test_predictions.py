@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -20,12 +23,14 @@ from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictio
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster
 
+ROOT = Path(__file__).resolve().parents[2]
 TIMES = SimulatorSettings(interval=10.0, growth="overlap")
 
 
@@ -41,20 +46,25 @@ class AtOnce(Executor):
         return done
 
 
-def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
-    """Within the moments that workers take to start, and the interval between two looks."""
+def run_with_predictions(name: str, folder: Path) -> tuple[RunRecord, list[tuple[Prediction | None, str]]]:
+    """A session under a policy: what came of it, and the predictions that were made meanwhile."""
     made: list[tuple[Prediction | None, str]] = []
     predictor = LivePredictor(
         QueueSettings(), TIMES, lambda found, failed: made.append((found, failed)), 0.0, 0.0, AtOnce()
     )
     jobs = [elastic(0, epochs=8.0), elastic(1, epochs=5.0), elastic(2)]
-    with SessionDatabase(tmp_path / "state.sqlite") as database:
+    with SessionDatabase(folder / "state.sqlite") as database:
         cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
         cluster._observers = (lambda _: predictor.tell(),)
-        inner = switching(make_policy("equal_share"))
+        inner = switching(make_policy(name))
         ahead = partial(predictor.deciding, cluster, inner)
         policy: Any = SessionPolicy(inner, make_policy, database, cluster.deciding, ahead)
-        record = run(cluster, policy, QueueSettings(), RewardWeights())
+        return run(cluster, policy, QueueSettings(), RewardWeights()), made
+
+
+def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
+    """Within the moments that workers take to start, and the interval between two looks."""
+    record, made = run_with_predictions("equal_share", tmp_path)
     assert len(made) >= 2
     for found, failed in made:
         assert failed == ""
@@ -115,3 +125,39 @@ def test_predictions_are_read_back_by_others(tmp_path: Path) -> None:
         found = read_predictions(path)
         assert (found.made_at, found.jobs["a"], found.failed) == (12.5, (1.0, 20.0), "")
         assert np.isnan(found.jobs["b"]).all()
+
+
+COMPILED_AHEAD = """
+import sys
+from pathlib import Path
+
+from rlpto.cluster import ClusterShape
+from rlpto.config import load_config
+from rlpto.experiment import prepare
+from rlpto.runs.real import compile_ahead
+from tests.ray_cluster.test_predictions import run_with_predictions
+
+def compiled():
+    named = {
+        f"{name}.{key}": value for name, module in list(sys.modules.items()) if name.startswith("rlpto.")
+        for key, value in vars(module).items()
+    }
+    return {(name, str(one)) for name, value in named.items() for one in getattr(value, "signatures", ())}
+
+compile_ahead(prepare(load_config(Path("configs/ray_smoke.yaml"))), [sys.argv[1]])
+before = compiled()
+assert before
+run_with_predictions(sys.argv[1], Path(sys.argv[2]))
+print(sorted(compiled() - before))
+"""
+
+
+@pytest.mark.parametrize("policy", ["elastic_fifo", "max_throughput:choose_batch_size=true"])
+def test_nothing_is_compiled_while_jobs_train(tmp_path: Path, policy: str) -> None:
+    """It would stop the scheduler for tens of seconds on a machine that has compiled nothing yet."""
+    arguments = [sys.executable, "-c", COMPILED_AHEAD, policy, str(tmp_path)]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

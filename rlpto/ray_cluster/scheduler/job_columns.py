@@ -54,7 +54,7 @@ class JobColumns:
         self._lengthen("_gained", np.zeros(more))
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
-        self._curve = JobTable(self.store, self.tables, np.arange(len(kinds)), self.store.priority, 1)
+        self._curve = JobTable(self.store, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
 
     def _lengthen(self, name: str, values: AnyArray) -> None:
