@@ -96,11 +96,11 @@ def _jobs() -> Iterator[Table | str]:
     """Who schedules on the cluster that this process is connected to, and how far the jobs of its run are."""
     from rich.table import Table
 
+    from rlpto.ray_cluster.controllers import all_controllers
     from rlpto.ray_cluster.scheduler.cluster_owner import schedulers
-    from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
     from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
 
-    controllers = len(jobs_with_controllers())
+    controllers = len(all_controllers())
     last = next(reversed(schedulers()), None)
     if last is None:
         yield f"no scheduler is at work; {controllers} jobs have controllers"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,31 +70,24 @@ def controller_exists(session: str, job: str) -> bool:
     return True
 
 
-def find_controllers(session: str) -> dict[str, Any]:
-    """Handles of all controllers of a session that there are, by job."""
-    prefix = controller_name(session, "")
-    return {name.removeprefix(prefix): handle for name, handle in _named(prefix).items()}
-
-
-def controllers_of(sessions: str) -> list[Any]:
-    """Handles of all controllers of sessions whose names begin with `sessions`."""
-    return list(_named(controller_name(sessions, "").removesuffix(":")).values())
-
-
-def _named(prefix: str) -> dict[str, Any]:
-    """Actors of ours by name, of those whose names begin so."""
+def all_controllers(sessions: str = "") -> dict[tuple[str, str], Any]:
+    """Handles of the controllers there are of sessions whose names begin with `sessions`, by session and job."""
     import ray
     from ray.util import list_named_actors
 
-    found = {}
+    prefix, found = controller_name("", "").partition(":")[0], {}
     for actor in list_named_actors(all_namespaces=True):
-        if actor["namespace"] != NAMESPACE or not actor["name"].startswith(prefix):
-            continue
-        try:
-            found[actor["name"]] = ray.get_actor(actor["name"], namespace=NAMESPACE)
-        except ValueError:
-            continue  # ended since it was listed
+        kind, _, of = actor["name"].partition(":")
+        session, _, job = of.partition(":")
+        if actor["namespace"] == NAMESPACE and kind == prefix and session.startswith(sessions):
+            with suppress(ValueError):  # ended since it was listed
+                found[session, job] = ray.get_actor(actor["name"], namespace=NAMESPACE)
     return found
+
+
+def find_controllers(session: str) -> dict[str, Any]:
+    """Handles of all controllers of a session that there are, by job."""
+    return {job: handle for (own, job), handle in all_controllers(session).items() if own == session}
 
 
 def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
@@ -164,12 +158,6 @@ def stop_controller(handle: Any, timeout: float = STOP_TIMEOUT_S) -> JobReport |
         end_controllers([handle])
         return None
     gone = time.monotonic() + KILL_TIMEOUT_S
-    while time.monotonic() < gone:
-        try:
-            ray.get(handle.report.remote(), timeout=1.0)
-        except (ActorDiedError, ActorUnavailableError):
-            break
-        except TimeoutError:
-            continue
+    while process_of(handle).alive and time.monotonic() < gone:
         time.sleep(0.05)
     return report

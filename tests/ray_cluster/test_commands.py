@@ -22,10 +22,10 @@ from rlpto.agents.archive import read_archive
 from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
 from rlpto.errors import ClusterError
+from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
 from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
-from rlpto.ray_cluster.scheduler.connection import jobs_with_controllers
 from rlpto.ray_cluster.scheduler.session_database import read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
@@ -175,14 +175,14 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
             said(switch, 0)
         first.send_signal(signal.SIGINT)
         said(first, 130)
-    assert {job for _, job in jobs_with_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
+    assert {job for _, job in all_controllers()} == {"job-000000", "job-000001"}, "they were to be kept"
     before = steps_of(run)
 
     with command(*whole) as second:  # takes the controllers over, and is left: now they write checkpoints and end
         once(second, lambda: steps_of(run) > before)
         second.send_signal(signal.SIGTERM)  # as Ctrl-C
         said(second, 130)
-    assert jobs_with_controllers() == []
+    assert all_controllers() == {}
 
     with command(*whole) as third:
         said(third, 0)
@@ -241,13 +241,13 @@ def test_an_agent_goes_on_learning_on_real_jobs_and_can_be_left(ray_cluster: Loc
         first.send_signal(signal.SIGINT)
         assert f"agent:run={folder}" in said(first, 130)
     assert 2 <= steps() < 6
-    assert jobs_with_controllers() == []
+    assert all_controllers() == {}
     with command(*train) as second:
         said(second, 0)
     assert steps() == 6
     assert list((folder / "tensorboard").glob("events.*"))
     assert len(list((folder / SESSIONS).glob("episode-*/events.out.tfevents.*"))) >= 2
-    assert jobs_with_controllers() == []
+    assert all_controllers() == {}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ABORT_AFTER_S = 3.0
 
 
 def main(text: str, rank: int, port: int) -> None:
-    spec = JobSpec.from_json(text)
+    spec = JobSpec(**json.loads(text))
     trainer = Trainer(spec)
     trainer.warm_up()
     store = PrefixStore("group-1", TCPStore("127.0.0.1", port, is_master=False))

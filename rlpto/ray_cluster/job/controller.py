@@ -24,11 +24,11 @@ END_DELAY_S = 0.3
 class JobController:
     """Actor around a `ControlLoop`: takes commands and reports at once, while the loop's own task does the work.
 
-    spec: JSON of the JobSpec. resume: go on from checkpoints in the job's folder; otherwise those of an earlier job
+    resume: go on from checkpoints in the job's folder; otherwise those of an earlier job
     of the same name are dropped. A controller that Ray has restarted always goes on, under the newest command it took.
     """
 
-    def __init__(self, spec: str, resume: bool) -> None:
+    def __init__(self, spec: JobSpec, resume: bool) -> None:
         context = ray.get_runtime_context()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own, of what it calls inside
@@ -36,7 +36,7 @@ class JobController:
         # Here, for it needs torch: whoever only starts and asks controllers does without.
         from rlpto.ray_cluster.job.control_loop import ControlLoop
 
-        self._loop = ControlLoop(JobSpec.from_json(spec), context.get_node_id(), resume, restarted)
+        self._loop = ControlLoop(spec, context.get_node_id(), resume, restarted)
         self._work = asyncio.get_running_loop().create_task(self._loop.run())
 
     async def command(self, generation: int, plan: Plan) -> JobReport:
@@ -73,6 +73,6 @@ def start_controller(spec: JobSpec, node_id: str, resume: bool) -> Any:
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        ).remote(spec.to_json(), resume)
+        ).remote(spec, resume)
     except ValueError:
         raise JobError(f"job {spec.id}: session {spec.session} has a controller of this id already") from None

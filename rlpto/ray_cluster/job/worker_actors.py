@@ -63,7 +63,7 @@ def start_worker(spec: JobSpec, node: str) -> Worker:
     remote: Any = ray.remote  # its types do not know concurrency groups
     actor = remote(num_gpus=1, num_cpus=0, max_restarts=0, concurrency_groups={"control": 2})(TrainWorker)
     actor = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-    return Worker(node, actor.remote(spec.to_json()))
+    return Worker(node, actor.remote(spec))
 
 
 async def release(worker: Worker) -> None:

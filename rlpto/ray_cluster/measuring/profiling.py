@@ -202,13 +202,13 @@ def _untrained(spec: JobSpec) -> float:
 
     check: Any = ray.remote(num_cpus=0, max_retries=1)(_first_accuracy)
     try:
-        return float(ray.get(check.remote(replace(spec, device="cpu").to_json())))
+        return float(ray.get(check.remote(replace(spec, device="cpu"))))
     except RayTaskError as error:
         cause = " ".join(str(error.cause).split())
         raise JobError(f"{spec.training} cannot be used: {cause}") from None
 
 
-def _first_accuracy(spec: str) -> float:
+def _first_accuracy(spec: JobSpec) -> float:
     from rlpto.ray_cluster.worker.training import Trainer
 
-    return Trainer(JobSpec.from_json(spec)).evaluate()
+    return Trainer(spec).evaluate()

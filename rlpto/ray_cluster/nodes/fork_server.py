@@ -121,7 +121,7 @@ def has_own_environment() -> bool:
         return True
     entries = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
     theirs = dict(entry.split(b"=", 1) for entry in entries if entry)
-    return any(not name.startswith(OF_RAY) for name, _ in theirs.items() ^ os.environb.items())
+    return any(not name.startswith(OF_RAY) for name, _ in os.environb.items() - theirs.items())
 
 
 def traits() -> list[object]:

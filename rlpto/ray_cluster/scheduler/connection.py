@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from rlpto.errors import ClusterError, ConfigError, JobError
-from rlpto.ray_cluster.messages import NAMESPACE, JobSpec, controller_name
+from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.background import running_cluster
 from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
@@ -146,16 +146,6 @@ def _explain(address: str, error: Exception) -> str:
         where = os.environ.get("RAY_ADDRESS", "this machine")
         return f"no Ray cluster on {where}; start one with `rlpto cluster up`, or give --address HOST:PORT"
     return f"no Ray cluster at {address}: {text}"
-
-
-def jobs_with_controllers() -> list[tuple[str, str]]:
-    """Session and job of every job controller on the cluster that this process is connected to."""
-    from ray.util import list_named_actors
-
-    pattern = re.escape(controller_name("S", "J")).replace("S", "([^:]+)").replace("J", "(.+)")
-    names = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
-    found = (re.fullmatch(pattern, name) for name in names)
-    return sorted((match[1], match[2]) for match in found if match)
 
 
 def check_training(specs: Sequence[JobSpec]) -> None:

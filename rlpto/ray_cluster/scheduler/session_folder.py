@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rlpto.errors import CheckpointError
-from rlpto.ray_cluster.controllers import controllers_of, end_controllers
+from rlpto.ray_cluster.controllers import all_controllers, end_controllers
 from rlpto.ray_cluster.scheduler.session_lock import SessionLock
 
 SESSIONS = "ray"
@@ -33,7 +33,7 @@ def remove_sessions(run: Path) -> None:
     with ExitStack() as locked:
         for session in sorted(path for path in folder.glob("*") if path.is_dir()):
             locked.enter_context(closing(SessionLock((session / DATABASE).resolve())))
-        end_controllers(controllers_of(_run_name(run) + "-"))
+        end_controllers(all_controllers(_run_name(run) + "-").values())
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:

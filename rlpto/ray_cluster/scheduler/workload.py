@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from rlpto.errors import ClusterError, ConfigError, JobError
@@ -46,29 +46,15 @@ def program_spec(
     number: int, name: str, program: ProgramSettings, settings: RaySettings, session: str, folder: Path, seed: int
 ) -> JobSpec:
     """A whole training of a program, as the job with this number (from 0) in its session. name: its label."""
+    named = {field.name for field in fields(JobSpec)}
     return JobSpec(
+        **(program.model_dump(include=named) | settings.model_dump(include=named)),
         id=job_id(number),
         name=name,
         session=session,
-        training=program.training,
-        options=dict(program.options),
         folder=str((folder / job_id(number)).absolute()),
-        architecture=program.architecture,
-        servers=program.servers,
-        asynchronous=program.asynchronous,
-        batch_size=program.batch_size,
-        batch_rule=program.batch_rule,
-        lr_rule=program.lr_rule,
-        epochs=program.epochs,
         data_size=program.samples,
         seed=seed,
-        checkpoint_interval=settings.checkpoint_interval,
-        heartbeat_timeout=settings.heartbeat_timeout,
-        retries=settings.retries,
-        backoff=settings.backoff,
-        float64=program.float64,
-        device=program.device,
-        pace=program.pace,
     )
 
 

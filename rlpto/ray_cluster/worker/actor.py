@@ -80,9 +80,9 @@ class TrainWorker:
     Whatever raises comes back as a `Failure`; after one, everything but `recover` does nothing.
     """
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: JobSpec) -> None:
         die_with_parent()
-        self._spec = JobSpec.from_json(spec)
+        self._spec = spec
         self._trainer: Trainer | None = None
         self._failure: Failure | None = None
         self._store: TCPStore | None = None
