@@ -228,9 +228,9 @@ class Experiment:
 
         database: of the session; jobs keep their files beside them.
         """
+        from rlpto.ray_cluster.scheduler.clock import Rules
         from rlpto.ray_cluster.scheduler.cluster import RayCluster
         from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-        from rlpto.ray_cluster.scheduler.rules import Rules
 
         source, settings, timing = self._source(), self.config.ray, self.config.simulator
         jobs = self.jobs(window, seed) if source is None else source.poll()

@@ -243,8 +243,8 @@ def run_session(
 ) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     from rlpto.policies.switching import switching
-    from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
     from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
+    from rlpto.runs.session_policy import SessionPolicy
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.database.decisions())

@@ -19,8 +19,8 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.clock import Rules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-from rlpto.ray_cluster.scheduler.rules import Rules
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights

@@ -11,8 +11,7 @@ from torch.optim import SGD
 
 from rlpto.arrays import FloatArray
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, NoiseMeter, SquaredNorms, estimate
-from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor, scaled
-from rlpto.ray_cluster.worker.worker_group import SingleWorker, mean_inverse
+from rlpto.ray_cluster.worker.worker_group import SingleWorker, learning_rate_factor, mean_inverse, scaled
 
 DIMENSIONS, NOISE, SIGNAL = 50, 3.0, 2.0
 TRUE_SQUARE, TRUE_TRACE = SIGNAL**2, NOISE**2 * DIMENSIONS

@@ -21,10 +21,10 @@ from rlpto.policies.switching import switching
 from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictions, write_predictions
 from rlpto.ray_cluster.scheduler.placement import known_placement
-from rlpto.ray_cluster.scheduler.policy_switching import SessionPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
+from rlpto.runs.session_policy import SessionPolicy
 from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

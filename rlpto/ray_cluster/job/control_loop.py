@@ -17,13 +17,18 @@ from typing import Any
 import ray
 
 from rlpto.errors import CheckpointError
-from rlpto.ray_cluster.job.checkpointing import Checkpointer
-from rlpto.ray_cluster.job.job_folder import JobFolder
+from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.retry_policy import RetryPolicy
-from rlpto.ray_cluster.job.server_actors import ParameterServers
 from rlpto.ray_cluster.job.supervision import FaultError, collect
-from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, Worker, WorkerLostError, result_of, settle
+from rlpto.ray_cluster.job.worker_actors import (
+    WORKER_CALL_TIMEOUT_S,
+    ParameterServers,
+    Worker,
+    WorkerLostError,
+    result_of,
+    settle,
+)
 from rlpto.ray_cluster.job.worker_roster import WorkerRoster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Nodes, Plan, global_batch
 from rlpto.ray_cluster.worker.actor import Failure, GroupPlace

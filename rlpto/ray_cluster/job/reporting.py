@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from rlpto.ray_cluster.messages import Measured
@@ -24,6 +24,9 @@ MAX_CHUNKS_IN_FLIGHT = 2
 """Chunks handed to the workers at once: they need not wait for the controller."""
 LONG_STEP_S = 0.3
 """Seconds of a step from which on waiting for the controller counts for little."""
+
+_COUNTS = ("step", "rescales", "rescale_seconds", "recoveries")
+"""Sums that reports have by the same names, and that outlive the controller."""
 
 
 @dataclass(frozen=True)
@@ -122,42 +125,30 @@ class TrainingStatistics:
 
     def figures(self) -> dict[str, Any]:
         """What a report says of training, by the names that `JobReport` has for it."""
-        return {
-            "step": self.step,
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "noise_scale": self.noise_scale,
+        plain = (*_COUNTS, "loss", "accuracy", "noise_scale", "staleness")
+        return {name: getattr(self, name) for name in plain} | {
             "accuracy_curve": tuple(self.curve),
             "throughput": self.throughput(),
-            "rescales": self.rescales,
-            "rescale_seconds": self.rescale_seconds,
             "pauses": tuple(self.pauses),
-            "recoveries": self.recoveries,
             "recovery_seconds": tuple(self.recovery_seconds),
-            "staleness": self.staleness,
         }
 
     def lasting(self) -> dict[str, Any]:
         """What outlives the controller, as JSON can hold it."""
-        return {
-            "curve": self.curve,
-            "speeds": [[*asdict(size).values(), *measured] for size, measured in self.speeds.items()],
-            "rescales": self.rescales,
-            "recoveries": self.recoveries,
-            "rescale_seconds": self.rescale_seconds,
-            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
-            "step": self.step,
+        return {name: getattr(self, name) for name in _COUNTS} | {
             "samples_done": self.samples_done,
+            "curve": self.curve,
+            "speeds": [[*astuple(size), *measured] for size, measured in self.speeds.items()],
+            "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Back from `lasting`."""
+        for name in (*_COUNTS, "samples_done"):
+            setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
         self.speeds = {Size(row[0], row[1]): (row[2], row[3], row[4]) for row in kept["speeds"]}
-        self.rescales, self.recoveries = kept["rescales"], kept["recoveries"]
-        self.rescale_seconds = kept["rescale_seconds"]
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
-        self.step, self.samples_done = kept["step"], kept["samples_done"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
         """The first chunk of a group ends a pause: what its first step took beyond an ordinary one belongs to that."""

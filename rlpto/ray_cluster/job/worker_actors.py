@@ -1,4 +1,4 @@
-"""The worker actors of one job: starting them on their nodes, watching them, and releasing them for certain."""
+"""The actors of one job: starting workers and parameter servers on their nodes, and releasing them for certain."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.processes import TITLE, kill_titled
 from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
+from rlpto.ray_cluster.worker.parameter_server import ParameterServer
 
 T = TypeVar("T")
 
@@ -94,3 +95,33 @@ async def kill_process(worker: Worker) -> bool:
     except WorkerLostError:
         return False
     return True
+
+
+class ParameterServers:
+    """Starts the servers of a job that has some, on `node`, and replaces them. handles: of those there are now."""
+
+    def __init__(self, spec: JobSpec, node: str) -> None:
+        self._spec, self._node = spec, node
+        self.handles: tuple[Any, ...] = ()
+
+    def ensure(self) -> bool:
+        """Start servers if the job needs some and has none. True if they are new: they hold no weights yet."""
+        if self._spec.architecture != "parameter_server" or self.handles:
+            return False
+        actor: Any = ray.remote(ParameterServer)
+        here = NodeAffinitySchedulingStrategy(self._node, soft=False)
+        actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+        self.handles = tuple(actor.remote(self._spec.asynchronous) for _ in range(self._spec.servers))
+        return True
+
+    async def end_group(self) -> None:
+        """End the present group, which wakes workers that wait there; if a server is gone, all of them are let go."""
+        said = await settle(result_of(server.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self.handles)
+        if any(isinstance(one, WorkerLostError) for one in said):
+            self.kill()
+
+    def kill(self) -> None:
+        """Let all servers go."""
+        for server in self.handles:
+            ray.kill(server)
+        self.handles = ()

@@ -1,12 +1,17 @@
-"""Seconds since a session began, also across restarts of the scheduler."""
+"""Time of a session: its clock, when decisions are due, and how long it waits for what does not happen."""
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import dataclass
+from typing import Literal
 
 
 class Clock:
-    """began: second 0 of the session, on the clock of `time.time`.
+    """Seconds since a session began, also across restarts of the scheduler.
+
+    began: second 0 of the session, on the clock of `time.time`.
 
     Time passes by the monotonic clock, so that a correction of the machine's clock does not show in results.
     """
@@ -23,3 +28,23 @@ class Clock:
     def of(self, wall: float) -> float:
         """The second of the session at which it was `wall` on the clock of `time.time`."""
         return wall - self.began
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When decisions are due, and how long to put up with what does not happen. All in seconds.
+
+    interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.
+    poll: longest time between two looks at the cluster. without_gpus: raise ClusterError once jobs have waited so long
+    for a cluster that has no GPU alive.
+    """
+
+    interval: float = 60.0
+    decide_on: Literal["interval", "events"] = "events"
+    limit: float = math.inf
+    poll: float = 0.1
+    without_gpus: float = 300.0
+
+    def due(self, time: float) -> float:
+        """End of the interval that `time` lies in."""
+        return (math.floor(time / self.interval + 1e-9) + 1) * self.interval

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,22 +13,20 @@ from rlpto.jobs import EstimateNoise, Job, JobTable
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock
+from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import known_placement, place
-from rlpto.ray_cluster.scheduler.rules import Rules
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
-ATTACH_TIMEOUT_S = 5.0
-"""Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 
 
 class RayCluster:
@@ -101,7 +98,7 @@ class RayCluster:
         self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
-            _refuse_lost_database(database.path, specs, controllers)
+            refuse_lost_database(database.path, specs, controllers)
         submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
         database.enter_jobs(submitted, growing=source is not None)
         began, left = database.number("began"), database.number("beat") or 0.0
@@ -426,7 +423,8 @@ class RayCluster:
             return
         job = self.ids[number]
         self.database.change(self.time, job, len(holding), self.columns.accuracy_of(number), holding)
-        self.database.set_job(job, start_time=_or_null(float(self.store.start_time[number])))
+        started = float(self.store.start_time[number])
+        self.database.set_job(job, start_time=None if np.isnan(started) else started)
 
     def _write_all(self) -> None:
         """Bring the database up to date."""
@@ -463,12 +461,11 @@ class RayCluster:
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
         if gone:
             self._nodes_down(sorted(gone))
-        heard = self._first_words(set(found.adopted))
+        heard = self._commands.first_reports(found.adopted, self._clock)
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
-        if rows and any(row.state != "expected" for row in rows):
-            self.database.event(
-                self.time, "scheduler_returned", value=self._clock.now() - at, detail=f"left at {left:.3f}"
-            )
+        if any(row.state != "expected" for row in rows):
+            passed = self._clock.now() - at
+            self.database.event(self.time, "scheduler_returned", value=passed, detail=f"left at {left:.3f}")
 
     def _take_planned_types(self, planned: Mapping[str, Plan]) -> None:
         """What jobs are by the batch sizes of their plans, as far as there are such sizes still."""
@@ -477,33 +474,3 @@ class RayCluster:
         jobs = self.table_of(index)
         types = jobs.types_at(sizes)
         self._take_types(index, np.where(types == NO_TYPE, jobs.type_index, types))
-
-    def _first_words(self, adopted: set[str]) -> list[JobReport]:
-        """A report of every controller that was taken over, as far as they answer in time."""
-        heard: dict[str, JobReport] = {}
-        by = self._clock.now() + ATTACH_TIMEOUT_S
-        while adopted - heard.keys() and self._clock.now() < by:
-            heard.update({report.job: report for report in self._backend.reports(0.05)})
-        return list(heard.values())
-
-
-def _or_null(value: float) -> float | None:
-    return None if np.isnan(value) else value
-
-
-def _refuse_lost_database(path: Path, specs: Sequence[JobSpec], controllers: Collection[str]) -> None:
-    """Raise ClusterError if there was a session before: what its jobs have done is not to be thrown away unasked.
-
-    Without its database they could go on, but nobody would know what they had cost and when they had begun.
-    """
-    left = sum(Path(spec.folder).exists() for spec in specs)
-    if controllers:
-        there = f"{len(controllers)} jobs of the session are at work"
-    elif left:
-        there = f"files of {left} jobs of the session are there"
-    else:
-        return
-    raise ClusterError(
-        f"{path}: there is no session database, but {there}: put the file back to go on with them, or give --fresh to "
-        "end them and delete their checkpoints"
-    )

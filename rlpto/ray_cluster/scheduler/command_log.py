@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlpto.ray_cluster.messages import JobSpec, Plan
+from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.reconcile import Reopened, reopen
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 COMMAND_REPEAT_INTERVAL_S = 2.0
 """A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
+
+ATTACH_TIMEOUT_S = 5.0
+"""Longest wait of a restarted scheduler for the first word of the controllers it has found."""
 
 
 class CommandLog:
@@ -96,3 +100,11 @@ class CommandLog:
         for job in found.lost:
             self._database.forget_commands(job)
         return found
+
+    def first_reports(self, controllers: Sequence[str], clock: Clock) -> list[JobReport]:
+        """A report of every controller that was taken over, as far as they answer in time."""
+        heard: dict[str, JobReport] = {}
+        by = clock.now() + ATTACH_TIMEOUT_S
+        while set(controllers) - heard.keys() and clock.now() < by:
+            heard.update({report.job: report for report in self._backend.reports(0.05)})
+        return list(heard.values())

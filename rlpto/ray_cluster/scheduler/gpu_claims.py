@@ -164,11 +164,7 @@ def _steps(present: Plan, wanted: Plan) -> list[Plan]:
     Nodes that stay keep their order, so that ranks do. Where nodes stay as they are, another batch size is one step.
     """
     free = Counter(wanted.nodes)
-    stays = []
-    for node in present.nodes:
-        if free[node] > 0:
-            free[node] -= 1
-            stays.append(node)
+    stays = [node for node in present.nodes if _take(free, node)]
     added = [node for node in wanted.nodes if _take(free, node)]
     steps = []
     if len(stays) < len(present.nodes) or (not added and wanted.batch_size != present.batch_size):

@@ -72,11 +72,3 @@ def known_placement(
         pausing=np.where(training > 0, 0.0, left),
         starting=np.where(beside, left, 0.0),
     )
-
-
-def by_node(nodes: Sequence[str]) -> dict[str, int]:
-    """GPUs by node id."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        counts[node] = counts.get(node, 0) + 1
-    return counts

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rlpto.files import write_text
-from rlpto.ray_cluster.scheduler.placement import by_node
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import DecisionRecords, PolicySwitches, intervals
 from rlpto.rewards import RewardWeights, reward_terms
@@ -50,14 +50,14 @@ def write_tables(database: SessionDatabase, folder: Path) -> None:
 
 def allocation_by_node(database: SessionDatabase, numbers: dict[str, int]) -> list[tuple[str, int, str, str, int]]:
     """Every change of what a job holds of a node, in order: time [s], number and id of the node, job's id, GPUs."""
-    before: dict[str, dict[str, int]] = {}
+    before: dict[str, Counter[str]] = {}
     rows: list[tuple[str, int, str, str, int]] = []
     for time, job, _, _, nodes in database.changes():
-        now, then = by_node(nodes), before.get(job, {})
+        now, then = Counter(nodes), before.get(job, Counter())
         rows += [
-            (f"{time:.3f}", numbers.get(node, -1), node, job, now.get(node, 0))
+            (f"{time:.3f}", numbers.get(node, -1), node, job, now[node])
             for node in sorted(now.keys() | then.keys(), key=lambda node: numbers.get(node, -1))
-            if now.get(node, 0) != then.get(node, 0)
+            if now[node] != then[node]
         ]
         before[job] = now
     return rows

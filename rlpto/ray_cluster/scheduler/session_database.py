@@ -20,7 +20,7 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
-from rlpto.ray_cluster.scheduler.session_lock import SessionLock, is_locked
+from rlpto.ray_cluster.scheduler.session_folder import SessionLock, is_locked
 
 
 def say_on_stderr(line: str) -> None:

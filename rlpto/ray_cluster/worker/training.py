@@ -15,10 +15,9 @@ from rlpto.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
-from rlpto.ray_cluster.worker.learning_rate import learning_rate_factor
 from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
 from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
-from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup
+from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""

@@ -3,13 +3,13 @@
 A group is made for a number of workers and thrown away when that number changes; the model outlives it.
 """
 
-# Annotations are evaluated here: torch checks those of the communication hook.
+import math
 import os
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import GradBucket, Store
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from rlpto.ray_cluster.messages import LrRule
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, SquaredNorms
-from rlpto.ray_cluster.worker.learning_rate import scaled
 
 
 class WorkerGroup(Protocol):
@@ -270,3 +270,32 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 def squared_norm(tensors: Iterable[Tensor]) -> float:
     """Sum of the squares of all elements."""
     return float(torch.nn.utils.get_total_norm(tensors)) ** 2
+
+
+def learning_rate_factor(rule: LrRule, scale: float, gain: float) -> float:
+    """Factor on the learning rate of a step with `scale` times the job's batch size, worth `gain` steps of it.
+
+    linear: Goyal et al. (arXiv 1706.02677). sqrt: Krizhevsky (arXiv 1404.5997). adascale: Johnson et al. (ICML 2020),
+    the gain itself.
+    """
+    if rule == "linear":
+        return scale
+    if rule == "sqrt":
+        return math.sqrt(scale)
+    return gain if rule == "adascale" else 1.0
+
+
+@contextmanager
+def scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """Learning rates times `factor` inside, where 1 touches nothing. Schedulers go on seeing the unscaled ones."""
+    if factor == 1.0:
+        yield
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate

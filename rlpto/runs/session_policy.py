@@ -1,44 +1,18 @@
-"""What switching policies needs on a real cluster: requests of other processes, and the record in the database."""
+"""The policy of a session on a real cluster: other processes may ask for another one, and its switches are noted."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import RlptoError
+from rlpto.policies.base import Policy
+from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
-class Named(Protocol):
-    """What this package knows of a policy, `rlpto.policies.base.Policy`."""
-
-    name: str
-
-
-P = TypeVar("P", bound=Named)
-
-
-class Switching(Protocol[P]):
-    """What this package knows of `rlpto.policies.switching.SwitchingPolicy`."""
-
-    name: str
-
-    def reset(self, seed: int) -> None:
-        """Forget everything but which policy decides when."""
-
-    def present(self, time: float) -> P:
-        """The policy in force at a time [s]."""
-
-    def switch(self, policy: P, time: float) -> None:
-        """Let another policy decide from a time [s] on."""
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        """Decide."""
-
-
-class SessionPolicy(Generic[P]):
+class SessionPolicy:
     """Decides as `policy` does, which others may switch, and notes who decided.
 
     make: a policy by its spec. database: where other processes ask for one (`rlpto cluster switch`), and where switches
@@ -48,8 +22,8 @@ class SessionPolicy(Generic[P]):
 
     def __init__(
         self,
-        policy: Switching[P],
-        make: Callable[[str], P],
+        policy: SwitchingPolicy,
+        make: Callable[[str], Policy],
         database: SessionDatabase,
         deciding: Callable[[str, float], None],
         ahead: Callable[[ClusterState], None] | None = None,
