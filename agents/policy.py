@@ -15,6 +15,7 @@ from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError, PolicyError
+from rlpto.files import file_there
 from rlpto.paths import example_config, example_names
 from rlpto.policies.steering import steer
 from rlpto.settings import Settings
@@ -111,7 +112,7 @@ def agent_file(options: AgentOptions) -> Path:
 def run_file(run: Path) -> Path:
     """The best checkpoint of a run, else its last. Raises ConfigError if it has none."""
     for name in (BEST, LAST):
-        if (run / name).is_file():
+        if file_there(run / name):
             return run / name
     raise ConfigError(f"{run}: no {BEST} or {LAST} there, expected a folder that `rlpto train` has written")
 

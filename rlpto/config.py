@@ -15,6 +15,7 @@ from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
+from rlpto.files import file_there, is_there
 from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
@@ -215,7 +216,7 @@ def spec_files(spec: str) -> list[Path]:
 
 def _checkpoints(run: Path) -> list[Path]:
     """The file that `agent:run=...` uses: its best checkpoint, else its last."""
-    return [path for name in (BEST, LAST) if (path := run / name).is_file()][:1]
+    return [path for name in (BEST, LAST) if file_there(path := run / name)][:1]
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -239,8 +240,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
 
 def _config_file(path: Path) -> Path:
     """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
-    found = None if path.exists() else example_config(path)
-    if found is None and not path.exists() and not path.suffix:
+    found = None if is_there(path) else example_config(path)
+    if found is None and not is_there(path) and not path.suffix:
         raise ConfigError(f"{path}: no such file, and no example of that name: expected {', '.join(example_names())}")
     return found or path
 

@@ -25,8 +25,10 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
 
     Folders on the way are made. Raises `error`, saying that `what` cannot be written, where the
-    file system refuses; what stood at `path` before is then unchanged.
+    file system refuses or the path names no file; what stood at `path` before is then unchanged.
     """
+    if not path.name:
+        raise error(f"{path}: cannot write {what} there: expected the name of a file")
     unfinished = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +41,21 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
     except OSError as refused:
         reason = (refused.strerror or str(refused)).lower()
         raise error(f"{path}: cannot write {what} there: {reason}") from None
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder is there; False, unlike `path.exists()`, for a path too long or closed to us."""
+    return os.path.exists(path)
+
+
+def file_there(path: Path) -> bool:
+    """Whether a file is there, as `is_there`."""
+    return os.path.isfile(path)
+
+
+def folder_there(path: Path) -> bool:
+    """Whether a folder is there, as `is_there`."""
+    return os.path.isdir(path)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from typing import Any, get_args
 
@@ -34,8 +35,9 @@ class Settings(BaseModel):
     def _numbers_mean_something(cls, value: Any, info: ValidationInfo) -> Any:
         numbers = [part for part in _parts(value) if isinstance(part, int | float)]
         if any(abs(part) > LARGEST_NUMBER for part in numbers) and not _is_bounded(cls, str(info.field_name)):
-            raise ValueError(f"expected at most {LARGEST_NUMBER:g}, got {max(map(abs, numbers)):g}")
-        return value
+            got = min(max(map(abs, numbers)), int(sys.float_info.max))  # no float is as large as an int may be
+            raise ValueError(f"expected at most {LARGEST_NUMBER:g}, got {got:g}")
+        return 0.0 if isinstance(value, float) and value == 0.0 else value  # -0.0 is a number that generators refuse
 
 
 @cache

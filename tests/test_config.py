@@ -192,3 +192,8 @@ def test_shipped_configs_are_valid_and_named_after_their_file(path: Path) -> Non
 
 def test_the_shipped_configs_are_there() -> None:
     assert {path.stem for path in CONFIGS} >= {"quickstart", "philly", "pollux", "large"}
+
+
+def test_minus_zero_is_zero(write) -> None:
+    resources = load_config(write("reward: {resources: -0.0}\n")).reward.resources
+    assert (resources, str(resources)) == (0.0, "0.0")

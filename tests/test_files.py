@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from rlpto.files import PART_LIFETIME_S, whole_file, write_text
+import pytest
+
+from rlpto.errors import CheckpointError
+from rlpto.files import PART_LIFETIME_S, file_there, folder_there, is_there, whole_file, write_text
 
 DIES = """
 import os, sys
@@ -46,3 +49,16 @@ def test_files_that_somebody_may_still_be_writing_stay(tmp_path: Path) -> None:
     os.utime(tmp_path / old, (long_ago, long_ago))
     subprocess.run([sys.executable, "-c", WRITES, str(tmp_path / "new")], check=True)
     assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere, ".unrelated.part", "new", "x"}
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "no/such/file"])
+def test_what_can_be_no_path_is_not_there(name: str) -> None:
+    assert not is_there(Path(name))
+    assert not file_there(Path(name))
+    assert not folder_there(Path(name))
+
+
+def test_a_path_that_names_no_file_is_refused() -> None:
+    for path in (Path(""), Path("/")):
+        with pytest.raises(CheckpointError, match="cannot write a file there: expected the name of a file"):
+            write_text(path, "whole", "a file")

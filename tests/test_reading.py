@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from rlpto.agents.archive import read_archive
 from rlpto.config import load_config
@@ -23,6 +24,7 @@ from rlpto.performance.profiles import load_file
 from rlpto.policies.steering_file import load_steering_weights
 from rlpto.reading import MIB, check_finite, parse_array, read_json, read_text
 from rlpto.rewards import RewardWeights
+from rlpto.settings import Settings
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.importers.registry import import_trace
 from rlpto.yamlfile import parse_value, read_yaml
@@ -225,3 +227,13 @@ def test_settings_that_nobody_can_mean_are_refused(override: str, reason: str, t
     with pytest.raises(ConfigError, match=f"--set: .*{reason}"):
         load_config(path, [override])
     assert RewardWeights.model_validate({"classes": [1, 2, 3]}).classes == (1, 2, 3)
+
+
+def test_whole_numbers_larger_than_any_other_are_refused() -> None:
+    class Counted(Settings):
+        """A setting without bounds of its own."""
+
+        count: int = 0
+
+    with pytest.raises(ValidationError, match=r"expected at most 1e[+]12, got 1\.79769e[+]308"):
+        Counted(count=10**400)

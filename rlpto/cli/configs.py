@@ -10,6 +10,7 @@ import typer
 
 from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, read_config
 from rlpto.errors import ConfigError
+from rlpto.files import folder_there
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
@@ -27,7 +28,7 @@ def list_configs(
     from rlpto.config import load_config
     from rlpto.paths import example_names
 
-    if folder is not None and not folder.is_dir():
+    if folder is not None and not folder_there(folder):
         raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
     names = [*example_names(), *example_names("results")] if folder is None else sorted(map(str, folder.glob("*.yaml")))
     table = Table(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
+from rlpto.files import file_there
 
 
 def export(
@@ -19,7 +20,7 @@ def export(
     from rlpto.agents.checkpoint import export_agent
     from rlpto.agents.policy import run_file
 
-    checkpoint = run if run.is_file() else run_file(run)
+    checkpoint = run if file_there(run) else run_file(run)
     size = export_agent(checkpoint, out)
     make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint}; use it as agent:file={out}")
 

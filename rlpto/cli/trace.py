@@ -61,7 +61,8 @@ def _print_import(result: ImportResult, out: Path, console: Console) -> None:
 def describe(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet), or a file of any format.")],
     gpus: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Also state the load on a cluster of so many GPUs.")
+        int | None,
+        typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of so many GPUs."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw arrivals, GPUs and durations to this file (PNG).")

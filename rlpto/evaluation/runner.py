@@ -22,7 +22,7 @@ from rlpto import __version__
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
-from rlpto.files import write_text
+from rlpto.files import is_there, write_text
 from rlpto.interrupts import Interrupted
 from rlpto.reading import read_json
 from rlpto.records import RunRecord
@@ -234,7 +234,7 @@ def _cell_json(finished: FinishedCell, fingerprint: str) -> str:
 def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = None) -> FinishedCell | None:
     """The finished cell stored under `key`, or None; CheckpointError if it is not usable here."""
     path, archive = folder / f"{key}.json", folder / f"{key}.npz"
-    if not path.exists():
+    if not is_there(path):
         return None
     content = _read_json(path)
     if content["fingerprint"] != fingerprint:

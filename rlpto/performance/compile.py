@@ -9,6 +9,7 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ProfileError
+from rlpto.files import file_there, folder_there
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_file, load_folder
@@ -32,9 +33,9 @@ def load_profiles(folder: str | Path | None) -> ProfileSource:
     if folder is None:
         return FittedProfiles(builtin_profiles())
     path = Path(folder)
-    if path.is_file():
+    if file_there(path):
         return FittedProfiles(load_file(path))
-    if not path.is_dir():
+    if not folder_there(path):
         raise ProfileError(f"{path}: no such folder; expected one of profiles (*.yaml) or of measurements")
     if any(path.glob("*.yaml")):
         return FittedProfiles(load_folder(path))

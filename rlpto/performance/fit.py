@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.errors import ProfileError
-from rlpto.files import write_text
+from rlpto.files import folder_there, write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.measurements import Measurements, read_measurements
@@ -59,7 +59,7 @@ def fit_folder(folder: Path, out: Path) -> list[Path]:
 
 def measured_applications(folder: Path) -> list[Path]:
     """Sub-folders that hold measurements, sorted."""
-    return sorted(path.parent for path in folder.glob("*/placements.csv"))
+    return sorted(path.parent for path in folder.glob("*/placements.csv")) if folder_there(folder) else []
 
 
 def fit_profile(measured: Measurements) -> Profile:

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
+from rlpto.files import folder_there
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.laws import AnyLaw
@@ -154,7 +155,7 @@ def builtin_rescale_delay(model: str) -> float:
 def load_folder(folder: Path) -> dict[str, Profile]:
     """All of every `*.yaml` of a folder, by name. Raises ProfileError if one is broken or two share a name."""
     profiles: dict[str, Profile] = {}
-    for path in sorted(folder.glob("*.yaml")):
+    for path in sorted(folder.glob("*.yaml")) if folder_there(folder) else ():
         for name, profile in load_file(path).items():
             if name in profiles:
                 raise ProfileError(f"{path}: name {name!r} is taken by another file of {folder}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlpto.errors import ConfigError
+from rlpto.files import file_there
 from rlpto.interrupts import Interrupted, interruptible
 from rlpto.outcome import Result, deciding
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
@@ -61,7 +62,7 @@ def fine_tune_run(
     settings = beginner.settings(_with_steps(config.agent))
     beginner.env(config.env)
     windows = _windows(prepare(config))
-    resume = (folder / LAST).is_file() and not fresh
+    resume = file_there(folder / LAST) and not fresh
     if not resume:
         prepare(config).check()
     with real_nodes(config, address, folder, on_wait) as gpus:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rlpto import __version__
 from rlpto.config import Config, load_config, resolved_yaml, spec_files
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.files import digest, write_text
+from rlpto.files import digest, file_there, folder_there, is_there, write_text
 from rlpto.outcome import Result, differing_keys
 from rlpto.reading import read_json
 
@@ -39,7 +39,7 @@ def begin_run(folder: Path, config: Config) -> None:
 def config_file(folder: Path) -> Path:
     """The file with the configuration of a run. Raises ConfigError if the folder is none."""
     path = folder / CONFIG_FILE
-    if not path.is_file():
+    if not file_there(path):
         raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
     return path
 
@@ -51,7 +51,7 @@ def read_run_config(folder: Path) -> Config:
 
 def refuse_foreign(folder: Path, config: Config) -> None:
     """Raises CheckpointError if the folder has finished cells of another configuration."""
-    if not any((folder / "cells").glob("*.json")):
+    if not folder_there(folder) or not any((folder / "cells").glob("*.json")):
         return
     advice = "use another --run-dir, or --fresh to replace it"
     try:
@@ -74,7 +74,7 @@ def policy_files(config: Config) -> dict[str, str]:
 def _policy_files_there(folder: Path) -> dict[str, str]:
     """Policies' files as they were when the folder was written."""
     path = folder / VERSIONS_FILE
-    if not path.exists():
+    if not is_there(path):
         return {}
     content = read_json(path, "what a run has written", CheckpointError)
     files = content.get("policy_files", {}) if isinstance(content, dict) else None

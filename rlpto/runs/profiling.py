@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlpto.config import Config
 from rlpto.errors import ConfigError, ProfileError
-from rlpto.files import write_text
+from rlpto.files import is_there, write_text
 from rlpto.performance.profiles import Profile, load_file, profiles_yaml
 from rlpto.ray_cluster.measuring.measured_profile import describe, fit_program
 from rlpto.ray_cluster.measuring.profiling import ProgramMeasurements, measure_program, stages
@@ -36,7 +36,7 @@ def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSe
 
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
     """Profiles of a file that are of programs as they are set now. Raises ProfileError if the file is no profiles."""
-    if not path.exists():
+    if not is_there(path):
         return {}
     return {
         name: found

@@ -12,7 +12,7 @@ import pandas as pd
 
 from rlpto.config import load_config
 from rlpto.errors import CheckpointError, ConfigError
-from rlpto.files import write_text
+from rlpto.files import file_there, is_there, write_text
 from rlpto.interrupts import Interrupted
 from rlpto.reading import LARGEST_YAML_BYTES, read_text
 from rlpto.runs.folder import begin_run, config_file
@@ -71,7 +71,7 @@ def begin_sweep(folder: Path, config: Path, overrides: Sequence[str], space: Pat
     """
     _check_installed()
     wanted = read_space(space)
-    if (folder / TUNE).exists():
+    if is_there(folder / TUNE):
         raise CheckpointError(f"{folder}: holds a sweep; add --resume to go on, or use another --run-dir")
     first = {key: choices[0] if isinstance(choices, list) else choices["low"] for key, choices in wanted.items()}
     tried = [load_config(config, [*overrides, f"{key}={value}"]) for key, value in first.items()]
@@ -87,7 +87,7 @@ def resume_sweep(folder: Path, space: Path) -> dict[str, Any]:
     _check_installed()
     wanted = read_space(space)
     config_file(folder)
-    if not (folder / TUNE).exists() or not (folder / SPACE).is_file():
+    if not is_there(folder / TUNE) or not file_there(folder / SPACE):
         raise CheckpointError(f"{folder}: no sweep there, expected a folder that `rlpto sweep` has written")
     known = read_text(folder / SPACE, "YAML", CheckpointError, LARGEST_YAML_BYTES)
     if known != read_text(space, "YAML", ConfigError, LARGEST_YAML_BYTES):

@@ -24,6 +24,7 @@ from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.experiment import Experiment, refuse_online
+from rlpto.files import file_there
 from rlpto.interrupts import interruptible
 from rlpto.outcome import Result, deciding, differing_keys
 from rlpto.policies.base import Policy
@@ -225,12 +226,12 @@ def _nameable(value: Any) -> Any:
 
 def has_checkpoints(run: Path) -> bool:
     """True if a run, or one of its seeds, holds checkpoints."""
-    return any((folder / name).is_file() for folder in members(run) for name in (BEST, LAST))
+    return any(file_there(folder / name) for folder in members(run) for name in (BEST, LAST))
 
 
 def has_begun(run: Path) -> bool:
     """True if there is something in a run, or one of its seeds, to go on from: a checkpoint, or generations."""
-    return any((folder / name).is_file() for folder in members(run) for name in (LAST, EVOLUTION))
+    return any(file_there(folder / name) for folder in members(run) for name in (LAST, EVOLUTION))
 
 
 def summary(run: Path, outcome: Outcome) -> str:

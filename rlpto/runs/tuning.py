@@ -25,6 +25,7 @@ from rlpto.evaluation.tuning import (
     tuning_fingerprint,
 )
 from rlpto.experiment import Experiment
+from rlpto.files import is_there
 from rlpto.interrupts import Interrupted
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
@@ -95,7 +96,7 @@ def tune_index(
     outcomes = [experiment.outcome() for experiment in experiments]
     searched = {"goal": goal.value, "gain": first.gain, "places": places, "outcomes": outcomes}
     fingerprint = tuning_fingerprint(parameters, settings, searched)
-    if resume and checkpoint.exists():
+    if resume and is_there(checkpoint):
         read_costs(checkpoint, fingerprint, settings.population)
     standing, tried = "start", 0
 
@@ -128,7 +129,7 @@ def tune_index(
             )
         except KeyboardInterrupt:
             kept = f"the generations so far are in {checkpoint}; add --resume to the same command to go on"
-            raise Interrupted(kept if checkpoint.exists() else "no generation was finished") from None
+            raise Interrupted(kept if is_there(checkpoint) else "no generation was finished") from None
         best = complete(found.best)
         gains = {f"{len(places)} training runs": described(goal, abs(found.best_cost))}
         if unseen:

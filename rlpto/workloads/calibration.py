@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rlpto.errors import ConfigError
-from rlpto.files import write_text
+from rlpto.files import is_there, write_text
 from rlpto.settings import Settings
 from rlpto.yamlfile import dotted_key, read_yaml
 
@@ -126,7 +126,7 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     text = str(name_or_path)
     named = text in built_in_calibrations()
     path = _BUILT_IN / f"{text}.yaml" if named else Path(text)
-    if not named and not path.exists():
+    if not named and not is_there(path):
         near = difflib.get_close_matches(text, built_in_calibrations(), n=1, cutoff=0.0)
         raise ConfigError(
             f"unknown calibration {text!r}: no such file, and the built-in ones are "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlpto.errors import ConfigError, TraceError
+from rlpto.files import file_there, is_there
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 
@@ -19,7 +20,7 @@ def read_any(path: Path, format: str | None = None) -> Trace:
 
     Raises TraceError if there is none, or it is broken.
     """
-    if not path.is_file():
+    if not file_there(path):
         name = path.stem if path.stem in FORMATS else "FORMAT"
         raise TraceError(f"{path}: no such trace; make it with `rlpto trace import {name} FILE -o {path}`")
     if is_trace_file(path):
@@ -54,7 +55,7 @@ def _expand(pattern: Path) -> Iterable[Path]:
     """Files of a path with wildcards, numbers in natural order; a path without them as it is."""
     parts = pattern.parts
     first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
-    if first is None or pattern.exists():
+    if first is None or is_there(pattern):
         return [pattern]
     found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
     if not found:

@@ -50,6 +50,39 @@ def test_describe_shows_figures_and_draws(rlpto, project: Path) -> None:
     rlpto("trace", "describe", "exp.yaml").assert_refused("exp.yaml: no known trace format")
 
 
+LONG = "a" * 5000
+"""No file system has names of that length."""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("trace", "describe", LONG), "no such trace"),
+        (("trace", "import", "philly_csv", "x.csv", "-o", ""), "expected the name of a file"),
+        (("trace", "generate", "--like", LONG, "-o", "x.parquet"), "unknown calibration"),
+        (("configs", "show", LONG), "no such file"),
+        (("configs", "list", LONG), "no such folder"),
+        (("export", LONG, "-o", "agent.zip"), "expected a folder"),
+        (("compare", LONG, "runs"), "expected a folder"),
+        (("evaluate", "exp.yaml", "--trace", LONG), "no such trace"),
+        (("evaluate", "exp.yaml", "--profiles", LONG), "no such folder"),
+        (("evaluate", "exp.yaml", "--run-dir", LONG), "file name too long"),
+        (("evaluate", "--run", LONG), "expected a folder"),
+        (("profiles", "fit", LONG, "-o", "out"), "no sub-folder holds"),
+        (("profiles", "show", "--folder", LONG), "no profiles there"),
+    ],
+)
+def test_paths_that_cannot_be_are_refused(rlpto, project: Path, words: tuple[str, ...], expected: str) -> None:
+    write_lines(project / "x.csv", *LINES)
+    rlpto(*words).assert_refused(expected)
+
+
+def test_a_cluster_of_more_gpus_than_there_can_be_is_refused(rlpto) -> None:
+    answer = rlpto("trace", "describe", "jobs.parquet", "--gpus", "9" * 400)
+    assert answer.code == 2
+    assert "--gpus" in answer.err
+
+
 def test_generate_and_calibrate_go_round(rlpto, project: Path) -> None:
     assert rlpto("trace", "generate", "--like", "philly", "--days", 8, "-o", "s.parquet", "--rate", 0.1).code == 0
     assert rlpto("trace", "calibrate", "s.parquet", "-o", "mine.yaml", "-q").out == ""

@@ -114,6 +114,12 @@ def test_acme_uses_the_clusters_clock_and_the_time_it_ran(file) -> None:
     assert seren.duration.tolist() == [117.0]
 
 
+@pytest.mark.parametrize("zone", ["Nowhere/Else", "a" * 5000, "../etc", "Europe"])
+def test_a_time_zone_that_there_is_not_counts_as_none(zone: str, file) -> None:
+    result = import_trace("swf", file(data.SWF.replace("Europe/Paris", zone)))
+    assert result.trace.origin == import_trace("swf", file(data.SWF.replace("; TimeZoneString", ";"))).trace.origin
+
+
 def test_swf(file) -> None:
     result = import_trace("swf", file(data.SWF))
     trace = result.trace
