@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import yaml
@@ -52,7 +55,7 @@ from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measurements import read_measurements
-from rlpto.performance.profiles import builtin_profiles, load_file, profile_yaml
+from rlpto.performance.profiles import Profile, builtin_profiles, load_file, profile_yaml
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
 from rlpto.policies.registry import make_policy
@@ -60,6 +63,12 @@ from rlpto.policies.spec import split_specs
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
 from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.messages import JobSpec, Plan
+from rlpto.ray_cluster.nodes.background import noted_cluster
+from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
+from rlpto.ray_cluster.scheduler.schema import Decision
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.rewards import RewardWeights
 from rlpto.runs.folder import begin_run, read_run_config, refuse_foreign
 from rlpto.runs.sweep import read_space
@@ -71,6 +80,8 @@ from rlpto.workloads.calibration import calibration_yaml, load_calibration
 from rlpto.workloads.describe import describe, tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers.registry import detect_format, import_trace
+from rlpto.workloads.listed import listed_job
+from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import make_trace, read_trace, write_trace
 from rlpto.workloads.volume import task_volume
@@ -84,6 +95,31 @@ ARGUMENT_ERRORS = (*EXPECTED_ERRORS, ValueError, TypeError, GymnasiumError)
 """What bad arguments of the Python API may raise."""
 
 Target = Callable[[Generator, Path], object]
+TARGETS: list[tuple[float, Target, tuple[type[BaseException], ...]]] = []
+"""How often each is drawn, and the errors it may end with."""
+
+
+def target(weight: float, allowed: tuple[type[BaseException], ...] = EXPECTED_ERRORS) -> Callable[[Target], Target]:
+    def add(function: Target) -> Target:
+        TARGETS.append((weight, function, allowed))
+        return function
+
+    return add
+
+
+def broken_file(
+    weight: float, name: str, broken: Callable[[Generator], bytes]
+) -> Callable[[Callable[[Path], object]], Target]:
+    """A target that hands a file called `name`, with content as `broken` makes it, to the function it decorates."""
+
+    def add(use: Callable[[Path], object]) -> Target:
+        def read(rng: Generator, folder: Path) -> object:
+            return use(_file(folder, name, broken(rng)))
+
+        read.__name__ = use.__name__
+        return target(weight)(read)
+
+    return add
 
 
 def _file(folder: Path, name: str, content: bytes) -> Path:
@@ -108,9 +144,10 @@ def _configs() -> tuple[str, ...]:
     return tuple(path.read_text(encoding="utf-8") for path in sorted((ROOT / "configs").glob("*.yaml")))
 
 
-def config_file(rng: Generator, folder: Path) -> None:
-    config = load_config(_file(folder, "exp.yaml", _broken_yaml(rng, pick(rng, _configs()))))
-    resolved = _file(folder, "resolved.yaml", resolved_yaml(config).encode())
+@broken_file(3, "exp.yaml", lambda rng: _broken_yaml(rng, pick(rng, _configs())))
+def config_file(path: Path) -> None:
+    config = load_config(path)
+    resolved = _file(path.parent, "resolved.yaml", resolved_yaml(config).encode())
     assert load_config(resolved) == config, "a resolved configuration reads back otherwise"
 
 
@@ -123,6 +160,7 @@ def _keys(model: type[Settings]) -> list[tuple[str, ...]]:
 KEYS = _keys(Config)
 
 
+@target(2)
 def override(rng: Generator, folder: Path) -> None:
     key = ".".join(pick(rng, KEYS))
     if rng.random() < 0.2:
@@ -133,6 +171,7 @@ def override(rng: Generator, folder: Path) -> None:
     _begun(config)
 
 
+@target(2)
 def key_of_small(rng: Generator, folder: Path) -> None:
     """One key of a small experiment changed, whose jobs are then drawn."""
     tree = {
@@ -162,6 +201,7 @@ def _begun(config: Config) -> None:
         make_policy(spec)
 
 
+@target(2)
 def weights_file(rng: Generator, folder: Path) -> None:
     path = folder / "weights.yaml"
     if rng.random() < 0.5:
@@ -178,18 +218,24 @@ def _calibration() -> str:
     return calibration_yaml(load_calibration("philly"))
 
 
-def calibration_file(rng: Generator, folder: Path) -> None:
-    calibration = load_calibration(_file(folder, "like.yaml", _broken_yaml(rng, _calibration())))
-    generate(calibration, 0.1, 0)
+@broken_file(0.5, "like.yaml", lambda rng: _broken_yaml(rng, _calibration()))
+def calibration_file(path: Path) -> None:
+    generate(load_calibration(path), 0.1, 0)
+
+
+@cache
+def _profiles() -> Mapping[str, Profile]:
+    return builtin_profiles()
 
 
 @cache
 def _profile() -> str:
-    return profile_yaml(builtin_profiles()["cifar10"])
+    return profile_yaml(_profiles()["cifar10"])
 
 
-def profile_file(rng: Generator, folder: Path) -> None:
-    profiles = load_file(_file(folder, "profiles.yaml", _broken_yaml(rng, _profile())))
+@broken_file(2, "profiles.yaml", lambda rng: _broken_yaml(rng, _profile()))
+def profile_file(path: Path) -> None:
+    profiles = load_file(path)
     for name in profiles:
         compile_tables(FittedProfiles(profiles), [JobType(name)], 8, 4)
 
@@ -208,6 +254,7 @@ MEASURED = {
 }
 
 
+@target(2)
 def measurements(rng: Generator, folder: Path) -> None:
     broken = pick(rng, list(MEASURED))
     for name, text in MEASURED.items():
@@ -215,6 +262,7 @@ def measurements(rng: Generator, folder: Path) -> None:
     read_measurements(folder)
 
 
+@target(5)
 def trace_text(rng: Generator, folder: Path) -> None:
     name = pick(rng, list(SAMPLES))
     path = _file(folder, "trace.log", broken_text(rng, SAMPLES[name]))
@@ -238,8 +286,34 @@ def _parquet() -> bytes:
     return path.read_bytes()
 
 
-def trace_parquet(rng: Generator, folder: Path) -> None:
-    _used(read_any(_file(folder, "trace.parquet", broken_bytes(rng, _parquet()))), folder)
+@broken_file(2, "trace.parquet", lambda rng: broken_bytes(rng, _parquet()))
+def trace_parquet(path: Path) -> None:
+    _used(read_any(path), path.parent)
+
+
+FOLLOWED = """\
+{"model": "cifar10", "submit": 0, "gpus": 2}
+{"name": "second", "model": "ncf", "submit": 60.5, "epochs": 3, "priority": "high", "max_gpus": 4}
+{"closed": true}
+"""
+
+
+@broken_file(2, "jobs.jsonl", lambda rng: _broken_lines(rng, FOLLOWED))
+def followed_file(path: Path) -> None:
+    facts = FittedProfiles(_profiles()).facts
+    source = FollowedFile(path, lambda entry, number: listed_job(entry, number, facts, 8))
+    source.poll()
+    source.poll()
+
+
+def _broken_lines(rng: Generator, text: str) -> bytes:
+    """JSON lines broken as text, or with a value of one of them replaced."""
+    if rng.random() < 0.4:
+        return broken_text(rng, text)
+    lines = text.encode().splitlines(keepends=True)
+    at = int(rng.integers(len(lines)))
+    lines[at] = plain_json(broken_tree(rng, json.loads(lines[at]))) + b"\n"
+    return b"".join(lines)
 
 
 @cache
@@ -252,8 +326,8 @@ def _agent() -> bytes:
     return path.read_bytes()
 
 
-def agent_file(rng: Generator, folder: Path) -> None:
-    path = _file(folder, "agent.zip", broken_archive(rng, _agent(), "manifest.json"))
+@broken_file(2, "agent.zip", lambda rng: broken_archive(rng, _agent(), "manifest.json"))
+def agent_file(path: Path) -> None:
     read_archive(path, (AGENT,))
     load_brain(path)
 
@@ -270,16 +344,18 @@ def _forecasters() -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def forecaster_file(rng: Generator, folder: Path) -> None:
-    path = _file(folder, "model.npz", broken_archive(rng, pick(rng, _forecasters()), None))
+@broken_file(2, "model.npz", lambda rng: broken_archive(rng, pick(rng, _forecasters()), None))
+def forecaster_file(path: Path) -> None:
     forecaster = load_forecaster(path)
     told = forecaster.update([3.0, 4.0]).predict(6, (0.1, 0.9))
     assert np.isfinite(told.point).all(), "a forecast that is not finite"
 
 
-def counts_file(rng: Generator, folder: Path) -> None:
-    rows = "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for hour in range(24))
-    path = _file(folder, "counts.csv", broken_text(rng, f"time,count\n{rows}"))
+COUNTS = "time,count\n" + "".join(f"2020-04-01 {hour:02d}:00:00,{hour}\n" for hour in range(24))
+
+
+@broken_file(2, "counts.csv", lambda rng: broken_text(rng, COUNTS))
+def counts_file(path: Path) -> None:
     read_series(path, Counted("1h", What.jobs, None, None, None, "time", "count"))
 
 
@@ -290,10 +366,12 @@ def _record() -> bytes:
     return path.read_bytes()
 
 
-def record_file(rng: Generator, folder: Path) -> None:
-    measure(load_record(_file(folder, "record.npz", broken_archive(rng, _record(), None))))
+@broken_file(2, "record.npz", lambda rng: broken_archive(rng, _record(), None))
+def record_file(path: Path) -> None:
+    measure(load_record(path))
 
 
+@target(1)
 def run_folder(rng: Generator, folder: Path) -> None:
     """A finished run of which one file is broken, compared, and gone on with."""
     config = Config()
@@ -315,19 +393,75 @@ def run_folder(rng: Generator, folder: Path) -> None:
     evaluate(cells, lambda _: tiny_record(), folder, False, config={})
 
 
-def tuning_file(rng: Generator, folder: Path) -> None:
-    content = {"format": "rlpto tuning 1", "fingerprint": "f", "costs": [[1.0, 2.0, 3.0, 4.0]], "best": {}}
-    read_costs(_file(folder, "tuning.json", _broken_json(rng, plain_json(content))), "f", 4)
+TUNING = {"format": "rlpto tuning 1", "fingerprint": "f", "costs": [[1.0, 2.0, 3.0, 4.0]], "best": {}}
+SPACE = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.network.width: [16, 32]\n"
 
 
-def space_file(rng: Generator, folder: Path) -> None:
-    text = "agent.ppo.learning_rate: {low: 1.0e-5, high: 1.0e-3, log: true}\nagent.network.width: [16, 32]\n"
-    read_space(_file(folder, "space.yaml", _broken_yaml(rng, text)))
+@broken_file(1, "tuning.json", lambda rng: _broken_json(rng, plain_json(TUNING)))
+def tuning_file(path: Path) -> None:
+    read_costs(path, "f", 4)
+
+
+@broken_file(1, "space.yaml", lambda rng: _broken_yaml(rng, SPACE))
+def space_file(path: Path) -> None:
+    read_space(path)
+
+
+STARTED = {"address": "127.0.0.1:1", "folder": "x", "gpus": [2, 2], "cpus": 4, "durable": False}
+
+
+@broken_file(1, "cluster.json", lambda rng: _broken_json(rng, plain_json(STARTED)))
+def started_cluster_file(path: Path) -> None:
+    with mock.patch.dict(os.environ, RLPTO_STATE=str(path)):
+        noted_cluster()
+
+
+@cache
+def _session() -> bytes:
+    """The database of a session of two jobs that has taken a decision."""
+    path = Path("session.sqlite")
+    specs = [JobSpec(f"job-{i}", f"j{i}", "s", "a.b:C", "folder", 8, 1.0, 100) for i in range(2)]
+    with SessionDatabase(path) as database:
+        database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
+        for key in ("began", "beat"):
+            database.set_fact(key, "5.0")
+        database.node("n1", 0, 4, True, 0.0)
+        database.decision(Decision(1.0, "fifo", 0.01, 4, 2, 2, 1, {"job-0": 0}, {"job-0": 2}, {"job-0": 8}))
+        database.followed((0.1, 0.2, 0.3), 60.0, 120.0, 5.0)
+        database.plan([Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
+        database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
+        database.event(2.0, "rescale", "job-0", "n1", 3.0, "2")
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+@target(2)
+def session_file(rng: Generator, folder: Path) -> None:
+    """A session database broken as bytes, or in one of its values, opened by a scheduler and by who looks."""
+    path = _file(folder, "state.sqlite", _session())
+    if rng.random() < 0.5:
+        path.write_bytes(broken_bytes(rng, _session()))
+    else:
+        with closing(sqlite3.connect(path, isolation_level=None)) as base:
+            base.execute("PRAGMA ignore_check_constraints = 1")
+            table = pick(rng, ("facts", "jobs", "allocations", "decisions", "events", "changes", "nodes"))
+            column = pick(rng, [row[1] for row in base.execute(f"PRAGMA table_info({table})")])
+            value = pick(rng, [value for value in NASTY if isinstance(value, str | int | float | None)])
+            with suppress(sqlite3.Error, OverflowError):  # values that SQLite itself keeps out
+                base.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    read_table(path, "jobs")
+    with SessionDatabase(path, lambda _: None) as database:
+        write_tables(database, folder)
+        decision_records(database, RewardWeights())
+        policy_switches(database)
+        database.newest_commands()
 
 
 SPECS = ("fifo", "las", "index:gain=2", "tiresias:thresholds=[3600, 36000],label=t", "index:weights=x.yaml", "random")
 
 
+@target(2)
 def policy_spec(rng: Generator, folder: Path) -> None:  # noqa: ARG001
     text = broken_text(rng, ",".join(pick(rng, SPECS) for _ in range(2))).decode("utf-8", "replace")
     for spec in split_specs(text)[:50]:
@@ -368,6 +502,7 @@ def _tables() -> Any:
     return compile_tables(FittedProfiles(builtin_profiles()), [JobType("cifar10"), JobType("ncf")], 8, 4)
 
 
+@target(2)
 def policy_answer(rng: Generator, folder: Path) -> None:  # noqa: ARG001
     jobs = [Job(f"j{i}", 60.0 * i, pick(rng, ("cifar10", "ncf")), 1.0, 50_000.0, 1, 1, 4) for i in range(4)]
     cluster = SimulatedCluster((Node(4), Node(2)), jobs, _tables(), SimulatorSettings(max_hours=5.0), 0)
@@ -380,6 +515,7 @@ def _environment() -> Any:
     return cluster_env(None, max_jobs=6, horizon=2)
 
 
+@target(1, ARGUMENT_ERRORS)
 def environment(rng: Generator, folder: Path) -> None:  # noqa: ARG001
     env = _environment()
     options = {"workload": 0, "warm_up": 0.0, "length": 600.0}
@@ -412,6 +548,7 @@ CONSTRUCTORS: tuple[tuple[Callable[..., object], dict[str, Any]], ...] = (
 )
 
 
+@target(2, ARGUMENT_ERRORS)
 def arguments(rng: Generator, folder: Path) -> None:  # noqa: ARG001
     call, given = pick(rng, CONSTRUCTORS)
     wrong = pick(rng, list(given))
@@ -423,10 +560,20 @@ def _app() -> Any:
     return make_app()
 
 
+SMALL_EXPERIMENT = b"""\
+cluster: {nodes: [{count: 1, gpus: 8}]}
+workload: {days: 0.5, windows: {hours: 2}}
+policies: [fifo]
+"""
+
+
+@target(0.5)
 def verb(rng: Generator, folder: Path) -> None:
     """A verb of the command line with one argument replaced; what it should write is there whole or not at all."""
     out = folder / "out.parquet"
     log = _file(folder, "log.csv", SAMPLES["philly_csv"].encode())
+    counts = _file(folder, "counts.csv", COUNTS.encode())
+    experiment = _file(folder, "exp.yaml", SMALL_EXPERIMENT)
     line = list(
         pick(
             rng,
@@ -436,9 +583,17 @@ def verb(rng: Generator, folder: Path) -> None:
                 ("trace", "describe", log, "--gpus", "8"),
                 ("trace", "calibrate", log, "-o", folder / "like.yaml"),
                 ("policies", "--options"),
-                ("configs", "show", "quickstart"),
+                ("profiles", "show", "--folder", folder),
+                ("profiles", "fit", folder, "-o", folder / "fitted"),
+                ("configs", "show", "quickstart", "--set", "seed=1"),
+                ("configs", "list", folder),
                 ("export", folder, "-o", folder / "agent.zip"),
                 ("compare", folder, folder),
+                ("forecast", "fit", counts, "--every", "1h", "--method", "smoothing", "-o", folder / "model.npz"),
+                ("evaluate", experiment, "--trace", log, "--limit", "1", "--no-report", "--run-dir", folder / "run"),
+                ("evaluate", experiment, "--follow", log, "--seeds", "1", "--no-report", "--run-dir", folder / "run"),
+                ("tune", "index", experiment, "-o", folder / "index.yaml", "--generations", "1", "--limit", "1"),
+                ("train", experiment, "--seed", "x", "--run-dir", folder / "run"),
             ),
         )
     )
@@ -452,29 +607,3 @@ def verb(rng: Generator, folder: Path) -> None:
     assert code in (0, 2), f"exit code {code}"
     if out.exists():
         read_trace(out)
-
-
-TARGETS: tuple[tuple[float, Target, tuple[type[BaseException], ...]], ...] = (
-    (3.0, config_file, EXPECTED_ERRORS),
-    (2.0, override, EXPECTED_ERRORS),
-    (2.0, key_of_small, EXPECTED_ERRORS),
-    (2.0, weights_file, EXPECTED_ERRORS),
-    (0.5, calibration_file, EXPECTED_ERRORS),
-    (2.0, profile_file, EXPECTED_ERRORS),
-    (2.0, measurements, EXPECTED_ERRORS),
-    (5.0, trace_text, EXPECTED_ERRORS),
-    (2.0, trace_parquet, EXPECTED_ERRORS),
-    (2.0, agent_file, EXPECTED_ERRORS),
-    (2.0, forecaster_file, EXPECTED_ERRORS),
-    (2.0, counts_file, EXPECTED_ERRORS),
-    (2.0, record_file, EXPECTED_ERRORS),
-    (1.0, run_folder, EXPECTED_ERRORS),
-    (1.0, tuning_file, EXPECTED_ERRORS),
-    (1.0, space_file, EXPECTED_ERRORS),
-    (2.0, policy_spec, EXPECTED_ERRORS),
-    (2.0, policy_answer, EXPECTED_ERRORS),
-    (1.0, environment, ARGUMENT_ERRORS),
-    (2.0, arguments, ARGUMENT_ERRORS),
-    (0.5, verb, EXPECTED_ERRORS),
-)
-"""How often each is drawn, and the errors it may end with."""

@@ -72,7 +72,14 @@ def _prepare(folder: Path) -> None:
     import _fuzz_targets as targets
 
     os.chdir(folder)
-    for prepare in (targets._agent, targets._forecasters, targets._record, targets._parquet, targets._tables):
+    for prepare in (
+        targets._agent,
+        targets._forecasters,
+        targets._record,
+        targets._parquet,
+        targets._tables,
+        targets._session,
+    ):
         prepare()
     for case in range(40):  # whatever is imported or compiled late
         run_case(0, case)

@@ -66,9 +66,18 @@ class TestCluster:
         assert "no local cluster is up" in CliRunner().invoke(make_app(), ["cluster", "status"]).output
         assert "no local cluster is up" in CliRunner().invoke(make_app(), ["cluster", "down"]).output
 
-    def test_a_broken_state_file_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            "{}",
+            "[1]",
+            '{"address": "", "folder": "", "gpus": [Infinity], "cpus": 1, "durable": false}',
+            "[" * 100_000,
+        ],
+    )
+    def test_a_broken_state_file_is_named(self, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         state = tmp_path / "cluster.json"
-        state.write_text("{}")
+        state.write_text(content)
         monkeypatch.setenv("RLPTO_STATE", str(state))
         error = refused("cluster", "status")
         assert isinstance(error, ClusterError)

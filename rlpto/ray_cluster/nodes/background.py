@@ -78,7 +78,7 @@ def noted_cluster() -> StartedCluster | None:
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ClusterError(
             f"{path}: not the state of a cluster ({error}); remove the file if none is running"
         ) from None
