@@ -33,6 +33,8 @@ CASE_TIMEOUT_S = 20.0
 STUCK_TIMEOUT_S = 300.0
 """Seconds until a process in which nothing moves, not even its own clock, is killed."""
 LARGEST_GROWTH_BYTES = 2**30
+REPORT_INTERVAL_S = 60.0
+"""Between two lines that say how far it is."""
 
 _PREPARING = -1
 
@@ -131,7 +133,11 @@ def fuzz(seed: int, cases: int, workers: int) -> tuple[Counter[str], list[tuple[
             return [first, process, now, now.value, time.monotonic()]
 
         running = [start(number) for number in range(min(workers, cases))]
+        told = time.monotonic()
         while running:
+            if time.monotonic() - told > REPORT_INTERVAL_S:
+                told = time.monotonic()
+                print(f"{sum(counts.values()):,} cases, {len(findings)} findings", flush=True)
             while not answers.empty():
                 case, name, found = answers.get()
                 counts[name] += 1
