@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from rich import box
+import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
@@ -18,10 +18,13 @@ from rlpto.errors import ConfigError
 from rlpto.evaluation.formatting import NOTHING, scale_for
 from rlpto.evaluation.metrics import METRIC, completion_times
 from rlpto.evaluation.runner import FinishedCell
+from rlpto.evaluation.tables import STYLE, percent_change
 from rlpto.files import write_text
 
 COMPARED = ("jct_mean", "makespan", "utilisation", "reward")
 """Metrics that are compared, as means over cells."""
+RANKED = ("jct_mean", "reward")
+"""Those by which policies are ranked."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,6 @@ class PolicyFidelity:
     def job_errors(self) -> list[float]:
         """Absolute relative differences of the jobs' JCTs, ascending."""
         return sorted(abs(pair.relative) for pair in self.jobs.values())
-
-    @property
-    def worst_job(self) -> str:
-        """Job whose JCT differs most; empty if none can be compared."""
-        return max(self.jobs, key=lambda name: abs(self.jobs[name].relative), default="")
 
 
 @dataclass(frozen=True)
@@ -106,35 +104,19 @@ def compare(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> 
 
 def _policy(name: str, pairs: Sequence[tuple[FinishedCell, FinishedCell]]) -> PolicyFidelity:
     metrics = {
-        metric: Pair(
-            _mean(simulated.metrics[metric] for simulated, _ in pairs), _mean(real.metrics[metric] for _, real in pairs)
-        )
+        metric: Pair(*(float(np.mean([done.metrics[metric] for done in side])) for side in zip(*pairs, strict=True)))
         for metric in COMPARED
     }
-    times: dict[str, list[tuple[float, float]]] = {}
-    unfinished = 0
-    for simulated, real in pairs:
-        ours, theirs = _times(simulated), _times(real)
-        for job in ours.keys() & theirs.keys():
-            times.setdefault(job, []).append((ours[job], theirs[job]))
-        unfinished += len(ours.keys() ^ theirs.keys())
-    jobs = {
-        job: Pair(_mean(ours for ours, _ in found), _mean(theirs for _, theirs in found))
-        for job, found in sorted(times.items())
-    }
-    return PolicyFidelity(name, metrics, jobs, unfinished)
+    times = pd.concat([pd.DataFrame({"simulated": _times(ours), "real": _times(theirs)}) for ours, theirs in pairs])
+    means = times.dropna().groupby(level=0).mean()
+    jobs = {str(job): Pair(float(ours), float(theirs)) for job, ours, theirs in means.itertuples()}
+    return PolicyFidelity(name, metrics, jobs, int(times.isna().any(axis=1).sum()))
 
 
-def _times(done: FinishedCell) -> dict[str, float]:
+def _times(done: FinishedCell) -> pd.Series[float]:
     """JCT [s] of every job that finished, by window and name."""
     jobs = done.record().jobs
-    times = dict(zip(jobs.names, completion_times(jobs).tolist(), strict=True))
-    return {f"{done.cell.window}/{name}": time for name, time in times.items() if math.isfinite(time)}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return float(np.mean(found)) if found else math.nan
+    return pd.Series(completion_times(jobs), [f"{done.cell.window}/{name}" for name in jobs.names]).dropna()
 
 
 def fidelity_table(fidelity: Fidelity) -> Table:
@@ -142,12 +124,7 @@ def fidelity_table(fidelity: Fidelity) -> Table:
     table = Table(
         title="Simulated against real, best real JCT first",
         caption="means over cells; differences are simulated minus real; jobs: |difference| of each job's JCT",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
+        **STYLE,
     )
     table.add_column("policy", overflow="fold", min_width=8)
     scales = {
@@ -168,7 +145,7 @@ def fidelity_table(fidelity: Fidelity) -> Table:
             pair, scale = found.metrics[name], scales[name]
             cells.append(f"{scale.number(pair.simulated)}, {scale.number(pair.real)}")
             relative = METRIC[name].unit == "s"
-            cells.append(_percent(pair.relative) if relative else scale.signed(pair.difference))
+            cells.append(percent_change(pair.relative) if relative else scale.signed(pair.difference))
         errors = found.job_errors
         cells.append(f"{float(np.median(errors)):.1%}, {errors[-1]:.1%}" if errors else NOTHING)
         table.add_row(*cells)
@@ -179,16 +156,14 @@ def verdicts(fidelity: Fidelity) -> list[str]:
     """Plain sentences on whether both rank the policies the same, and on jobs that only one of them finished."""
     said = []
     if len(fidelity.policies) > 1:
-        for metric in ("jct_mean", "reward"):
-            agree, pairs = fidelity.agreeing_pairs(metric)
-            label = METRIC[metric].label
+        for metric in RANKED:
+            (agree, pairs), label = fidelity.agreeing_pairs(metric), METRIC[metric].label
+            real, simulated = (", ".join(fidelity.ranking(metric, side)) for side in (True, False))
             if fidelity.same_ranking(metric):
-                said.append(f"both rank the policies the same by {label}: {', '.join(fidelity.ranking(metric, True))}")
+                said.append(f"both rank the policies the same by {label}: {real}")
             else:
                 said.append(
-                    f"rankings by {label} differ ({agree} of {pairs} pairs agree): "
-                    f"real {', '.join(fidelity.ranking(metric, True))}; "
-                    f"simulated {', '.join(fidelity.ranking(metric, False))}"
+                    f"rankings by {label} differ ({agree} of {pairs} pairs agree): real {real}; simulated {simulated}"
                 )
     said += [
         f"{found.policy}: {found.unfinished} jobs finished on one of the two only, and are not compared"
@@ -210,10 +185,10 @@ def write_fidelity(fidelity: Fidelity, path: Path) -> None:
             }
             for found in fidelity.policies
         ],
-        "same_ranking": {metric: fidelity.same_ranking(metric) for metric in ("jct_mean", "reward")},
+        "same_ranking": {metric: fidelity.same_ranking(metric) for metric in RANKED},
         "rankings": {
             metric: {"real": fidelity.ranking(metric, True), "simulated": fidelity.ranking(metric, False)}
-            for metric in ("jct_mean", "reward")
+            for metric in RANKED
         },
     }
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n", "the comparison")
@@ -222,7 +197,3 @@ def write_fidelity(fidelity: Fidelity, path: Path) -> None:
 def _row(pair: Pair) -> dict[str, float | None]:
     values = {**asdict(pair), "difference": pair.difference, "relative": pair.relative}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-def _percent(share: float) -> str:
-    return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"

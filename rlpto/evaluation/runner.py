@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -24,9 +25,10 @@ from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.files import is_there, write_text
 from rlpto.interrupts import Interrupted
-from rlpto.reading import read_json
+from rlpto.reading import read_text
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
+from rlpto.yamlfile import dotted_key
 
 FORMAT = 1
 """Version of the cell files."""
@@ -128,9 +130,26 @@ def load_cells(out: Path) -> list[FinishedCell]:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise CheckpointError(f"{folder}: no finished cells, expected a folder that an evaluation has written")
-    fingerprint = _read_json(paths[0])["fingerprint"]
+    fingerprint = _read_stored(paths[0]).fingerprint
     cells = [_read_cell(folder, path.stem, fingerprint) for path in paths]
     return sorted((cell for cell in cells if cell is not None), key=lambda finished: finished.cell)
+
+
+_Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A figure in a file, where null stands for NaN."""
+
+
+class _StoredCell(BaseModel):
+    """The JSON file of a finished cell."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: int
+    version: str
+    fingerprint: str
+    cell: Cell
+    metrics: dict[str, _Figure]
+    bound: dict[str, _Figure]
 
 
 @dataclass(frozen=True)
@@ -144,10 +163,20 @@ class _Task:
 
     def __call__(self, cell: Cell) -> FinishedCell:
         record = self.run_cell(cell)
-        finished = FinishedCell(cell, measure(record), lower_bound(record, self.weights), _record_path(self, cell))
+        finished = FinishedCell(
+            cell, measure(record), lower_bound(record, self.weights), self.folder / f"{cell.key}.npz"
+        )
         save_record(record, finished.path)
         # The JSON file comes last: where it exists, the cell is finished.
-        write_text(self.folder / f"{cell.key}.json", _cell_json(finished, self.fingerprint), "a cell")
+        stored = _StoredCell(
+            format=FORMAT,
+            version=__version__,
+            fingerprint=self.fingerprint,
+            cell=cell,
+            metrics=finished.metrics,
+            bound=finished.bound,
+        )
+        write_text(self.folder / f"{cell.key}.json", stored.model_dump_json(indent=1) + "\n", "a cell")
         return finished
 
 
@@ -207,10 +236,6 @@ def _progress_bar(shown: bool, total: int, completed: int) -> Iterator[Callable[
         yield tick
 
 
-def _record_path(task: _Task, cell: Cell) -> Path:
-    return task.folder / f"{cell.key}.npz"
-
-
 def _remove_cells(folder: Path) -> None:
     for path in [*folder.glob("*.json"), *folder.glob("*.npz"), *folder.glob(".*.part")]:
         try:
@@ -219,62 +244,31 @@ def _remove_cells(folder: Path) -> None:
             raise CheckpointError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
 
-def _cell_json(finished: FinishedCell, fingerprint: str) -> str:
-    content = {
-        "format": FORMAT,
-        "version": __version__,
-        "fingerprint": fingerprint,
-        "cell": asdict(finished.cell),
-        "metrics": {name: _null_if_nan(value) for name, value in finished.metrics.items()},
-        "bound": {name: _null_if_nan(value) for name, value in finished.bound.items()},
-    }
-    return json.dumps(content, indent=1, allow_nan=False) + "\n"
-
-
 def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = None) -> FinishedCell | None:
     """The finished cell stored under `key`, or None; CheckpointError if it is not usable here."""
     path, archive = folder / f"{key}.json", folder / f"{key}.npz"
     if not is_there(path):
         return None
-    content = _read_json(path)
-    if content["fingerprint"] != fingerprint:
-        raise CheckpointError(
-            f"{path}: was written with another configuration or version; use another run folder, or --fresh to replace"
-        )
-    if content["metrics"].keys() != METRIC.keys() or content["bound"].keys() != METRIC.keys():
+    stored = _read_stored(path)
+    if stored.fingerprint != fingerprint:
+        raise _unusable(path, "was written with another configuration or version")
+    if stored.metrics.keys() != METRIC.keys() or stored.bound.keys() != METRIC.keys():
         raise _unusable(path, "holds other metrics")
-    if not _is_figures(content["metrics"]) or not _is_figures(content["bound"]):
-        raise _unusable(path, "holds metrics that are no numbers")
     if not is_record(archive):
         raise _unusable(archive, "missing or not a readable run record")
-    stored = Cell(**content["cell"])
-    if cell is not None and stored != cell:
-        raise _unusable(path, f"holds cell {stored}, expected {cell}")
-    return FinishedCell(stored, _nan_if_null(content["metrics"]), _nan_if_null(content["bound"]), archive)
+    if cell is not None and stored.cell != cell:
+        raise _unusable(path, f"holds cell {stored.cell}, expected {cell}")
+    return FinishedCell(stored.cell, stored.metrics, stored.bound, archive)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    content = read_json(path, "a cell; use another run folder, or --fresh to replace", CheckpointError)
-    kinds = {"fingerprint": str, "cell": dict, "metrics": dict, "bound": dict}
-    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise _unusable(path, "not a cell of an evaluation")
-    if content["cell"].keys() != Cell.__dataclass_fields__.keys():
-        raise _unusable(path, "not a cell of an evaluation")
-    return content
+def _read_stored(path: Path) -> _StoredCell:
+    text = read_text(path, "a cell; use another run folder, or --fresh to replace", CheckpointError)
+    try:
+        return _StoredCell.model_validate_json(text)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise _unusable(path, f"not a cell of an evaluation ({dotted_key(wrong['loc'])}: {wrong['msg']})") from None
 
 
 def _unusable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path}: {reason}; use another run folder, or --fresh to replace")
-
-
-def _null_if_nan(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _is_figures(values: Mapping[str, object]) -> bool:
-    """Whether all are numbers, or null."""
-    return all(value is None or type(value) in (int, float) for value in values.values())
-
-
-def _nan_if_null(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float("nan") if value is None else float(value) for name, value in values.items()}

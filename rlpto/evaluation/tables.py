@@ -186,7 +186,7 @@ def summary_table(results: Results) -> Table:
     caption = f"{_setting(results)}; means over cells, [{LEVEL:.0%} interval]"
     if results.unfinished:
         caption += "; jobs were left unfinished: JCT and queueing cover only those that finished"
-    table = Table(title="Policies, best reward first", caption=caption, **_STYLE)
+    table = Table(title="Policies, best reward first", caption=caption, **STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     scales = {name: column_scale(results, name) for name in names}
     for name in names:
@@ -200,7 +200,7 @@ def summary_table(results: Results) -> Table:
 def paired_table(results: Results) -> Table:
     """Differences from the reference policy for the terminal, cell by cell."""
     caption = f"{_setting(results)}; differences on the same windows and seeds, [{LEVEL:.0%} interval]"
-    table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **_STYLE)
+    table = Table(title=f"Paired differences from {escape(results.reference)}", caption=caption, **STYLE)
     table.add_column("policy", overflow="fold", min_width=8)
     rows: dict[str, list[str]] = {
         summary.policy: [] for summary in results.policies if summary.policy != results.reference
@@ -287,7 +287,7 @@ def percent_change(share: float) -> str:
     return NOTHING if math.isnan(share) else f"{100 * share:+.1f} %"
 
 
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "title_justify": "left",
     "caption_justify": "left",
     "box": box.SIMPLE_HEAD,

@@ -51,7 +51,6 @@ def test_jobs_are_compared_by_their_means_over_repetitions(fidelity: Fidelity) -
     assert (las.policy, fifo.policy) == ("las", "fifo")
     assert fifo.jobs["w0/a"] == Pair(110.0, 100.0)
     assert fifo.jobs["w0/a"].relative == pytest.approx(0.1)
-    assert fifo.worst_job == "w0/a"
     assert fifo.job_errors == pytest.approx([0.0, 0.0, 0.1])
     assert las.jobs["w0/c"] == Pair(340.0, 300.0)
     mean = fifo.metrics["jct_mean"]
