@@ -8,7 +8,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,8 @@ CONFIGS = ROOT / "configs"
 
 # One of the programs here is called like the package `forecasting`, which has to be found first.
 sys.path.insert(0, str(ROOT))
+
+from rlpto.errors import RlptoError  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,24 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def needed(path: Path, given: bool) -> Path:
-    """`path` if it is there. Ends the program otherwise: with exit code 2 if the user named it, else skipping."""
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """What our own code refuses ends the program in one line."""
+    try:
+        yield
+    except RlptoError as error:
+        refuse(f"{error}")
+
+
+def needed(given: Path | None, *usual: str) -> Path:
+    """The file or folder the user has named, else one in the data folder, if it is there.
+
+    Ends the program otherwise: with exit code 2 if the user named it, else skipping.
+    """
+    path = data_folder().joinpath(*usual) if given is None else given
     if path.exists():
         return path
-    if given:
+    if given is not None:
         refuse(f"{path}: no such file or folder")
     print(f"skipped: no real data at {path} (set RLPTO_DATA, or name it)")
     sys.exit(0)
@@ -83,7 +99,7 @@ def finish(checks: list[Check], as_json: bool, **facts: object) -> None:
     else:
         for name, fact in facts.items():
             print(f"{name}: {fact}")
-        width = max(len(check.name) for check in checks)
+        width = max((len(check.name) for check in checks), default=0)
         for check in checks:
             verdict = "ok  " if check.passed else "SHORT"
             bound = "at least" if check.least else "at most"

@@ -74,7 +74,7 @@ def tested(series: TimeSeries) -> int:
 def given(path: Path, time: str, value: str | None, every: str) -> Case:
     """A csv file of counts, or of arrivals if there is no column of values. Ends the program over bad input."""
     try:
-        table = pd.read_csv(_common.needed(path, True))
+        table = pd.read_csv(_common.needed(path))
     except (OSError, ValueError) as wrong:
         _common.refuse(f"{path}: no csv file ({' '.join(str(wrong).split())})")
     for column in filter(None, (time, value)):
@@ -102,7 +102,7 @@ def given(path: Path, time: str, value: str | None, every: str) -> Case:
 
 def real(only: list[str] | None) -> list[Case]:
     """The six series of the reference page, or those whose names contain one of `only`."""
-    folder = _common.needed(_common.data_folder() / "traces", False)
+    folder = _common.needed(None, "traces")
     venus = venus_counts(folder)
     philly = philly_jobs(folder)
     arrivals = {"philly": philly, "philly 11cb48": philly[philly["cluster"] == "11cb48"]}
@@ -138,7 +138,7 @@ def counted(jobs: pd.DataFrame, every: str) -> TimeSeries:
 def others(only: list[str] | None) -> list[Case]:
     """Series to choose constants on: synthetic ones, and what comes before the test parts of real ones."""
     cases = [split(name, TimeSeries(synthetic(name), 3600.0, MONDAY)) for name in SYNTHETIC]
-    folder = _common.needed(_common.data_folder() / "traces", False)
+    folder = _common.needed(None, "traces")
     venus, jobs = venus_counts(folder), philly_jobs(folder)
     clusters = [name for name in jobs["cluster"].value_counts().index if name != "11cb48"][:OTHERS]
     groups = {f"philly {name}": jobs[jobs["cluster"] == name] for name in ("11cb48", *clusters)} | {"philly": jobs}

@@ -16,7 +16,6 @@ import _common
 import numpy as np
 
 from rlpto.config import load_config
-from rlpto.errors import RlptoError
 from rlpto.experiment import Experiment
 from rlpto.jobs import Job
 from rlpto.policies.registry import available
@@ -36,13 +35,11 @@ def main() -> None:
     options = arguments.parse_args()
     overrides = []
     if options.trace is not None:
-        path = json.dumps(str(_common.needed(options.trace, True)))
+        path = json.dumps(str(_common.needed(options.trace)))
         overrides = [f"workload.path={path}", "workload.source=files", "workload.format=null", "workload.load=null"]
-    try:
+    with _common.bad_input():
         experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
         jobs = crowd(experiment)
-    except RlptoError as error:
-        _common.refuse(f"{error}")
     complete = [info.name for info in available() if info.complete]  # an agent needs a file
     names = split_specs(options.policies) if options.policies else complete
     checks = []

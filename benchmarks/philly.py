@@ -12,7 +12,6 @@ from pathlib import Path
 import _common
 
 from rlpto.config import load_config
-from rlpto.errors import RlptoError
 from rlpto.evaluation.metrics import measure
 from rlpto.experiment import Experiment
 from rlpto.records import RunRecord
@@ -28,9 +27,7 @@ def main() -> None:
     arguments.add_argument("--trace", type=Path, help="trace in any format that rlpto imports")
     arguments.add_argument("--repeats", type=int, default=3)
     options = arguments.parse_args()
-    trace = _common.needed(
-        options.trace or _common.data_folder() / "traces" / "philly.csv.gz", options.trace is not None
-    )
+    trace = _common.needed(options.trace, "traces", "philly.csv.gz")
     overrides = [
         f"workload.path={json.dumps(str(trace))}",
         "workload.source=files",
@@ -41,12 +38,10 @@ def main() -> None:
         "cluster.nodes=[{count: 310, gpus: 8}]",
         "simulator.decide_on=interval",
     ]
-    try:
+    with _common.bad_input():
         experiment = Experiment(load_config(_common.CONFIGS / "philly.yaml", overrides))
         (window,) = experiment.windows()
         jobs = experiment.jobs(window, 0)
-    except RlptoError as error:
-        _common.refuse(f"{error}")
     checks, facts = [], {"trace": trace, "jobs": len(jobs)}
     for policy in POLICIES:
         last: list[RunRecord] = []

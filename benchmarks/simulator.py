@@ -12,7 +12,6 @@ from pathlib import Path
 import _common
 
 from rlpto.config import load_config
-from rlpto.errors import RlptoError
 from rlpto.evaluation.runner import Cell
 from rlpto.experiment import Experiment
 
@@ -28,16 +27,13 @@ def main() -> None:
     arguments.add_argument("--profiles", type=Path, help="folder with measured profiles")
     arguments.add_argument("--repeats", type=int, default=9)
     options = arguments.parse_args()
-    data = _common.data_folder()
-    trace = _common.needed(options.trace or data / "traces" / "pollux" / "workload-1.csv", options.trace is not None)
-    profiles = _common.needed(options.profiles or data / "profiles", options.profiles is not None)
+    trace = _common.needed(options.trace, "traces", "pollux", "workload-1.csv")
+    profiles = _common.needed(options.profiles, "profiles")
     overrides = [f"workload.path={json.dumps(str(trace))}", f"profiles.folder={json.dumps(str(profiles))}"]
-    try:
+    with _common.bad_input():
         experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
         cell = Cell("tiresias", experiment.windows()[0], 0)
         jobs = len(experiment.run_cell(cell).jobs.names)
-    except RlptoError as error:
-        _common.refuse(f"{error}")
     seconds = _common.cpu_seconds(lambda: experiment.run_cell(cell), options.repeats)
     rate = jobs / seconds
     times = _common.Check("times the Pollux simulator", rate / POLLUX_JOBS_PER_SECOND, "x", TIMES_FASTER, True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from rlpto.policies.base import Policy, chooses_batch_sizes
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles, job_specs
+from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
@@ -47,12 +46,6 @@ from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
-
-if TYPE_CHECKING:
-    from rlpto.ray_cluster.messages import JobSpec
-    from rlpto.ray_cluster.scheduler.backend import Backend
-    from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -205,7 +198,7 @@ class Experiment:
 
         choose_batches: for a policy that chooses batch sizes.
         """
-        source = self._source()
+        source = self.source()
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
@@ -214,46 +207,6 @@ class Experiment:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         tables = self.tables_by_batch_size if choose_batches else self.tables
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, noise, source)
-
-    def real_cluster(
-        self,
-        window: str,
-        seed: int,
-        backend: Backend,
-        database: SessionDatabase,
-        session: str,
-        observers: Iterable[Callable[[RayCluster], None]] = (),
-    ) -> RayCluster:
-        """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
-
-        database: of the session; jobs keep their files beside them.
-        """
-        from rlpto.ray_cluster.scheduler.clock import Rules
-        from rlpto.ray_cluster.scheduler.cluster import RayCluster
-        from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-
-        source, settings, timing = self._source(), self.config.ray, self.config.simulator
-        jobs = self.jobs(window, seed) if source is None else source.poll()
-        own_seed = self.window_seed(window, seed)
-
-        def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
-            return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
-
-        specs = specs_of(jobs, 0)
-        choose = any(program.largest_batch_size for program in settings.programs.values())
-        tables = self.tables_by_batch_size if choose else self.tables
-        limit = np.inf if timing.max_hours is None else timing.max_hours * HOUR
-        rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-        if self.config.knowledge.mode != "online":
-            noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
-            return RayCluster(
-                backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
-            )
-        samples = self.tables.samples[[self.tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-        estimates = OnlineEstimates(
-            jobs, specs, settings.programs, samples, self.tables.max_gpus, self.shape.gpus_per_node
-        )
-        return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=estimates)
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -326,7 +279,7 @@ class Experiment:
         facts, capacity = self.profiles.facts, self.shape.capacity
         return FollowedFile(self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity))
 
-    def _source(self) -> FollowedFile | None:
+    def source(self) -> FollowedFile | None:
         """Where jobs come from while a cluster runs; None: all are known from the start."""
         return self._followed() if self.config.workload.source == "follow" else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -149,30 +149,23 @@ def evaluate(
         console.print(f"\n{where}", style="bold")
 
     if cluster is Where.sim:
-        _refuse_options_of_ray(address, keep)
+        for option, given in (("--address", address is not None), ("--keep", keep)):
+            if given:
+                raise ConfigError(f"{option}: expected --cluster ray or both as well")
         show("", settled, run_cells(settled, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
         return
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
-    on_ray: dict[str, Any] = {
-        "address": address,
-        "fresh": fresh,
-        "keep": keep,
-        "progress": not quiet,
-        "say": console.print,
-    }
-    if cluster is Where.ray:
-        from rlpto.runs.real import run_real_cells
-
-        with waiting(quiet) as on_wait:
-            finished = run_real_cells(settled, folder, on_wait=on_wait, **on_ray)
-        show("", *finished, folder)
-        return
     from rlpto.evaluation.fidelity import fidelity_table, verdicts
     from rlpto.runs.both import evaluate_both
+    from rlpto.runs.real import RealRun, run_real_cells
 
     with waiting(quiet) as on_wait:
-        found = evaluate_both(settled, folder, show=show, on_wait=on_wait, **on_ray)
+        how = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
+        if cluster is Where.ray:
+            show("", *run_real_cells(settled, folder, how), folder)
+            return
+        found = evaluate_both(settled, folder, how, show)
     console.print()
     console.print(fidelity_table(found))
     for sentence in verdicts(found):
@@ -187,13 +180,6 @@ def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Wh
         return Path("runs") / f"{name}{ending}"
     inside = "evaluation" if trace is None else f"evaluation-{trace.name.partition('.')[0]}"
     return run / f"{inside}{ending}"
-
-
-def _refuse_options_of_ray(address: str | None, keep: bool) -> None:
-    """Raises ConfigError if an option asks for a cluster that the command does not."""
-    for option, given in (("--address", address is not None), ("--keep", keep)):
-        if given:
-            raise ConfigError(f"{option}: expected --cluster ray or both as well")
 
 
 def _source(config: Path | None, run: Path | None) -> Path:
@@ -220,18 +206,14 @@ def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
 
 def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
     """Overrides that choose policies; `all` of a run are those of its configuration."""
-    if policies is None or (run is not None and policies.strip() == ALL):
-        return []
-    return [f"policies={json.dumps(_policy_list(policies))}"]
-
-
-def _policy_list(text: str) -> list[str]:
     from rlpto.policies.registry import available
     from rlpto.policies.spec import split_specs
 
-    if text.strip() != ALL:
-        return split_specs(text)
-    return [policy.name for policy in available() if policy.complete]
+    if policies is None or (run is not None and policies.strip() == ALL):
+        return []
+    every = policies.strip() == ALL
+    listed = [policy.name for policy in available() if policy.complete] if every else split_specs(policies)
+    return [f"policies={json.dumps(listed)}"]
 
 
 VERB = Verb(evaluate, EXPERIMENTS, "rlpto evaluate quickstart --policies fifo,las,index")

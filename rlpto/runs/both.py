@@ -12,7 +12,7 @@ from rlpto.evaluation.runner import FinishedCell
 from rlpto.experiment import refuse_online
 from rlpto.performance.compile import load_profiles
 from rlpto.runs.evaluation import labelled, run_cells
-from rlpto.runs.real import Say, run_real_cells
+from rlpto.runs.real import RealRun, run_real_cells
 
 REAL, SIMULATED = "real", "simulated"
 """Folders of the two evaluations inside the run's."""
@@ -21,29 +21,20 @@ REAL, SIMULATED = "real", "simulated"
 def evaluate_both(
     config: Config,
     folder: Path,
-    *,
-    address: str | None,
-    fresh: bool,
-    keep: bool,
-    progress: bool,
-    say: Say,
-    on_wait: Callable[[str], None],
+    how: RealRun,
     show: Callable[[str, Config, list[FinishedCell], Path], object],
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 
     The real cluster comes first: the simulated one has the nodes that were found there. The policies are told the same
-    on both. on_wait: as in `run_real_cells`. show: told which of the two is finished, with its configuration, cells and
-    folder. Raises ConfigError where programs are not measured: a guess is no simulation of them.
+    on both. show: told which of the two is finished, with its configuration, cells and folder. Raises ConfigError where
+    programs are not measured: a guess is no simulation of them.
     """
     refuse_online(config.knowledge)
     _refuse_guesses(config)
-    where = folder / REAL
-    config, real = run_real_cells(
-        config, where, address=address, fresh=fresh, keep=keep, progress=progress, say=say, on_wait=on_wait
-    )
-    show(REAL, config, real, where)
-    simulated = run_cells(config, folder / SIMULATED, fresh=fresh, jobs=1, progress=progress)
+    config, real = run_real_cells(config, folder / REAL, how)
+    show(REAL, config, real, folder / REAL)
+    simulated = run_cells(config, folder / SIMULATED, fresh=how.fresh, jobs=1, progress=how.progress)
     show(SIMULATED, config, simulated, folder / SIMULATED)
     found = compare(labelled(simulated), labelled(real))
     write_fidelity(found, folder / "fidelity.json")

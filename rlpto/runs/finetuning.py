@@ -15,7 +15,7 @@ from rlpto.interrupts import Interrupted, interruptible
 from rlpto.outcome import Result, deciding
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 from rlpto.runs.folder import members
-from rlpto.runs.real import check_programs, real_nodes, with_nodes
+from rlpto.runs.real import check_programs, real_cluster, real_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
@@ -46,7 +46,7 @@ def fine_tune_run(
     """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
     already, it goes on from them.
 
-    address: of a Ray cluster that is there; None: a local one. on_wait: as in `run_real_cells`. Returns the decisions
+    address: of a Ray cluster that is there; None: a local one. on_wait: as in `RealRun`. Returns the decisions
     it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
     good order with Interrupted.
     """
@@ -59,15 +59,15 @@ def fine_tune_run(
 
     _refuse_what_takes_episodes(config)
     beginner = Beginner(run_file(_member(source)))
-    settings = beginner.settings(_with_steps(config.agent))
+    steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
+    settings = beginner.settings(config.agent.model_copy(update=steps))
     beginner.env(config.env)
-    windows = _windows(prepare(config))
+    # Listed jobs are one window, which counts as one for testing.
+    windows = prepare(config).windows("test" if config.workload.source == "jobs" else "train")
     resume = file_there(folder / LAST) and not fresh
     if not resume:
         prepare(config).check()
-    with real_nodes(config, address, folder, on_wait) as gpus:
-        if address is not None:
-            config = with_nodes(config, gpus)
+    with real_nodes(config, address, folder, on_wait) as config:
         experiment = prepare(config)
         on_wait("importing training programs on the cluster")
         check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
@@ -124,7 +124,7 @@ class Episodes:
             if config.ray.tensorboard:
                 observers.append(made.enter_context(closing(LiveCurves(own, config.reward))))
             backend = RayBackend(session)
-            cluster = self._experiment.real_cluster(window, seed, backend, database, session, observers)
+            cluster = real_cluster(self._experiment, window, seed, backend, database, session, observers)
             made.callback(cluster.close)
             cluster.deciding("agent", 0.0)
             self._present = made.pop_all()
@@ -195,18 +195,6 @@ def _member(run: Path) -> Path:
     if len(found) > 1:
         raise ConfigError(f"--resume {run}: holds {len(found)} trainings; expected one of them, such as {found[0]}")
     return found[0]
-
-
-def _with_steps(agent: AgentSettings) -> AgentSettings:
-    """The settings with as many steps as there is time for, where they say none."""
-    if "steps" in agent.model_fields_set:
-        return agent
-    return agent.model_copy(update={"steps": ROLLOUTS * agent.ppo.rollout})
-
-
-def _windows(experiment: Experiment) -> list[str]:
-    """The windows to learn on: those for training; listed jobs are one window. ConfigError if there are none."""
-    return experiment.windows("test" if experiment.config.workload.source == "jobs" else "train")
 
 
 def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginner) -> Identity:

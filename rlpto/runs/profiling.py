@@ -63,7 +63,7 @@ def measure_programs(
 
     address: of a Ray cluster that is there; None: a local one. seconds, learning: as in `measure_program`.
     on_progress: told a stage before it begins, and how many there are in all. on_measured: told a finished profile and
-    what it was fitted to. on_wait: as in `runs.real.run_real_cells`.
+    what it was fitted to. on_wait: as in `runs.real.RealRun`.
     """
     with (
         real_nodes(config, address, out.absolute().parent, on_wait),

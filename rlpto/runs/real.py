@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from rlpto.config import Config
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
+    from rlpto.jobs import Job
     from rlpto.planning.live import LivePredictor
     from rlpto.planning.prediction import Prediction
+    from rlpto.ray_cluster.messages import JobSpec
+    from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
     from rlpto.simulator.settings import SimulatorSettings
+
+
+HOUR = 3600.0
 
 
 class Say(Protocol):
@@ -35,74 +41,76 @@ class Say(Protocol):
         """style: dim for what can be known, red for what has gone wrong."""
 
 
-def run_real_cells(
-    config: Config,
-    folder: Path,
-    *,
-    address: str | None,
-    fresh: bool,
-    keep: bool,
-    progress: bool,
-    say: Say,
-    on_wait: Callable[[str], None],
-) -> tuple[Config, list[FinishedCell]]:
-    """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
+@dataclass(frozen=True)
+class RealRun:
+    """How cells are run on a Ray cluster.
 
     address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
     afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
     say: told where live curves are, which jobs have failed, and that the disk is full. on_wait: told what is waited for
-    before the first job starts, and then the empty text. Raises what is wrong with cluster, configuration or jobs:
-    ClusterError, ConfigError, JobError, CheckpointError, ...; Interrupted after Ctrl-C.
+    before the first job starts, and then the empty text.
+    """
+
+    say: Say
+    on_wait: Callable[[str], None]
+    address: str | None = None
+    fresh: bool = False
+    keep: bool = False
+    progress: bool = True
+
+
+def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, list[FinishedCell]]:
+    """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
+
+    Raises what is wrong with cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...;
+    Interrupted after Ctrl-C.
     """
     from rlpto.evaluation.runner import evaluate as run_all
     from rlpto.experiment import prepare
     from rlpto.runs.folder import begin_run, refuse_foreign
 
-    if keep and address is None:
+    if how.keep and how.address is None:
         raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
-    if address is None:
+    if how.address is None:
         prepare(config).check()  # what is wrong is better said before nodes are started
-    with real_nodes(config, address, folder, on_wait) as gpus:
-        if address is not None:
-            config = with_nodes(config, gpus)
+    with real_nodes(config, how.address, folder, how.on_wait) as config:
         experiment = prepare(config)
         cells = experiment.cells()
         experiment.check()
-        on_wait("importing training programs on the cluster")
+        how.on_wait("importing training programs on the cluster")
         check_programs(experiment, cells)
-        on_wait("compiling what policies need")
+        how.on_wait("compiling what policies need")
         compile_ahead(experiment, dict.fromkeys(cell.policy for cell in cells))
-        on_wait("")
-        if fresh:
+        how.on_wait("")
+        if how.fresh:
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
         begin_run(folder, config)
         if config.ray.tensorboard:
-            say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+            how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = run_all(
             cells,
-            RealCells(config, folder, keep, partial(say, style="red")),
+            RealCells(config, folder, how.keep, partial(how.say, style="red")),
             folder,
-            progress=progress,
+            progress=how.progress,
             config={**experiment.outcome(), "ran_on": "ray"},
             weights=config.reward,
-            fresh=fresh,
+            fresh=how.fresh,
         )
     for failure in failures(folder, cells):
-        say(failure, style="red")
+        how.say(failure, style="red")
     return config, finished
 
 
 @contextmanager
-def real_nodes(
-    config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]
-) -> Iterator[list[int]]:
-    """A Ray cluster whose only scheduler this process is; GPUs of each of its nodes.
+def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]) -> Iterator[Config]:
+    """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there.
 
-    address, on_wait: as in `run_real_cells`. folder: named to other schedulers. Raises ClusterError if there is no
+    address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
+    from rlpto.config import ClusterSettings, NodeGroup
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
     from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
@@ -121,15 +129,10 @@ def real_nodes(
         gpus = [node.gpus for node in RayBackend("").nodes()]
         if not gpus:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
-        yield gpus
-
-
-def with_nodes(config: Config, gpus: Sequence[int]) -> Config:
-    """The configuration with the nodes that were found in place of those it names."""
-    from rlpto.config import ClusterSettings, NodeGroup
-
-    groups = tuple(NodeGroup(count=count, gpus=size) for size, count in sorted(Counter(gpus).items(), reverse=True))
-    return config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
+        if address is not None:
+            groups = tuple(NodeGroup(count=n, gpus=size) for size, n in sorted(Counter(gpus).items(), reverse=True))
+            config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
+        yield config
 
 
 def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
@@ -175,7 +178,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `run_real_cells`. warn: is told in
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: is told in
     one line that the disk is full."""
 
     config: Config
@@ -204,7 +207,7 @@ class RealCells:
             predictor = session_predictor(experiment, database)
             stack.callback(predictor.close)
             observers.append(lambda _: predictor.tell())
-            cluster = experiment.real_cluster(cell.window, cell.seed, backend, database, session, observers)
+            cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
             keep = False
             try:
                 record = run_session(experiment, cell, cluster, predictor)
@@ -215,6 +218,49 @@ class RealCells:
                 cluster.close(keep)
             write_tables(database, own)
         return record
+
+
+def real_cluster(
+    experiment: Experiment,
+    window: str,
+    seed: int,
+    backend: Backend,
+    database: SessionDatabase,
+    session: str,
+    observers: Iterable[Callable[[RayCluster], None]] = (),
+) -> RayCluster:
+    """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
+
+    database: of the session; jobs keep their files beside them.
+    """
+    from rlpto.experiment import estimate_noise
+    from rlpto.performance.tables import JobType
+    from rlpto.ray_cluster.scheduler.clock import Rules
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+    from rlpto.ray_cluster.scheduler.workload import job_specs
+
+    config, source, usual = experiment.config, experiment.source(), experiment.tables
+    settings, timing = config.ray, config.simulator
+    jobs = experiment.jobs(window, seed) if source is None else source.poll()
+    own_seed = experiment.window_seed(window, seed)
+
+    def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
+        return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
+
+    specs = specs_of(jobs, 0)
+    choose = any(program.largest_batch_size for program in settings.programs.values())
+    tables = experiment.tables_by_batch_size if choose else usual
+    limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
+    rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    if config.knowledge.mode != "online":
+        noise = estimate_noise(config.knowledge, len(jobs), own_seed)
+        return RayCluster(
+            backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
+        )
+    samples = usual.samples[[usual.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
+    estimates = OnlineEstimates(jobs, specs, settings.programs, samples, usual.max_gpus, experiment.shape.gpus_per_node)
+    return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=estimates)
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:

@@ -105,11 +105,11 @@ def test_bad_input_is_one_line(rlpto, experiment: Path, tmp_path: Path) -> None:
 def test_both_compares_what_the_two_evaluations_say(
     rlpto, experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_ray(config, folder, *, address, fresh, keep, progress, **_):
+    def without_ray(config, folder, how):
         """The simulator in place of the real cluster, with steps that take longer."""
-        assert (address, keep) == (None, False)
+        assert (how.address, how.keep) == (None, False)
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
-        return config, run_cells(slower, folder, fresh=fresh, jobs=1, progress=progress)
+        return config, run_cells(slower, folder, fresh=how.fresh, jobs=1, progress=how.progress)
 
     monkeypatch.setattr("rlpto.runs.both.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"

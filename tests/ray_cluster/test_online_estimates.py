@@ -28,6 +28,7 @@ from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEst
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.rewards import RewardWeights
+from rlpto.runs.real import real_cluster
 from rlpto.scheduler import run
 from tests.builders import job as make_job
 from tests.builders import linear_tables
@@ -194,7 +195,7 @@ def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: P
     experiment, session = prepare(online), f"estimates-{os.getpid()}"
     assert ray_cluster.node_ids
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
+        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
         run(cluster, experiment.policy("elastic_fifo"), QueueSettings(), RewardWeights())
         cluster.close()
     learned = cluster.estimates

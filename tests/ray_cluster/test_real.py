@@ -37,7 +37,7 @@ from rlpto.ray_cluster.scheduler.job_progress import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
 from rlpto.rewards import RewardWeights
-from rlpto.runs.real import RealCells, check_programs, session_folder, session_of
+from rlpto.runs.real import RealCells, check_programs, real_cluster, session_folder, session_of
 from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 
@@ -158,7 +158,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     session = session_of(tmp_path, CELL)
     experiment = prepare(settings)
     with SessionDatabase(database) as again:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), again, session)
+        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), again, session)
         assert set(cluster.reports) == {"job-000000", "job-000001"}
         now = [cluster.reports[job].step for job in cluster.ids]
         assert all(step >= known for step, known in zip(now, before, strict=True))
@@ -187,7 +187,7 @@ def test_a_frozen_controller_is_replaced_and_no_other_job_notices(
 
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         backend = RayBackend(session, heartbeat_timeout=6.0)
-        cluster = experiment.real_cluster("jobs", 0, backend, database, session, [freeze])
+        cluster = real_cluster(experiment, "jobs", 0, backend, database, session, [freeze])
         run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
         cluster.close()
         lost = [event for event in database.events() if event[1] == "controller_lost"]
@@ -207,7 +207,7 @@ def test_a_fresh_start_ends_what_a_killed_scheduler_has_left_at_once(
     settings = config([{"name": "a", "epochs": 500}, {"name": "b", "epochs": 500}])
     session, experiment = session_of(tmp_path, CELL), prepare(settings)
     with SessionDatabase(session_folder(tmp_path, CELL) / DATABASE) as database:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
+        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
 
         def die(now: RayCluster) -> None:
             if len(now.reports) == 2 and all(report.training_on for report in now.reports.values()):
@@ -255,7 +255,7 @@ def test_jobs_of_a_node_that_dies_go_on_and_a_new_node_counts(
 
     try:
         with SessionDatabase(tmp_path / "state.sqlite") as database:
-            cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session, [interfere])
+            cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [interfere])
             run(cluster, experiment.policy("equal_share"), QueueSettings(), RewardWeights())
             kinds = [event[1] for event in database.events()]
             assert kinds.count("node_down") == 1
@@ -277,7 +277,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
     session, experiment = session_of(tmp_path, CELL), prepare(settings)
     assert no_controller_is_left.node_ids
     with SessionDatabase(tmp_path / "state.sqlite") as database:
-        cluster = experiment.real_cluster("jobs", 0, RayBackend(session), database, session)
+        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session)
         start = np.zeros(len(STEERING_FEATURES))
         setup = LiveSetup(lambda: cluster, settings.queue, settings.reward, EnvSettings(baseline="none"), start)
         env = ClusterEnv(setup)
