@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,10 +18,10 @@ CELL = Cell("equal_share", "jobs", 0)
 class Scheduler:
     """`rlpto evaluate` of `config` on the cluster at `address`. folder: for its files. restarts: after kills."""
 
-    def __init__(self, folder: Path, address: str, config: dict[str, object]) -> None:
+    def __init__(self, folder: Path, address: str, config: str) -> None:
         self._run = folder / "run"
         file = folder / "chaos.yaml"
-        file.write_text(json.dumps(config))  # which is YAML too
+        file.write_text(config)
         self._command = [
             *(sys.executable, "-m", "rlpto.cli.main", "evaluate", str(file), "--cluster", "ray", "--address", address),
             *("--run-dir", str(self._run), "--no-report", "--quiet"),
@@ -36,9 +34,7 @@ class Scheduler:
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ}
-            )
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def kill(self) -> None:
         """Without a word, as a machine does that loses power."""

@@ -13,7 +13,7 @@ from _chaos_faults import Faults
 from _chaos_scheduler import Scheduler
 from _chaos_watcher import Watcher, free_gpus, query
 from _common import Check
-from _ray_job import DIGITS, cluster, load
+from _ray_job import cluster, experiment, load
 
 from rlpto.ray_cluster.controllers import find_controllers
 
@@ -60,25 +60,12 @@ def run(minutes: float) -> tuple[list[Check], dict[str, object]]:
     return checks, facts | more
 
 
-def config(minutes: float, epochs: int) -> dict[str, object]:
+def config(minutes: float, epochs: int) -> str:
     """Jobs of equal length that come during the first half."""
-    program = {"training": f"{DIGITS}:DigitsMlp", "samples": 1437, "batch_size": 64, "epochs": epochs, "pace": PACE}
-    each = {"model": "digits", "count": JOBS, "every": 30 * minutes / JOBS, "epochs": epochs, "gpus": 1, "max_gpus": 4}
-    return {
-        "name": "chaos",
-        "cluster": {"nodes": [{"count": NODES, "gpus": GPUS}]},
-        "workload": {"source": "jobs", "jobs": [each]},
-        "simulator": {"interval": 10},
-        "ray": {
-            "programs": {"digits": program},
-            "checkpoint_interval": INTERVAL,
-            "heartbeat_timeout": 5,
-            "retries": 5,
-            "tensorboard": False,
-        },
-        "policies": ["equal_share"],
-        "evaluation": {"reference": "equal_share"},
-    }
+    jobs = {"count": JOBS, "every": 30 * minutes / JOBS, "epochs": epochs, "max_gpus": 4}
+    program = {"epochs": epochs, "pace": PACE}
+    ray = {"checkpoint_interval": INTERVAL, "heartbeat_timeout": 5, "retries": 5}
+    return experiment("chaos", NODES, GPUS, jobs, program, **ray)
 
 
 def wreak(faults: Faults, scheduler: Scheduler, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 DIGITS = "rlpto.ray_cluster.programs.digits"
+SAMPLES, BATCH = 1437, 64
 
 
 @contextmanager
@@ -25,6 +27,24 @@ def cluster(nodes: int = 4, gpus: int = 2) -> Iterator[LocalCluster]:
     """A local cluster; what the machine did beside it is said by its load."""
     with LocalCluster([gpus] * nodes) as started:
         yield started
+
+
+def experiment(name: str, nodes: int, gpus: int, jobs: dict[str, Any], program: dict[str, Any], **ray: Any) -> str:
+    """An experiment file, in JSON, which is YAML too: listed jobs that train the digits' small network.
+
+    jobs, program, ray: further keys of its one entry under workload.jobs, of ray.programs and of ray.
+    """
+    trained = {"training": f"{DIGITS}:DigitsMlp", "samples": SAMPLES, "batch_size": BATCH}
+    content = {
+        "name": name,
+        "cluster": {"nodes": [{"count": nodes, "gpus": gpus}]},
+        "workload": {"source": "jobs", "jobs": [{"model": "digits", "gpus": 1, "max_gpus": 1} | jobs]},
+        "simulator": {"interval": 10},
+        "ray": {"programs": {"digits": trained | program}, "tensorboard": False} | ray,
+        "policies": ["equal_share"],
+        "evaluation": {"reference": "equal_share"},
+    }
+    return json.dumps(content)
 
 
 @contextmanager
@@ -37,9 +57,9 @@ def job(**values: Any) -> Iterator[CommandedJob]:
             "session": f"benchmark-{os.getpid()}",
             "training": f"{DIGITS}:DigitsCnn",
             "folder": folder,
-            "batch_size": 64,
+            "batch_size": BATCH,
             "epochs": 1e6,
-            "data_size": 1437,
+            "data_size": SAMPLES,
         }
         running = CommandedJob(JobSpec(**given | values))
         try:

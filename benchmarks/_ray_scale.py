@@ -6,7 +6,6 @@ still keep pace; it says nothing about training speed.
 
 from __future__ import annotations
 
-import json
 import math
 import sqlite3
 import statistics
@@ -17,56 +16,27 @@ from pathlib import Path
 
 import numpy as np
 from _common import Check
-from _ray_job import load, rlpto
+from _ray_job import BATCH, SAMPLES, experiment, load, rlpto
 
 NODES, GPUS, EACH = 4, 16, 4
 PACE = 4.0
-BATCH = 64
-SAMPLES = 1437
 TIMING, LATENCY = 0.02, 0.100
 POLICY = "equal_share"
 ENOUGH = 20
 """Steps from which on the speed of a job is known."""
-SETTINGS = {
-    "name": "scale",
-    "cluster": {"nodes": [{"count": NODES, "gpus": GPUS}]},
-    "workload": {
-        "source": "jobs",
-        "jobs": [
-            {
-                "name": "job",
-                "model": "mlp",
-                "count": NODES * GPUS // EACH,
-                "every": 26.0,
-                "epochs": 40,
-                "gpus": EACH,
-                "max_gpus": EACH,
-            }
-        ],
-    },
-    "simulator": {"interval": 5},
-    "ray": {
-        "heartbeat_timeout": 30,
-        "tensorboard": False,
-        "programs": {
-            "mlp": {
-                "training": "rlpto.ray_cluster.programs.digits:DigitsMlp",
-                "samples": SAMPLES,
-                "batch_size": BATCH,
-                "pace": PACE,
-            }
-        },
-    },
-}
 
 
 def run(_: int) -> tuple[list[Check], dict[str, object]]:
     """One run, however many are asked for: it takes 7 GB of memory and 23 minutes."""
     with tempfile.TemporaryDirectory() as folder:
         config, results = Path(folder, "scale.yaml"), Path(folder, "run")
-        config.write_text(json.dumps(SETTINGS))  # which is YAML too
-        how = ["--policies", POLICY, "--run-dir", str(results), "--no-report", "--quiet"]
-        rlpto("evaluate", str(config), "--cluster", "ray", *how)
+        jobs = {"name": "job", "count": NODES * GPUS // EACH, "every": 26.0, "epochs": 40} | {
+            "gpus": EACH,
+            "max_gpus": EACH,
+        }
+        config.write_text(experiment("scale", NODES, GPUS, jobs, {"pace": PACE}, heartbeat_timeout=30))
+        where = ["--cluster", "ray", "--run-dir", str(results), "--set", "simulator.interval=5"]
+        rlpto("evaluate", str(config), *where, "--policies", POLICY, "--no-report", "--quiet")
         (database,) = results.glob("ray/*/state.sqlite")
         with closing(sqlite3.connect(database)) as found:
             return judged(found)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from _chaos_scheduler import Scheduler
 from _chaos_watcher import query
-from _ray_job import DIGITS
+from _ray_job import experiment
 
 from rlpto.ray_cluster.nodes.background import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.local import LocalCluster
@@ -94,18 +94,9 @@ def head_killed() -> Back:
             del os.environ["RLPTO_STATE"]
 
 
-def config(nodes: int) -> dict[str, object]:
+def config(nodes: int) -> str:
     """One job that trains with one worker for longer than anything here takes."""
-    program = {"training": f"{DIGITS}:DigitsMlp", "samples": 1437, "batch_size": 64, "epochs": 10_000, "pace": PACE}
-    return {
-        "name": "scheduler-faults",
-        "cluster": {"nodes": [{"count": nodes, "gpus": 1}]},
-        "workload": {"source": "jobs", "jobs": [{"model": "digits", "gpus": 1, "max_gpus": 1}]},
-        "simulator": {"interval": 10},
-        "ray": {"programs": {"digits": program}, "checkpoint_interval": 5, "tensorboard": False},
-        "policies": ["equal_share"],
-        "evaluation": {"reference": "equal_share"},
-    }
+    return experiment("scheduler-faults", nodes, 1, {}, {"epochs": 10_000, "pace": PACE}, checkpoint_interval=5)
 
 
 def steps(scheduler: Scheduler) -> int:
