@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+import pandas as pd
 from matplotlib.figure import Figure
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Forecast
-from rlpto.evaluation.plots import INK, Plot
+from rlpto.evaluation.plots import INK, Plot, new_figure
 from rlpto.jobs import Job
 from rlpto.rewards import HOUR
 
@@ -19,7 +19,7 @@ LINE = "#2f6db5"
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class ForecastHistory:
     """The forecasts of one window, of jobs of all classes.
 
     step: [s]. mean, low, high: [T, H], in row t said once t steps were over, NaN where nothing was.
@@ -34,7 +34,9 @@ class Foreseen:
     actual: FloatArray
 
 
-def foreseen(window: str, step: float, forecasts: Sequence[Forecast | None], jobs: Sequence[Job]) -> Foreseen:
+def forecast_history(
+    window: str, step: float, forecasts: Sequence[Forecast | None], jobs: Sequence[Job]
+) -> ForecastHistory:
     """What `forecasts`, made after 0, 1, ... T - 1 steps, said of the jobs of a window that lasts T - 1 steps."""
     reach = max((len(forecast.mean) for forecast in forecasts if forecast is not None), default=1)
     said = np.full((3, len(forecasts), reach), np.nan)
@@ -46,15 +48,15 @@ def foreseen(window: str, step: float, forecasts: Sequence[Forecast | None], job
     counts = np.bincount(submitted, minlength=steps)[:steps].astype(np.float64)
     padded = np.concatenate([counts, np.full(reach + 1, np.nan)])
     actual = padded[np.arange(len(forecasts))[:, None] + np.arange(reach)]
-    return Foreseen(window, step, said[0], said[1], said[2], actual)
+    return ForecastHistory(window, step, said[0], said[1], said[2], actual)
 
 
-def forecast_plots(windows: Sequence[Foreseen], mode: str) -> list[Plot]:
+def forecast_plots(histories: Sequence[ForecastHistory], mode: str) -> list[Plot]:
     """Forecast against actual in the middle window, and the error by distance over all; none without windows."""
-    if not windows:
+    if not histories:
         return []
     oracle = " The forecast is perfect, an oracle." if mode == "perfect" else ""
-    middle = windows[len(windows) // 2]
+    middle = histories[len(histories) // 2]
     return [
         Plot(
             "forecast",
@@ -66,44 +68,33 @@ def forecast_plots(windows: Sequence[Foreseen], mode: str) -> list[Plot]:
         Plot(
             "forecast_error",
             "Error of the forecast by distance",
-            f"Mean absolute error of the forecast number of jobs in a step, over {len(windows)} windows.{oracle}",
-            _errors(windows),
+            f"Mean absolute error of the forecast number of jobs in a step, over {len(histories)} windows.{oracle}",
+            _errors(histories),
         ),
     ]
 
 
-def errors_by_step(windows: Sequence[Foreseen]) -> FloatArray:
+def errors_by_step(histories: Sequence[ForecastHistory]) -> FloatArray:
     """[H] mean absolute error of the mean of each step ahead, over all windows; NaN where nothing was forecast."""
-    error = np.concatenate([np.abs(seen.mean - seen.actual) for seen in windows])
-    known = np.isfinite(error)
-    total, count = np.where(known, error, 0.0).sum(axis=0), known.sum(axis=0)
-    errors: FloatArray = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-    return errors
+    errors = pd.DataFrame(np.concatenate([np.abs(history.mean - history.actual) for history in histories]))
+    return errors.mean().to_numpy()
 
 
-def _against_actual(seen: Foreseen) -> Figure:
-    figure = _figure()
-    axes = figure.subplots()
-    hours = np.arange(len(seen.mean)) * seen.step / HOUR
-    axes.fill_between(hours, seen.low[:, 0], seen.high[:, 0], step="post", color=LINE, alpha=0.2, lw=0)
-    axes.step(hours, seen.actual[:, 0], where="post", color=INK, lw=0.8, label="actual")
-    axes.step(hours, seen.mean[:, 0], where="post", color=LINE, lw=1.2, label="forecast")
-    axes.set(xlabel="hours", ylabel=f"jobs per {seen.step / 60:g} min", ylim=(0, None))
+def _against_actual(history: ForecastHistory) -> Figure:
+    figure, axes = new_figure(width=9, height=3.6)
+    hours = np.arange(len(history.mean)) * history.step / HOUR
+    axes.fill_between(hours, history.low[:, 0], history.high[:, 0], step="post", color=LINE, alpha=0.2, lw=0)
+    axes.step(hours, history.actual[:, 0], where="post", color=INK, lw=0.8, label="actual")
+    axes.step(hours, history.mean[:, 0], where="post", color=LINE, lw=1.2, label="forecast")
+    axes.set(xlabel="hours", ylabel=f"jobs per {history.step / 60:g} min", ylim=(0, None))
     axes.legend(loc="upper right", frameon=False)
     return figure
 
 
-def _errors(windows: Sequence[Foreseen]) -> Figure:
-    figure = _figure()
-    axes = figure.subplots()
-    errors = errors_by_step(windows)
-    minutes = np.arange(1, len(errors) + 1) * windows[0].step / 60
+def _errors(histories: Sequence[ForecastHistory]) -> Figure:
+    figure, axes = new_figure(width=9, height=3.6)
+    errors = errors_by_step(histories)
+    minutes = np.arange(1, len(errors) + 1) * histories[0].step / 60
     axes.plot(minutes, errors, "o-", color=LINE)
     axes.set(xlabel="minutes ahead, to the end of the step", ylabel="mean absolute error [jobs]", ylim=(0, None))
-    return figure
-
-
-def _figure() -> Figure:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure

@@ -133,7 +133,7 @@ def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> l
 def reward_bars(summaries: Sequence[Summary]) -> Figure:
     """Parts of the reward side by side from zero, the total as a diamond with its interval, a row per policy."""
     shown = [summary for summary in summaries if np.isfinite(summary.mean["reward"].estimate)]
-    figure, axes = _figure(height=1.5 + 0.42 * max(len(shown), 2))
+    figure, axes = new_figure(height=1.5 + 0.42 * max(len(shown), 2))
     for row, summary in enumerate(shown):
         left, right = 0.0, 0.0
         for part in REWARD_PARTS:
@@ -156,7 +156,7 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
 
 def jct_cdf(records: Mapping[str, Sequence[RunRecord]]) -> Figure:
     """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     colours = palette(list(records))
     lowest, highest = np.inf, 0.0
     bound = np.concatenate([record.jobs.alone_time for record in next(iter(records.values()))])
@@ -187,7 +187,7 @@ def jct_cdf(records: Mapping[str, Sequence[RunRecord]]) -> Figure:
 
 def queueing_bars(summaries: Sequence[Summary]) -> Figure:
     """Mean queueing delay with intervals: a group per priority class, a bar per policy."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     colours = palette([summary.policy for summary in summaries])
     names = [f"queueing_{name}" for name in PRIORITY_CLASSES]
     means = [summary.mean[name].estimate for summary in summaries for name in names]
@@ -211,7 +211,7 @@ def queueing_bars(summaries: Sequence[Summary]) -> Figure:
 
 def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> Figure:
     """Share of the GPUs that were up held by jobs, one line per policy, averaged over short stretches of time."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     colours = palette(list(records))
     spans = [run_span(record) for record in records.values()]
     longest = max((end for _, end in spans if np.isfinite(end)), default=0.0)
@@ -235,7 +235,7 @@ def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> 
 
 def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
     """GPUs held over time, stacked by job in order of submission."""
-    figure, axes = _figure(height=4.4)
+    figure, axes = new_figure(height=4.4)
     start, end = run_span(record)
     if end > start:
         at = np.linspace(start, end, moments)
@@ -257,7 +257,7 @@ def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
 
 def gpus_against_accuracy(records: Mapping[str, Sequence[RunRecord]], bins: int = 20) -> Figure:
     """Mean GPUs held while passing each stage of the accuracy gain, one line per policy."""
-    figure, axes = _figure()
+    figure, axes = new_figure()
     colours = palette(list(records))
     middles = (np.arange(bins) + 0.5) / bins
     for i, (policy, runs) in enumerate(records.items()):
@@ -291,8 +291,9 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
     return paths
 
 
-def _figure(height: float = 3.7) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.8, height), layout="constrained", facecolor="white")
+def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
+    """An empty plot in the style of all."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_axisbelow(True)

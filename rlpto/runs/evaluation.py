@@ -156,17 +156,17 @@ def missed_switches(finished: list[FinishedCell]) -> list[str]:
 
 def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
     """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
-    from rlpto.evaluation.forecast_plots import forecast_plots, foreseen
+    from rlpto.evaluation.forecast_plots import forecast_history, forecast_plots
 
     experiment = prepare(config)
     if (forecasts := experiment.forecasts) is None:
         return []
-    seen = []
+    histories = []
     for name in dict.fromkeys(done.cell.window for done in finished):
         jobs = experiment.jobs(name, config.seed)
         known = forecasts.known(experiment.window_traces[name].window, jobs)
-        seen.append(foreseen(name, forecasts.step, known, jobs))
-    return forecast_plots(seen, config.forecast.mode)
+        histories.append(forecast_history(name, forecasts.step, known, jobs))
+    return forecast_plots(histories, config.forecast.mode)
 
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:

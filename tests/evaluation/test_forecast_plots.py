@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlpto.cluster import Forecast
-from rlpto.evaluation.forecast_plots import errors_by_step, forecast_plots, foreseen
+from rlpto.evaluation.forecast_plots import errors_by_step, forecast_history, forecast_plots
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import frame, results, warnings
 
@@ -21,14 +21,14 @@ def said(*counts: float) -> Forecast:
 
 def test_forecasts_stand_beside_what_came_in_the_steps_they_are_of() -> None:
     jobs = [job(i, submit=submit) for i, submit in enumerate([0.0, 5.0, 12.0, 35.0])]  # 2, 1, 0 and 1 in 10 s each
-    seen = foreseen("w", 10.0, [None, said(3, 0), said(0, 4), said(1, 1), said(9, 9)], jobs)
-    np.testing.assert_array_equal(seen.actual, [[2, 1], [1, 0], [0, 1], [1, np.nan], [np.nan, np.nan]])
-    assert errors_by_step([seen]).tolist() == pytest.approx([(2 + 0 + 0) / 3, (0 + 3) / 2])
+    history = forecast_history("w", 10.0, [None, said(3, 0), said(0, 4), said(1, 1), said(9, 9)], jobs)
+    np.testing.assert_array_equal(history.actual, [[2, 1], [1, 0], [0, 1], [1, np.nan], [np.nan, np.nan]])
+    assert errors_by_step([history]).tolist() == pytest.approx([(2 + 0 + 0) / 3, (0 + 3) / 2])
 
 
 def test_there_is_a_plot_of_both_and_an_oracle_is_called_one() -> None:
-    seen = foreseen("w", 10.0, [said(1, 1), said(2, 2)], [job(0)])
-    plots = forecast_plots([seen], "perfect")
+    history = forecast_history("w", 10.0, [said(1, 1), said(2, 2)], [job(0)])
+    plots = forecast_plots([history], "perfect")
     assert [plot.name for plot in plots] == ["forecast", "forecast_error"]
     assert all("oracle" in plot.caption for plot in plots)
     assert forecast_plots([], "on") == []
