@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
@@ -41,41 +40,21 @@ WINDOW = 33.0
 """Hours in which the 400 jobs of a workload are submitted."""
 
 
-class FreeEnv(VecEnv):
-    """As many environments with the same spaces, whose steps cost nothing."""
+class FreeEnv(SB3ClusterEnv):
+    """The same environments, whose steps cost nothing: every observation is the first one."""
 
-    def __init__(self, real: SB3ClusterEnv) -> None:
-        self._seen = real.reset()
-        self.elapsed = np.full(real.num_envs, 60.0)
-        self._reward = np.random.default_rng(0).normal(size=real.num_envs).astype(np.float32)
-        self._done = np.zeros(real.num_envs, dtype=np.bool_)
-        self._infos: list[dict[str, Any]] = [{} for _ in range(real.num_envs)]
-        self.render_mode = None
-        super().__init__(real.num_envs, real.observation_space, real.action_space)
+    def __init__(self, setup: EnvSetup, num_envs: int) -> None:
+        super().__init__(setup, num_envs, 0)
+        self._seen = super().reset()
+        self.elapsed[:] = 60.0
+        self._free_reward = np.random.default_rng(0).normal(size=num_envs).astype(np.float32)
+        self._infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
 
     def reset(self) -> Any:
         return self._seen
 
-    def step_async(self, actions: Any) -> None:
-        pass
-
     def step_wait(self) -> Any:
-        return self._seen, self._reward.copy(), self._done.copy(), self._infos
-
-    def close(self) -> None:
-        pass
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [getattr(self, attr_name)] * self.num_envs
-
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **options: Any) -> list[Any]:
-        return [getattr(self, method_name)(*args, **options)] * self.num_envs
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        return [False] * self.num_envs
+        return self._seen, self._free_reward.copy(), np.zeros(self.num_envs, dtype=np.bool_), self._infos
 
 
 @dataclass
@@ -130,7 +109,7 @@ def splits(env: Any, settings: AgentSettings, repeats: int) -> list[Split]:
     return found[1:]
 
 
-def make_env(settings: AgentSettings) -> SB3ClusterEnv:
+def make_setup() -> EnvSetup:
     """Clusters with about as many jobs as can be seen."""
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
@@ -140,7 +119,7 @@ def make_env(settings: AgentSettings) -> SB3ClusterEnv:
     env = EnvSettings(hold=0.0)
     start = steering_weights(IndexWeights().vector())
     parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
-    return SB3ClusterEnv(EnvSetup(batch.NODES, workloads, tables, *parts), settings.envs, 0)
+    return EnvSetup(batch.NODES, workloads, tables, *parts)
 
 
 def main() -> None:
@@ -148,8 +127,9 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=5, help="rollouts and updates that are timed")
     options = arguments.parse_args()
     settings = AgentSettings()
-    env = make_env(settings)
-    free = splits(FreeEnv(env), settings, options.repeats)
+    setup = make_setup()
+    env = SB3ClusterEnv(setup, settings.envs, 0)
+    free = splits(FreeEnv(setup, settings.envs), settings, options.repeats)
     real = splits(env, settings, options.repeats)
     steps = settings.envs * settings.ppo.rollout
     taken, base = (statistics.median(split.total for split in each) for each in (real, free))

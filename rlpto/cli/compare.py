@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from rlpto.runs.comparison import Run
 
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
-"""Metrics of the table; the first two with their paired difference from the first run."""
+"""Metrics of the table."""
+PAIRED = SHOWN[:2]
+"""Those whose paired difference from the first run is shown too."""
 
 
 def compare(
@@ -64,14 +66,13 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     from rich.table import Table
 
     from rlpto.evaluation.formatting import heading, scale_for
-    from rlpto.evaluation.metrics import METRIC
+    from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
     from rlpto.evaluation.statistics import compare as compare_cells
     from rlpto.evaluation.tables import frame, percent_change, signed_interval
 
-    frames = {run.name: frame(run.cells, run.config.knowledge.mode) for run in runs}
-    means = {name: cells.groupby("policy", sort=False)[list(SHOWN)].mean() for name, cells in frames.items()}
-    everything = pd.concat(list(means.values()))
-    scales = {name: scale_for(METRIC[name], everything[name]) for name in SHOWN}
+    cells = pd.concat([frame(run.cells, run.config.knowledge.mode).assign(run=run.name) for run in runs])
+    means = cells.groupby(["policy", "run"])[list(SHOWN)].mean()
+    scales = {name: scale_for(METRIC[name], means[name]) for name in SHOWN}
     table = Table(
         title="Policies by run",
         title_justify="left",
@@ -86,34 +87,28 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     for name in SHOWN:
         title = heading(METRIC[name], scales[name]).replace(" [", "\n\\[")
         table.add_column(title, justify="right")
-        if name in SHOWN[:2]:
+        if name in PAIRED:
             table.add_column("difference\n ", justify="right")
-    for policy in everything.index.unique():
-        sharing = [run for run in runs if policy in means[run.name].index]
-        if len(sharing) < 2:
+    for policy, mine in cells.groupby("policy", sort=False):
+        base, *others = mine["run"].unique()
+        if not others:
             continue
-        base = sharing[0].name
-        for run in sharing:
-            row = [escape(str(policy)) if run.name == base else "", escape(run.name)]
+        by_run = mine.assign(policy=mine["run"])
+        found = {(name, c.policy): c for name in PAIRED for c in compare_cells(by_run, base, name)}
+        for run in (base, *others):
+            row = [escape(str(policy)) if run == base else "", escape(run)]
             for name in SHOWN:
-                row.append(scales[name].number(float(means[run.name][name].loc[policy])))
-                if name not in SHOWN[:2]:
+                row.append(scales[name].number(float(means.at[(policy, run), name])))
+                if name not in PAIRED:
                     continue
-                if run.name == base or policy == "lower bound":
+                if run == base or policy == LOWER_BOUND:
                     row.append("")
                     continue
-                pair = pd.concat(
-                    [
-                        cells[cells["policy"] == policy].assign(policy=at)
-                        for at, cells in frames.items()
-                        if at in (base, run.name)
-                    ]
-                )
-                found = compare_cells(pair, base, name)[0]
-                colour = {"better": "green", "worse": "red"}.get(found.verdict, "default")
-                interval = escape(signed_interval(found.difference, scales[name]))
-                row.append(f"[{colour}]{percent_change(found.relative)}\n[dim]{interval}[/][/]")
-            table.add_row(*row, end_section=run is sharing[-1])
+                c = found[name, run]
+                colour = {"better": "green", "worse": "red"}.get(c.verdict, "default")
+                interval = escape(signed_interval(c.difference, scales[name]))
+                row.append(f"[{colour}]{percent_change(c.relative)}\n[dim]{interval}[/][/]")
+            table.add_row(*row, end_section=run == mine["run"].iloc[-1])
     return table
 
 

@@ -77,7 +77,7 @@ def index(
     """
     from rlpto.evaluation.tuning import TuningSettings
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
-    from rlpto.runs import tuning
+    from rlpto.runs.tuning import tune_index
 
     overrides = [
         *(set_ or ()),
@@ -91,10 +91,10 @@ def index(
     settings = TuningSettings(generations=generations, population=population, seed=configs[0].seed)
     with make_progress(quiet) as bar:
         task = bar.add_task("start", total=generations * population)
-        found = tuning.tune_index(
+        found = tune_index(
             configs,
             first,
-            tuning.Goal(goal.value),
+            "jct" if goal is Goal.jct else "reward",
             settings,
             out.with_suffix(".checkpoint.json"),
             resume=resume,

@@ -22,7 +22,6 @@ from pydantic import Field
 from rlpto.arrays import FloatArray
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.files import write_text
-from rlpto.policies.index_weights import IndexWeights
 from rlpto.reading import read_json
 from rlpto.settings import LARGEST_SEED, Settings
 
@@ -69,28 +68,6 @@ class TuningState:
     best: Mapping[str, float]
     best_cost: float
     mean: Mapping[str, float]
-
-
-INDEX_RANGES: Mapping[str, tuple[float, float]] = {
-    "remaining": (-2.0, 0.5),
-    "remaining_squared": (-0.25, 0.25),
-    "load_remaining": (-1.0, 1.0),
-    "priority": (0.0, 4.0),
-    "age": (-1.0, 1.0),
-    "attained": (-1.0, 1.0),
-    "start": (-2.0, 8.0),
-    "held": (0.0, 4.0),
-    "held_remaining": (-0.5, 0.5),
-}
-"""Ranges in which the weights of the index are searched. `gain` stays: only ratios of weights matter."""
-
-
-def index_parameters(start: IndexWeights) -> list[Parameter]:
-    """Weights of the index to tune, from `start`, which is moved into the ranges if need be."""
-    return [
-        Parameter(name, min(max(getattr(start, name), low), high), low, high)
-        for name, (low, high) in INDEX_RANGES.items()
-    ]
 
 
 Objective = Callable[[Mapping[str, float]], float]

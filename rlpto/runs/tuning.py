@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -17,9 +16,9 @@ from rlpto.config import Config
 from rlpto.environments import workload_of
 from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.evaluation.tuning import (
+    Parameter,
     TuningSettings,
     TuningState,
-    index_parameters,
     read_costs,
     tune,
     tuning_fingerprint,
@@ -39,11 +38,29 @@ TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
 """Reward weights whose negative total is the sum of all JCTs, in hours."""
 
 
-class Goal(StrEnum):
-    """What a better index has more, or less, of."""
+Goal = Literal["reward", "jct"]
+"""What a better index has more, or less, of."""
 
-    reward = "reward"
-    jct = "jct"
+INDEX_RANGES: Mapping[str, tuple[float, float]] = {
+    "remaining": (-2.0, 0.5),
+    "remaining_squared": (-0.25, 0.25),
+    "load_remaining": (-1.0, 1.0),
+    "priority": (0.0, 4.0),
+    "age": (-1.0, 1.0),
+    "attained": (-1.0, 1.0),
+    "start": (-2.0, 8.0),
+    "held": (0.0, 4.0),
+    "held_remaining": (-0.5, 0.5),
+}
+"""Ranges in which the weights of the index are searched. `gain` stays: only ratios of weights matter."""
+
+
+def index_parameters(start: IndexWeights) -> list[Parameter]:
+    """Weights of the index to tune, from `start`, which is moved into the ranges if need be."""
+    return [
+        Parameter(name, min(max(getattr(start, name), low), high), low, high)
+        for name, (low, high) in INDEX_RANGES.items()
+    ]
 
 
 class Place(NamedTuple):
@@ -94,7 +111,7 @@ def tune_index(
     unseen = places_of(experiments, "validation", required=False)
     parameters = index_parameters(first)
     outcomes = [experiment.outcome() for experiment in experiments]
-    searched = {"goal": goal.value, "gain": first.gain, "places": places, "outcomes": outcomes}
+    searched = {"goal": goal, "gain": first.gain, "places": places, "outcomes": outcomes}
     fingerprint = tuning_fingerprint(parameters, settings, searched)
     if resume and is_there(checkpoint):
         read_costs(checkpoint, fingerprint, settings.population)
@@ -175,7 +192,7 @@ def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequ
     load = np.array([place.load for place in places])
     before = np.array([cost.cost for cost in base])
     worse = np.array([cost.cost for cost in costs]) - before
-    if goal is Goal.reward:  # near zero as often as not, so that ratios of rewards mean nothing
+    if goal == "reward":  # near zero as often as not, so that ratios of rewards mean nothing
         run = np.array([cost.jobs for cost in base])
         changes = [worse[load == at].sum() / max(run[load == at].sum(), 1) for at in np.unique(load)]
     else:
@@ -185,7 +202,7 @@ def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequ
 
 def described(goal: Goal, change: float) -> str:
     """A change in words."""
-    return f"{change:.4f} reward per job" if goal is Goal.reward else f"{change:.2%} of the mean JCT"
+    return f"{change:.4f} reward per job" if goal == "reward" else f"{change:.2%} of the mean JCT"
 
 
 def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
@@ -213,7 +230,7 @@ class Arena:
 
     def __init__(self, experiment: Experiment, goal: Goal) -> None:
         self._experiment = experiment
-        self._reward = TIME_ALONE if goal is Goal.jct else experiment.config.reward
+        self._reward = TIME_ALONE if goal == "jct" else experiment.config.reward
         self._fleets: dict[tuple[str, int], Fleet] = {}
         self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
 
@@ -255,5 +272,5 @@ def simulated_cost(
     end = last if max_hours is None else max_hours * HOUR
     left = np.maximum(end, jobs.submit_time)
     jct = np.where(np.isfinite(jobs.finish_time), jobs.finish_time, left) - jobs.submit_time
-    cost = float(jct.sum()) / HOUR if goal is Goal.jct else -float(record.decisions.reward.sum())
+    cost = float(jct.sum()) / HOUR if goal == "jct" else -float(record.decisions.reward.sum())
     return Cost(cost, len(jobs.submit_time), last / HOUR)
