@@ -98,7 +98,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
         for run in (base, *others):
             row = [escape(str(policy)) if run == base else "", escape(run)]
             for name in SHOWN:
-                row.append(scales[name].number(float(means.at[(policy, run), name])))
+                row.append(scales[name].number(float(means[name][(policy, run)])))
                 if name not in PAIRED:
                     continue
                 if run == base or policy == LOWER_BOUND:
