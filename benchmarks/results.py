@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import _common
@@ -28,15 +28,6 @@ from rlpto.reading import parsing
 INTERRUPTED = 130
 BEGIN, END = "<!-- begin: written by make results -->", "<!-- end: written by make results -->"
 HEAD = "# Results\n\nAll figures below come from `make results`.\n"
-NUMBERS: Mapping[str, Callable[[Plan, Study], numbers.Numbers]] = {
-    "reward": numbers.reward,
-    "jct": numbers.jct,
-    "data": cases.data,
-    "converge": cases.converge,
-    "ablations": numbers.ablations,
-    "scale": numbers.scale,
-}
-"""What computes the numbers of a study."""
 
 
 def main() -> None:
@@ -66,7 +57,8 @@ def main() -> None:
 
 def run_study(plan: Plan, name: str, study: Study) -> None:
     """Run what a study still lacks, and keep what the page shows of it as JSON, and its tables as CSV."""
-    found = NUMBERS[name](plan, study)
+    compute: Callable[[Plan, Study], numbers.Numbers] = vars(numbers).get(name) or vars(cases)[name]
+    found = compute(plan, study)
     for file, table in found.saved.items():
         write_text(plan.folder / "tables" / f"{file}.csv", table.to_csv(index=False), "a table")
     write_text(plan.folder / "numbers" / f"{name}.json", json.dumps(found.shown, indent=1, default=plain), "numbers")

@@ -9,8 +9,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ValidationInfo
 
-from rlpto.files import file_there
-
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 
 
@@ -26,7 +24,7 @@ def example_config(name: str | Path) -> Path | None:
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None
     named = (EXAMPLES / path.with_name(path.name + ending) for ending in ("", *_EXAMPLE_ENDINGS))
-    return next((found for found in named if found.suffix in _EXAMPLE_ENDINGS and file_there(found)), None)
+    return next((found for found in named if found.suffix in _EXAMPLE_ENDINGS and os.path.isfile(found)), None)
 
 
 def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:

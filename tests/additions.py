@@ -532,31 +532,45 @@ assert alone.queueing_mean > 0 == pd.read_csv("out2/cells.csv").iloc[0].queueing
                 "benchmarks/studies.yaml",
                 "\nreward:\n",
                 """
-when_busy:
-  title: Total reward when busy
-  numbers: reward
-  workloads: all
-  loads: busy
+longest:
   runs:
   - policies: [config]
-  text: As the study of the reward, at one load only.
-  tables:
-  - of: reward
-    columns: {workload: "{workload}"}
-  claims: []
 
+""",
+            ),
+            (
+                "benchmarks/_results_numbers.py",
+                "\ndef ablations(",
+                """
+def longest(plan: Plan, study: Study) -> Numbers:
+    \"\"\"How many workloads and policies the study is about.\"\"\"
+    return Numbers(shown={"workloads": len(plan.workloads), "runs": len(study.runs)}, saved={})
+
+
+""",
+            ),
+            (
+                "benchmarks/results.md.j2",
+                "\n## Scale\n",
+                """
+{% endif %}
+{% if longest %}
+## Longest
+
+{{ longest.runs }} run on {{ longest.workloads }} workload.
+{% endif %}
+{% if scale %}
 """,
             ),
         ),
         use="""
-import runpy
+import subprocess
 from pathlib import Path
 
-sys.path.insert(0, str(Path(rlpto.__file__).parents[1] / "benchmarks"))
-import _results_plan as plans
-
-study = plans.load_studies()["when_busy"]
-assert study.title == "Total reward when busy"
+program = Path(rlpto.__file__).parents[1] / "benchmarks" / "results.py"
+options = ["--only", "longest", "--workloads", "synthetic", "--folder", "kept", "--page", "page.md"]
+subprocess.run([sys.executable, str(program), *options], check=True)
+assert "## Longest" in Path("page.md").read_text() and "1 run on 1 workload." in Path("page.md").read_text()
 """,
     ),
 }
