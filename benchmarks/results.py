@@ -57,11 +57,16 @@ def main() -> None:
 
 def run_study(plan: Plan, name: str, study: Study) -> None:
     """Run what a study still lacks, and keep what the page shows of it as JSON, and its tables as CSV."""
-    compute: Callable[[Plan, Study], numbers.Numbers] = vars(numbers).get(name) or vars(cases)[name]
-    found = compute(plan, study)
+    found = numbers_of(name)(plan, study)
     for file, table in found.saved.items():
         write_text(plan.folder / "tables" / f"{file}.csv", table.to_csv(index=False), "a table")
     write_text(plan.folder / "numbers" / f"{name}.json", json.dumps(found.shown, indent=1, default=plain), "numbers")
+
+
+def numbers_of(name: str) -> Callable[[Plan, Study], numbers.Numbers]:
+    """The function that computes the numbers of a study."""
+    compute: Callable[[Plan, Study], numbers.Numbers] = vars(numbers).get(name) or vars(cases)[name]
+    return compute
 
 
 def plain(value: pd.DataFrame | pd.Series[float]) -> object:

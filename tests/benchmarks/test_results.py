@@ -230,7 +230,7 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
 
 def test_every_run_of_the_studies_is_a_valid_configuration_and_belongs_to_a_function() -> None:
     config = load_config(plans.config_file("synthetic"))
-    assert list(STUDIES) == list(results.NUMBERS)
+    assert all(callable(results.numbers_of(name)) for name in STUDIES)
     for study in STUDIES.values():
         for run in study.runs:
             load_config(plans.config_file("synthetic"), runs._filled((*run.overrides, *run.see), "synthetic"))
