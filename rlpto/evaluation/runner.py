@@ -267,7 +267,8 @@ def _read_stored(path: Path) -> _StoredCell:
         return _StoredCell.model_validate_json(text)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise _unusable(path, f"not a cell of an evaluation ({dotted_key(wrong['loc'])}: {wrong['msg']})") from None
+        key = f"{dotted_key(wrong['loc'])}: " if wrong["loc"] else ""
+        raise _unusable(path, f"expected a cell of an evaluation ({key}{wrong['msg']})") from None
 
 
 def _unusable(path: Path, reason: str) -> CheckpointError:
