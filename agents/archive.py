@@ -22,8 +22,8 @@ from rlpto.reading import one_line, parse_json, read_arrays, read_entry
 
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"
-WRITTEN = (1980, 1, 1, 0, 0, 0)
-"""Time stamp of all entries: the same content gives the same bytes."""
+ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
+"""Time stamp of every entry: the same content gives the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,4 @@ def read_archive(path: Path, kinds: tuple[str, ...]) -> Archive:
 
 
 def _put(file: zipfile.ZipFile, name: str, content: bytes) -> None:
-    file.writestr(zipfile.ZipInfo(name, WRITTEN), content, zipfile.ZIP_DEFLATED, compresslevel=1)
+    file.writestr(zipfile.ZipInfo(name, ENTRY_TIME), content, zipfile.ZIP_DEFLATED, compresslevel=1)

@@ -13,17 +13,17 @@ import torch
 
 from rlpto import __version__
 from rlpto.agents.archive import Archive, read_archive, write_archive
-from rlpto.agents.brain import AGENT, CHECKPOINT, brain_manifest, brain_of, check_meaning, load_weights, weight_arrays
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
+from rlpto.agents.trained import AGENT, CHECKPOINT, agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
 from rlpto.errors import CheckpointError
 
-LARGEST_EXPORT = 2_000_000
+LARGEST_EXPORT_BYTES = 2_000_000
 """Bytes an exported agent has at most."""
 
 
@@ -64,7 +64,7 @@ def save_checkpoint(
     version, python_state, gauss = random.getstate()
     manifest = {
         "format": CHECKPOINT,
-        **brain_manifest(setup, settings),
+        **agent_manifest(setup, settings),
         "digest": identity.digest,
         "seed": identity.seed,
         "provenance": dict(identity.provenance),
@@ -159,14 +159,14 @@ def export_agent(checkpoint: Path, out: Path) -> int:
     Returns its size in bytes. Raises CheckpointError if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
-    brain_of(archive, checkpoint)  # refuses what could not be used later
+    agent_of(archive, checkpoint)  # refuses what could not be used later
     kept = ("rlpto", "meaning", "env", "network", "smooth_noise", "start", "seed", "steps", "best", "provenance")
     manifest = {"format": AGENT, **{key: archive.manifest[key] for key in kept if key in archive.manifest}}
     weights = {f"policy/{name}": array for name, array in archive.group("policy").items()}
     size = sum(array.nbytes for array in weights.values())
-    if size > LARGEST_EXPORT:
+    if size > LARGEST_EXPORT_BYTES:
         raise CheckpointError(
-            f"{checkpoint}: its agent takes {size / 1e6:.1f} MB, expected at most {LARGEST_EXPORT / 1e6:g} MB: "
+            f"{checkpoint}: its agent takes {size / 1e6:.1f} MB, expected at most {LARGEST_EXPORT_BYTES / 1e6:g} MB: "
             "a smaller agent.network.width"
         )
     write_archive(out, manifest, weights, "the agent")

@@ -20,13 +20,13 @@ from rlpto.envs.actions import LARGEST, action_weights
 from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
-from rlpto.policies.steering import FREE, STEERING_FEATURES
+from rlpto.policies.steering import NO_PRICE, STEERING_FEATURES
 from rlpto.rewards import RewardWeights
 
 TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""
-HOPELESS = 10.0
-"""Reward per job that such a candidate counts as losing."""
+UNFINISHED_LOSS_PER_JOB = 10.0
+"""Reward per job that a candidate counts as losing in a window that it does not finish."""
 CHECKPOINT = "evolution.json"
 """File of a run with the costs of all candidates so far."""
 SEARCHED = tuple(name for name in STEERING_FEATURES if name != "gain")
@@ -90,7 +90,7 @@ def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
     nothing, so far from any price that a search would not find one.
     """
     price = STEERING_FEATURES.index("price")
-    if weights[price] > FREE or reward.resources == 0 or reward.time == 0:
+    if weights[price] > NO_PRICE or reward.resources == 0 or reward.time == 0:
         return weights
     found = weights.copy()
     found[price] = np.log(reward.resources / reward.time / 3.0)
@@ -143,7 +143,7 @@ class _Trial:
         mine, _ = self._play(workload, weights, TIME_LIMIT_FACTOR * end)
         cluster = self._fleet.world.clusters[0]
         if cluster["active"] or cluster["arrived"] < cluster["jobs"]:
-            return HOPELESS * float(cluster["jobs"])
+            return UNFINISHED_LOSS_PER_JOB * float(cluster["jobs"])
         return reward - mine
 
     def _play(self, workload: int, weights: FloatArray, limit: float) -> tuple[float, float]:

@@ -15,12 +15,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
 from rlpto.agents.archive import Archive, read_archive
-from rlpto.agents.brain import KINDS, Brain, brain_of, load_weights
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
 from rlpto.agents.logs import EpisodeTerms, log_texts, make_logger
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
+from rlpto.agents.trained import KINDS, TrainedAgent, agent_of, load_weights
 from rlpto.agents.training import Outcome, Status, Training, check_device, learn
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
@@ -48,7 +48,7 @@ class Beginner:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.archive: Archive = read_archive(file, KINDS)
-        self.brain: Brain = brain_of(self.archive, file)
+        self.trained: TrainedAgent = agent_of(self.archive, file)
 
     def settings(self, wanted: AgentSettings) -> AgentSettings:
         """The settings wanted, with one environment and the agent's own network."""
@@ -61,7 +61,7 @@ class Beginner:
 
         Raises ConfigError if something else is asked for that an agent cannot change.
         """
-        own = self.brain.env
+        own = self.trained.env
         for key in ("max_jobs", "horizon"):
             there, asked = getattr(own, key), getattr(wanted, key)
             if key in wanted.model_fields_set and there != asked:

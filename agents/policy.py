@@ -21,7 +21,7 @@ from rlpto.policies.steering import steer
 from rlpto.settings import Settings
 
 if TYPE_CHECKING:
-    from rlpto.agents.brain import Brain
+    from rlpto.agents.trained import TrainedAgent
 
 
 class AgentOptions(Settings):
@@ -52,21 +52,21 @@ class Agent:
     Options: type[Settings] = AgentOptions
     COMPLETE = False
 
-    def __init__(self, options: AgentOptions | None = None, brain: Brain | None = None) -> None:
-        """brain: used instead of what `options` name."""
+    def __init__(self, options: AgentOptions | None = None, trained: TrainedAgent | None = None) -> None:
+        """trained: used instead of what `options` name."""
         self.name = "agent"
         self.options = options or AgentOptions()
-        if brain is None:
-            from rlpto.agents.brain import load_brain
+        if trained is None:
+            from rlpto.agents.trained import load_agent
 
-            brain = load_brain(agent_file(self.options), self.options.max_jobs)
-        self._brain = brain
+            trained = load_agent(agent_file(self.options), self.options.max_jobs)
+        self._trained = trained
         self.reset(0)
 
     @property
     def env(self) -> EnvSettings:
         """What the agent sees and does."""
-        return self._brain.env
+        return self._trained.env
 
     def reset(self, seed: int) -> None:
         """Forget the action that stands; nothing is random."""
@@ -80,11 +80,11 @@ class Agent:
             raise PolicyError(f"policy {self.name}: the cluster has no GPUs, expected nodes with at least one")
         jobs = state.jobs
         if state.time >= self._until:
-            env = self._brain.env
+            env = self._trained.env
             seen = observe(state, int(jobs.gpus.sum()), env.max_jobs, env.horizon)
-            self._action = self._brain.act(Observation(*(part[None] for part in seen)))[0]
+            self._action = self._trained.act(Observation(*(part[None] for part in seen)))[0]
             self._until = state.time + env.hold
-        weights = action_weights(self._brain.start, self._action, self._brain.start.shape)
+        weights = action_weights(self._trained.start, self._action, self._trained.start.shape)
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))
 
 

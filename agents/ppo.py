@@ -50,8 +50,8 @@ class TimedRolloutBuffer(DictRolloutBuffer):
         goes_on = 1.0 - np.concatenate([self.episode_starts[1:], np.asarray(dones, dtype=np.float32).reshape(1, -1)])
         advantage = np.zeros(self.n_envs)
         for step in reversed(range(self.buffer_size)):
-            surprise = self.rewards[step] + discount[step] * values[step + 1] * goes_on[step] - values[step]
-            advantage = surprise + decay[step] * goes_on[step] * advantage
+            td_error = self.rewards[step] + discount[step] * values[step + 1] * goes_on[step] - values[step]
+            advantage = td_error + decay[step] * goes_on[step] * advantage
             self.advantages[step] = advantage
         self.returns = self.advantages + self.values
 

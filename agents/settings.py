@@ -37,7 +37,7 @@ class PpoSettings(Settings):
     half_life: float = Field(24.0, ge=0.001, le=10**6)
     """Hours after which a reward counts half: discounting is per unit of time, however long decisions are apart."""
     trace_half_life: float = Field(6.0, ge=0.001, le=10**6)
-    """Hours after which a surprise counts half for an action (the lambda of GAE, per unit of time)."""
+    """Hours after which a TD error counts half for an action (the lambda of GAE, per unit of time)."""
     clip: float = Field(0.2, gt=0)
     """Clip range of the probability ratio."""
     entropy: float = Field(0.0, ge=0)

@@ -12,7 +12,6 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from rlpto.agents.brain import Brain
 from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
 from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
 from rlpto.agents.evolution import evolve, evolves
@@ -21,6 +20,7 @@ from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.agents.trained import TrainedAgent
 from rlpto.agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
 from rlpto.arrays import FloatArray
 from rlpto.envs.cluster_env import LiveSetup
@@ -242,10 +242,10 @@ class Training:
         if self.evaluator is None:
             return
         self.tell("evaluating")
-        brain = Brain(self.setup.settings, self.setup.start, self._network())
+        trained = TrainedAgent(self.setup.settings, self.setup.start, self._network())
         if self._baselines is None:
             self._baselines = self.evaluator.baselines()
-        found = validate(self.evaluator.setup, brain)
+        found = validate(self.evaluator.setup, trained)
         parts = dict(zip(REWARD_PARTS, found.parts.mean(axis=0), strict=True))
         figures = {
             "reward": float(found.rewards.mean()),
@@ -253,7 +253,7 @@ class Training:
             **{f"reward_{name}": float(part) for name, part in parts.items()},
             **found.metrics,
             **standing(found.rewards, self._baselines),
-            **self._closer(self.evaluator, brain),
+            **self._closer(self.evaluator, trained),
         }
         log_figures(self.logger, "validation", figures)
         row = {"steps": float(self.model.num_timesteps), **figures}
@@ -265,10 +265,10 @@ class Training:
         if best:
             self._save(BEST)
 
-    def _closer(self, evaluator: Evaluator, brain: Brain) -> dict[str, float]:
+    def _closer(self, evaluator: Evaluator, trained: TrainedAgent) -> dict[str, float]:
         """A closer look at one window. An agent that has learned too little may let jobs starve: there is none then."""
         try:
-            record = evaluator.record(Agent(brain=brain))
+            record = evaluator.record(Agent(trained=trained))
         except PolicyError as error:
             self.logger.record("text/starving", str(error))
             return {"starving": 1.0}

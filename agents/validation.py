@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.agents.brain import Brain
+from rlpto.agents.trained import TrainedAgent
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.envs.batch import EnvBatch, begin_episode
 from rlpto.envs.fleet import build_fleet, play
@@ -23,10 +23,10 @@ from rlpto.records import RunRecord
 from rlpto.rewards import REWARD_PARTS
 
 HOUR = 3600.0
-TIME_LIMIT_FACTOR = 5.0
+AGENT_TIME_LIMIT_FACTOR = 5.0
 """After so many times the hours of the longest window, the start heuristic schedules what an agent has left over."""
 
-FOREVER = 20.0
+CONSTANTS_TIME_LIMIT_FACTOR = 20.0
 """After so many times those hours, constants are taken to rescale jobs for ever."""
 
 
@@ -77,18 +77,18 @@ class WindowBatch(EnvBatch):
         self.steps[b] = 0
 
 
-def validate(setup: EnvSetup, brain: Brain) -> Validation:
+def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
     """Let an agent schedule every workload of `setup` from its first job to its last."""
-    batch = WindowBatch(replace(setup, start=brain.start))
+    batch = WindowBatch(replace(setup, start=trained.start))
     windows = len(setup.workloads)
     parts, running = np.zeros((windows, len(REWARD_PARTS))), np.ones(windows, dtype=np.bool_)
-    limit = TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
-    patient = True
+    limit = AGENT_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
+    in_time = True
     seen = batch.reset()
     while running.any():
-        if patient and (batch.fleet.world.clusters["time"][running] > limit).any():
-            patient = False
-        actions = brain.act(seen) if patient else np.zeros((windows, len(STEERING_FEATURES)))
+        if in_time and (batch.fleet.world.clusters["time"][running] > limit).any():
+            in_time = False
+        actions = trained.act(seen) if in_time else np.zeros((windows, len(STEERING_FEATURES)))
         seen, steps = batch.step(actions)
         parts[running] += steps.parts[running]
         running &= ~(steps.ended | steps.cut)
@@ -103,7 +103,7 @@ def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
     -infinity where they do not get a workload done: there are weights that rescale jobs for ever.
     """
     fleet = build_fleet(1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
-    longest = FOREVER * HOUR * max(workload.hours for workload in setup.workloads)
+    longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
     fleet.world.rules["limit"] = np.minimum(fleet.world.rules["limit"], longest)
     time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
     rewards = np.zeros(len(setup.workloads))
@@ -119,7 +119,7 @@ def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
 def per_job(setup: EnvSetup, rewards: FloatArray) -> float:
     """Reward per job of rewards [W] over all workloads, where every group (load) counts alike.
 
-    Totals differ by windows much more than by policies: the mean of them is decided by a few crowded windows.
+    Totals differ by windows much more than by policies: the mean of them is decided by a few windows with long queues.
     """
     jobs = np.array([len(workload.jobs) for workload in setup.workloads])
     group = np.array([workload.group for workload in setup.workloads])

@@ -33,9 +33,9 @@ from gymnasium.error import Error as GymnasiumError
 from numpy.random import Generator
 
 from rlpto.agents.archive import read_archive, write_archive
-from rlpto.agents.brain import AGENT, action_space, brain_manifest, load_brain, observation_space, weight_arrays
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
+from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
 from rlpto.cli.forecast_series import Counted, What, read_series
 from rlpto.cli.main import make_app
 from rlpto.cluster import Allocation, ClusterState, Node
@@ -322,14 +322,14 @@ def _agent() -> bytes:
     network = JobSetPolicy(observation_space(setup.settings), action_space(), lambda _: 0.0, width=8)
     settings = AgentSettings.model_validate({"network": {"width": 8}})
     path = Path("agent.zip")
-    write_archive(path, {"format": AGENT, **brain_manifest(setup, settings)}, weight_arrays(network), "an agent")
+    write_archive(path, {"format": AGENT, **agent_manifest(setup, settings)}, weight_arrays(network), "an agent")
     return path.read_bytes()
 
 
 @broken_file(2, "agent.zip", lambda rng: broken_archive(rng, _agent(), "manifest.json"))
 def agent_file(path: Path) -> None:
     read_archive(path, (AGENT,))
-    load_brain(path)
+    load_agent(path)
 
 
 @cache

@@ -16,8 +16,11 @@ from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.simulator.kernels import is_over
 
 
-class Shadow(NamedTuple):
-    """What the start heuristic earns in each workload. time [s], total: [W, L] at its decisions; decisions: [W]."""
+class BaselineRollout(NamedTuple):
+    """What the start heuristic earns in each workload, which it plays once.
+
+    time [s], total: [W, L] at its decisions. decisions: [W].
+    """
 
     time: FloatArray
     total: FloatArray
@@ -67,7 +70,9 @@ class EnvBatch:
             count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
         )
         self.weights = np.atleast_2d(setup.start)
-        self.shadow = shadow_of(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_SHADOW
+        self.baseline = (
+            baseline_rollout(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_BASELINE
+        )
         self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
         self.began = np.zeros(count)
         self.length = np.zeros(count)
@@ -95,7 +100,7 @@ class EnvBatch:
             self.fleet,
             weights,
             self.setup.settings.hold,
-            self.shadow,
+            self.baseline,
             self.observation,
             parts,
             reward,
@@ -130,11 +135,11 @@ class EnvBatch:
         return Observation(*(part.copy() for part in self.observation))
 
 
-NO_SHADOW = Shadow(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
+NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
 """No baseline is subtracted."""
 
 
-def shadow_of(fleet: Fleet, weights: FloatArray) -> Shadow:
+def baseline_rollout(fleet: Fleet, weights: FloatArray) -> BaselineRollout:
     """Let index weights [1, STEERING_FEATURES] schedule every workload of the pool once."""
     size = 4096
     while True:
@@ -144,15 +149,15 @@ def shadow_of(fleet: Fleet, weights: FloatArray) -> Shadow:
             count[workload] = play(fleet, 0, workload, weights, time[workload], total[workload])
         if count.max() < size:
             keep = int(count.max())
-            return Shadow(time[:, :keep].copy(), total[:, :keep].copy(), count)
+            return BaselineRollout(time[:, :keep].copy(), total[:, :keep].copy(), count)
         size *= 2
 
 
 @njit()
-def earned(shadow: Shadow, workload: int, time: float) -> float:
-    """Reward of the shadow up to `time`, linear between its decisions."""
-    n = shadow.decisions[workload]
-    times, totals = shadow.time[workload, :n], shadow.total[workload, :n]
+def earned(baseline: BaselineRollout, workload: int, time: float) -> float:
+    """Reward of the baseline rollout up to `time`, linear between its decisions."""
+    n = baseline.decisions[workload]
+    times, totals = baseline.time[workload, :n], baseline.total[workload, :n]
     at = np.searchsorted(times, time)
     if at == 0:
         return 0.0
@@ -163,11 +168,11 @@ def earned(shadow: Shadow, workload: int, time: float) -> float:
 
 
 @njit()
-def shadow_reward(shadow: Shadow, workload: int, start: float, end: float, last: bool) -> float:
-    """Reward of the shadow from `start` to `end`, and all that is still to come if the episode ends there."""
-    if len(shadow.decisions) == 0:
+def baseline_reward(baseline: BaselineRollout, workload: int, start: float, end: float, last: bool) -> float:
+    """Reward of the baseline rollout from `start` to `end`, and all that is still to come if the episode ends there."""
+    if len(baseline.decisions) == 0:
         return 0.0
-    return earned(shadow, workload, np.inf if last else end) - earned(shadow, workload, start)
+    return earned(baseline, workload, np.inf if last else end) - earned(baseline, workload, start)
 
 
 @njit()
@@ -175,7 +180,7 @@ def step_all(
     f: Fleet,
     weights: FloatArray,
     hold: float,
-    shadow: Shadow,
+    baseline: BaselineRollout,
     out: Observation,
     parts: FloatArray,
     reward: FloatArray,
@@ -191,7 +196,7 @@ def step_all(
         end = clusters[b].time
         elapsed[b] = end - start
         ended[b] = is_over(f.world, b)
-        reward[b] = parts[b].sum() - shadow_reward(shadow, f.current[b], start, end, ended[b])
+        reward[b] = parts[b].sum() - baseline_reward(baseline, f.current[b], start, end, ended[b])
 
 
 @njit()

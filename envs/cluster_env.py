@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, Cluster
 from rlpto.envs.actions import action_weights
-from rlpto.envs.batch import NO_SHADOW, Shadow, shadow_of, shadow_reward
+from rlpto.envs.batch import NO_BASELINE, BaselineRollout, baseline_reward, baseline_rollout
 from rlpto.envs.fleet import PARTS, build_fleet
 from rlpto.envs.observation import observe
 from rlpto.envs.rendering import Trail, draw, tell
@@ -40,8 +40,8 @@ OPTIONS = ("workload", "warm_up", "length")
 class LiveSetup:
     """An environment over clusters that somebody else makes, such as a real one.
 
-    cluster: gives the cluster of the next episode. start: as in `rlpto.envs.setup.EnvSetup`. shadow: what the
-    start heuristic earns there (one workload), if that is known.
+    cluster: gives the cluster of the next episode. start: as in `rlpto.envs.setup.EnvSetup`.
+    No baseline rollout is subtracted: what the start heuristic would earn there is not known.
     """
 
     cluster: Callable[[], Cluster]
@@ -49,7 +49,6 @@ class LiveSetup:
     reward: RewardWeights
     settings: EnvSettings
     start: FloatArray
-    shadow: Shadow = NO_SHADOW
 
 
 class ClusterEnv(gymnasium.Env[Any, AnyArray]):
@@ -63,7 +62,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     to, the queue trims to capacity by class.
 
     Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.rewards`), minus, with
-    baseline `shadow`, what the start heuristic earns in the same time; divided by `reward_scale`. `info` has
+    baseline `shadow`, what the baseline rollout earns in the same time; divided by `reward_scale`. `info` has
     the terms as they are, by name, and `elapsed`, the seconds that the step took.
 
     Termination: all jobs have finished, or the simulator's time limit is reached. Truncation: the episode's
@@ -84,7 +83,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         self.observation_space = observation_space(setup.settings)
         self.action_space = action_space()
         self._weights = setup.reward.record()
-        self._shadows: dict[int, Shadow] = {}
+        self._baselines: dict[int, BaselineRollout] = {}
         self._cluster: Cluster | None = None
 
     @property
@@ -131,7 +130,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         parts = self._run(weights, start + settings.hold)
         ended = cluster.done
         cut = not ended and cluster.time - self._began >= self._episode.length
-        usual = float(shadow_reward(self._shadow, 0, start, cluster.time, ended))
+        usual = float(baseline_reward(self._baseline, 0, start, cluster.time, ended))
         reward = (sum(parts.tolist()) - usual) / settings.reward_scale
         self.trail.reward += sum(parts.tolist())
         info = {"terms": dict(zip(REWARD_PARTS, parts.tolist(), strict=True)), "elapsed": cluster.time - start}
@@ -189,24 +188,24 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
             cluster: Cluster = SimulatedCluster(
                 setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise
             )
-            self._shadow = self._shadow_on(self._episode.workload)
+            self._baseline = self._baseline_on(self._episode.workload)
         else:
-            cluster, self._shadow = setup.cluster(), setup.shadow
+            cluster, self._baseline = setup.cluster(), NO_BASELINE
         self._cluster = cluster
         self._loop = DecisionLoop(cluster, setup.queue, reserve=self._reserved)
         self.trail = Trail(self.workload)
         self._look()
 
-    def _shadow_on(self, number: int) -> Shadow:
+    def _baseline_on(self, number: int) -> BaselineRollout:
         """What the start heuristic earns on a workload; it is computed once."""
         setup = self.setup
         if not isinstance(setup, EnvSetup) or setup.settings.baseline == "none":
-            return NO_SHADOW
-        if number not in self._shadows:
+            return NO_BASELINE
+        if number not in self._baselines:
             own = (setup.workloads[number],)
             fleet = build_fleet(1, setup.shape, own, setup.tables, setup.simulator, setup.queue, setup.reward)
-            self._shadows[number] = shadow_of(fleet, np.atleast_2d(setup.start))
-        return self._shadows[number]
+            self._baselines[number] = baseline_rollout(fleet, np.atleast_2d(setup.start))
+        return self._baselines[number]
 
     def _run(self, weights: FloatArray, until: float) -> FloatArray:
         """Decide with weights [STEERING_FEATURES] until `until` (at least once) or the end; returns the terms [TERMS].

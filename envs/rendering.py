@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 WIDTH, HEIGHT, DPI = 960, 540, 96
 """Of a picture [pixels], and pixels per inch."""
-COLUMNS = 760
+PICTURE_MOMENTS = 760
 """Moments that a picture shows."""
 INK, FAINT, DOWN = "#1f2933", "#dde3e8", "#f3c9c5"
 CLASS_COLOURS = ("#c8413b", "#e0a13a", "#7d93a8")
 """Of waiting jobs: high, normal, low."""
-LABELLED = 0.035
+LABELLED_SHARE = 0.035
 """Jobs that hold this share of the cluster or more have their name beside the picture."""
-BAR = 64
+BAR_CHARACTERS = 64
 """Characters of the bar in a text, at most."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -100,7 +100,7 @@ def draw(cluster: Cluster, trail: Trail) -> NDArray[np.uint8]:
     from matplotlib.figure import Figure
 
     end = max(cluster.time, 1.0) / HOUR
-    moments = np.linspace(0.0, max(cluster.time, 1.0), COLUMNS)
+    moments = np.linspace(0.0, max(cluster.time, 1.0), PICTURE_MOMENTS)
     jobs, held = held_bands(cluster.changes(), moments)
     up = _steps(trail.time, trail.up, moments, cluster.shape.capacity)
     figure = Figure(figsize=(WIDTH / DPI, HEIGHT / DPI), dpi=DPI, facecolor="white")
@@ -172,8 +172,8 @@ def bar(held: IntArray, up: int, capacity: int) -> str:
     letters = np.array(list(LETTERS))[np.arange(len(held)) % len(LETTERS)]
     stack = np.repeat(letters, held)[:capacity]
     owner[: len(stack)] = stack
-    shown = np.linspace(0, capacity - 1, min(capacity, BAR)).astype(np.int64)
-    scale = "" if capacity <= BAR else f"  ({BAR} of {capacity} GPUs)"
+    shown = np.linspace(0, capacity - 1, min(capacity, BAR_CHARACTERS)).astype(np.int64)
+    scale = "" if capacity <= BAR_CHARACTERS else f"  ({BAR_CHARACTERS} of {capacity} GPUs)"
     return f"[{''.join(owner[shown])}]{scale}"
 
 
@@ -189,7 +189,7 @@ def _label_jobs(axes: Axes, cluster: Cluster, jobs: IntArray, held: IntArray) ->
     gpus = held[:, -1]
     middles = np.cumsum(gpus) - gpus / 2
     for job, now, middle in zip(jobs.tolist(), gpus.tolist(), middles.tolist(), strict=True):
-        if now >= max(1, LABELLED * cluster.shape.capacity):
+        if now >= max(1, LABELLED_SHARE * cluster.shape.capacity):
             colour = tuple(0.8 * part for part in job_colour(job))
             axes.annotate(f"{_shortened(cluster.jobs[job].name)}: {now}", (1.01, middle), fontsize=7.5, color=colour,
                           xycoords=("axes fraction", "data"), va="center", annotation_clip=False)  # fmt: skip

@@ -29,7 +29,8 @@ class EnvSetup:
     """Everything a simulated environment needs.
 
     workloads: what episodes are drawn from. start: [STEERING_FEATURES] weights of the heuristic that the
-    agent starts from, that is, of action zero; it also warms up episodes and is the shadow.
+    agent starts from, that is, of action zero; it also warms up episodes and plays the baseline
+    rollouts.
     """
 
     shape: ClusterShape

@@ -1,6 +1,6 @@
 """Forecasts of counts per interval: ARIMA, GRU, and a combination that is never far from its best part.
 
-Knows nothing of jobs and clusters; of rlpto it imports the ground floor alone (arrays, errors, files, reading).
+Knows nothing of jobs and clusters; of rlpto it imports only arrays, errors, files and reading.
 `import rlpto.forecasting` is quick: what is named here is imported when it is first used.
 """
 

@@ -18,22 +18,22 @@ MAX_ORDER = 3
 """Largest p and q, each; MAX_TERMS is the largest p + q."""
 MAX_TERMS = 4
 
-SHORT = 100
+SHORT_SERIES_POINTS = 100
 """A series with fewer points gets p and q of at most 1."""
 
-REFINED = 3
+LIKELIHOOD_FITS = 3
 """So many candidates, the best by regression, are fitted by maximum likelihood if nothing else is said."""
 
-ITERATIONS = 60
+LIKELIHOOD_ITERATIONS = 60
 """Of the maximum-likelihood fit; more count as no convergence."""
 
-MARGIN = 0.99
+LARGEST_INVERSE_ROOT = 0.99
 """Largest inverse root: start values are at rest, and forgotten, within some hundred steps."""
 
 KPSS_CRITICAL = 0.463
 """Of the test for a constant level, at 5 %."""
 
-FLAT = 1e-9
+CONSTANT_SPREAD = 1e-9
 """A series whose values spread less is constant."""
 
 
@@ -45,7 +45,7 @@ class Fit:
     fallbacks: tuple[str, ...] = ()
 
 
-def fit_arima(z: FloatArray, difference: int, refined: int = REFINED) -> Fit:
+def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) -> Fit:
     """The ARIMA(p, d, q) with the least AICc, for [T] values and a given d; a mean only where d = 0.
 
     Candidates within the bounds are estimated by the regressions of Hannan and Rissanen (Biometrika
@@ -57,9 +57,9 @@ def fit_arima(z: FloatArray, difference: int, refined: int = REFINED) -> Fit:
     w = np.diff(z, difference)
     mean = float(w.mean()) if difference == 0 else 0.0
     rest = Arima(mean=mean, difference=difference)
-    if float(np.ptp(w)) < FLAT:
+    if float(np.ptp(w)) < CONSTANT_SPREAD:
         return Fit(rest, ("constant series: no terms were fitted",))
-    top = MAX_ORDER if len(w) >= SHORT else 1
+    top = MAX_ORDER if len(w) >= SHORT_SERIES_POINTS else 1
     orders = [(p, q) for p in range(top + 1) for q in range(top + 1) if p + q <= MAX_TERMS]
     starts = [replace(rest, ar=ar, ma=ma) for ar, ma in (_regressed(w - mean, p, q) for p, q in orders)]
     best = sorted(starts, key=lambda model: aicc(model, z))
@@ -74,7 +74,7 @@ def needs_difference(z: FloatArray) -> bool:
     The test of Kwiatkowski, Phillips, Schmidt and Shin (Journal of Econometrics 1992), equation 13,
     with Bartlett weights over 12 (T / 100)^(1/4) lags and their table of critical values.
     """
-    if float(np.ptp(z)) < FLAT:
+    if float(np.ptp(z)) < CONSTANT_SPREAD:
         return False
     count, errors = len(z), z - z.mean()
     lags = min(int(np.ceil(12 * (count / 100) ** 0.25)), count - 1)
@@ -96,7 +96,7 @@ def aicc_of(errors: FloatArray, parameters: int) -> float:
     if count <= parameters + 1:
         return float("inf")
     penalty = 2.0 * parameters * count / (count - parameters - 1)
-    return count * float(np.log(max(np.square(errors).mean(), FLAT**2))) + penalty
+    return count * float(np.log(max(np.square(errors).mean(), CONSTANT_SPREAD**2))) + penalty
 
 
 def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
@@ -106,9 +106,9 @@ def stable(coefficients: Iterable[float], sign: float) -> tuple[float, ...]:
         return taken
     # The roots of the reversed polynomial are one over those of the polynomial: they must be small.
     largest = float(np.abs(np.roots([1.0, *(sign * c for c in taken)])).max())
-    if largest <= MARGIN:
+    if largest <= LARGEST_INVERSE_ROOT:
         return taken
-    return tuple(c * (MARGIN / largest) ** (i + 1) for i, c in enumerate(taken))
+    return tuple(c * (LARGEST_INVERSE_ROOT / largest) ** (i + 1) for i, c in enumerate(taken))
 
 
 def is_stable(coefficients: FloatArray, sign: float) -> bool:
@@ -140,7 +140,7 @@ def _refined(start: Arima, z: FloatArray) -> Fit:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            result = model.fit([*start.ar, *start.ma], maxiter=ITERATIONS, disp=0, cov_type="none")
+            result = model.fit([*start.ar, *start.ma], maxiter=LIKELIHOOD_ITERATIONS, disp=0, cov_type="none")
         except (ValueError, np.linalg.LinAlgError) as failed:
             return Fit(start, (f"{start.name}: {_line(failed)}; kept its start",))
     found: FloatArray = np.asarray(result.params, dtype=np.float64)

@@ -41,7 +41,7 @@ STEP_SECONDS = (1e-3, 366 * DAY)
 LATEST_SECONDS = 1e11
 """Series lie within so many seconds of 1970-01-01, about 3,000 years."""
 
-_REGULAR = 1e-6
+_GRID_TOLERANCE_STEPS = 1e-6
 """Largest distance from the grid, in steps: only the rounding of seconds is forgiven."""
 
 
@@ -244,7 +244,7 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
             f"expected at most {MOST_POINTS:,}"
         )
     rounded = np.rint(places).astype(np.int64)
-    off = np.abs(places - rounded) > _REGULAR * np.maximum(1.0, places)
+    off = np.abs(places - rounded) > _GRID_TOLERANCE_STEPS * np.maximum(1.0, places)
     if off.any():
         raise ForecastError(f"timestamp {stamps[int(np.argmax(off))]} not on a grid of {width:g} s from {stamps[0]}")
     missing = int(rounded[-1]) + 1 - len(rounded)

@@ -28,7 +28,7 @@ LEAST_POINTS = 200
 LEAST_IN_LEAF = (20, 100)
 """Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
 
-MOST_TREES, LEAVES, RATE = 400, 15, 0.03
+MOST_TREES, LEAVES, LEARNING_RATE = 400, 15, 0.03
 """Trees of a group of steps, leaves of a tree, and the share of a tree's correction that is made."""
 
 STOP_TREES = 20
@@ -121,7 +121,7 @@ class TreesForecaster(Forecaster):
 
         model = HistGradientBoostingRegressor(
             loss="absolute_error",
-            learning_rate=RATE,
+            learning_rate=LEARNING_RATE,
             max_iter=MOST_TREES,
             max_leaf_nodes=LEAVES,
             min_samples_leaf=least,

@@ -1,6 +1,6 @@
 """From a configuration to everything it describes: windows, jobs, clusters, and the runs of an evaluation.
 
-The only place, with the command line, that knows all rooms.
+The only place, with the command line, that knows all packages.
 """
 
 from __future__ import annotations

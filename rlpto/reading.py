@@ -28,7 +28,7 @@ MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
 """Of a trace, unpacked."""
 LARGEST_JSON_BYTES = 16 * MIB
-"""Of any other JSON; data takes up to thirty times the room of its text."""
+"""Of any other JSON; data takes up to thirty times the memory of its text."""
 LARGEST_YAML_BYTES = 1 * MIB
 LARGEST_ARCHIVE_BYTES = 512 * MIB
 """Of all entries of an archive together, unpacked."""
@@ -40,7 +40,7 @@ _SMALL_BYTES = 64 * MIB
 """Unpacked texts up to this size may have grown more than that."""
 _END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
 _ARCHIVE_ENTRY_BYTES = 1024
-"""Room of an entry in the list at the end of an archive, at most."""
+"""Bytes of an entry in the list at the end of an archive, at most."""
 
 PARSER_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),

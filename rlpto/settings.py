@@ -1,4 +1,4 @@
-"""Base of all typed settings. Each room defines its own beside the code that obeys them."""
+"""Base of all typed settings. Each package defines its own beside the code that obeys them."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
     return problem.params(best.x)
 
 
-_ROBUST = 0.05
+_ROBUST_LOG_ERROR = 0.05
 """Log error from which on errors count linearly, not squared, so that a few odd rows do not bend the fit."""
 _COMPUTE_WEIGHT = 0.3
 """Weight of the computing part's error beside the whole step's: measured sync times contain waiting for others."""
@@ -185,8 +185,8 @@ def _overlapped(compute: FloatArray, synchronise: FloatArray, gamma: float) -> F
 
 def _robust_mean(log_error: FloatArray) -> tuple[float, FloatArray]:
     """Pseudo-Huber mean of log errors [N], in the unit of a log error, and its gradient [N]."""
-    length = np.sqrt(log_error**2 + _ROBUST**2)
-    return float(np.mean(length) - _ROBUST), log_error / length / len(log_error)
+    length = np.sqrt(log_error**2 + _ROBUST_LOG_ERROR**2)
+    return float(np.mean(length) - _ROBUST_LOG_ERROR), log_error / length / len(log_error)
 
 
 class _Problem:

@@ -16,7 +16,7 @@ from rlpto.compiled import njit
 from rlpto.jobs import JobTable
 from rlpto.settings import Settings
 
-LONG_ENOUGH = 3.0
+MIN_REMAINING_DELAYS = 3.0
 """A running job is not grown once it will finish within so many times the delay of the change."""
 
 
@@ -112,7 +112,7 @@ def lend(
             continue
         left = seconds[row, gpus[row]]
         # A job that is changed in any case pays the delay whatever it grows to.
-        pays = left - seconds[row, grown] > delay[row] and left > LONG_ENOUGH * delay[row]
+        pays = left - seconds[row, grown] > delay[row] and left > MIN_REMAINING_DELAYS * delay[row]
         if gpus[row] != held[row] or pays:
             free -= grown - gpus[row]
             gpus[row] = grown

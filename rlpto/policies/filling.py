@@ -135,7 +135,7 @@ def apportion(share: FloatArray, order: IntArray, lowest: IntArray, highest: Int
     return gpus
 
 
-EARLY = 1e-6
+EARLY_BY_S = 1e-6
 """Seconds by which a limit may be announced early, so that rounding never announces it too late."""
 
 
@@ -146,4 +146,4 @@ def first_to_reach(limit: FloatArray, attained: FloatArray, gpus: IntArray) -> f
     for row in range(len(gpus)):
         if gpus[row] > 0:
             seconds = min(seconds, (limit[row] - attained[row]) / gpus[row])
-    return seconds - EARLY
+    return seconds - EARLY_BY_S

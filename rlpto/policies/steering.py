@@ -34,11 +34,11 @@ STEERING_FEATURES: tuple[str, ...] = (
 )
 """Names of the weights that steer the index, in the order of every vector of them."""
 
-FREE = -20.0
+NO_PRICE = -20.0
 """`price` at which no step is too dear."""
-STRICT = 1e6
+CLASS_START_SCORE = 1e6
 """Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
-SHORTEST = 1.0
+SHORTEST_REMAINING_S = 1.0
 """Remaining times below this many seconds count as this."""
 
 _AT = {name: position for position, name in enumerate(STEERING_FEATURES)}
@@ -55,7 +55,7 @@ def steering_weights(index_weights: FloatArray) -> FloatArray:
     """[..., STEERING_FEATURES] with which steering does exactly what the index of these weights does."""
     extra = len(STEERING_FEATURES) - len(INDEX_FEATURES)
     weights = np.concatenate([index_weights, np.zeros((*index_weights.shape[:-1], extra))], axis=-1)
-    weights[..., _PRICE] = FREE
+    weights[..., _PRICE] = NO_PRICE
     return weights
 
 
@@ -74,7 +74,7 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     for row in range(len(view)):
         worst = max(worst, view[row].effective_priority)
     for row in range(len(view)):
-        scores[row, 0] += STRICT * (worst - view[row].effective_priority)
+        scores[row, 0] += CLASS_START_SCORE * (worst - view[row].effective_priority)
     return grow(np.zeros_like(lowest), steps.target, scores, lowest, capacity, -np.inf)
 
 
@@ -96,7 +96,7 @@ def score_steps(
         w = weights[row if len(weights) > 1 else 0]
         job, speed = view[row], speeds[row]
         unit = speed[job.min_gpus] / job.min_gpus
-        r = np.log(max(job.remaining / unit, SHORTEST) / HOUR)
+        r = np.log(max(job.remaining / unit, SHORTEST_REMAINING_S) / HOUR)
         base = (
             w[_REMAINING] * r
             + w[_REMAINING_SQUARED] * r * r

@@ -153,7 +153,7 @@ def _tuned(
     from rlpto.envs.cluster_env import LiveSetup
     from rlpto.runs.folder import command_line
 
-    setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.brain.start)
+    setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.trained.start)
     with interruptible("step") as interrupt:
 
         def asked() -> bool:

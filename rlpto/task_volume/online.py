@@ -22,13 +22,13 @@ from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
 from rlpto.jobs import Job
-from rlpto.task_volume.past import CLASSES, WARM_UP, Past
+from rlpto.task_volume.past import CLASSES, WARM_UP_S, Past
 
 LEVELS = (0.1, 0.9)
 """Quantiles that a forecast gives as low and high."""
-LIGHT = "smoothing"
+DEFAULT_METHOD = "smoothing"
 """Kind of the forecaster that is used where none was fitted."""
-SHARE_HALF_LIFE = DAY
+SHARE_HALF_LIFE_S = DAY
 """Seconds after which a job counts half in the shares of the classes."""
 PRIOR_JOBS = 20.0
 """Jobs' worth of the usual shares that the recent ones start with."""
@@ -101,9 +101,9 @@ class TotalForecaster:
         """Make the forecaster of all that is known, if that is enough."""
         series = TimeSeries(np.array(self._counts, dtype=np.float64), self._step, self._start)
         if self._fitted is not None and len(series) >= 2:
-            self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP)))
+            self._model = self._fitted.moved(series, min(len(series) - 1, series.lag(WARM_UP_S)))
         elif self._fitted is None and len(series) >= MIN_POINTS:
-            self._model = make_forecaster(LIGHT).fit(series)
+            self._model = make_forecaster(DEFAULT_METHOD).fit(series)
             self._learnt = len(series)
 
 
@@ -131,7 +131,7 @@ class ClassForecasts:
 
     def __init__(self, total: TotalSource, past: Past, step: float) -> None:
         self._total, self._step = total, step
-        self._keep = 0.5 ** (step / SHARE_HALF_LIFE)
+        self._keep = 0.5 ** (step / SHARE_HALF_LIFE_S)
         ages = np.arange(len(past.jobs), 0, -1) - 1.0
         asked = float(past.gpus.sum() / past.jobs.sum()) if past.jobs.sum() > 0 else 1.0
         self._jobs: FloatArray = PRIOR_JOBS * past.usual + self._keep**ages @ past.jobs

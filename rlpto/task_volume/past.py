@@ -17,9 +17,9 @@ from rlpto.forecasting.series import DAY, MONDAY
 from rlpto.jobs import PRIORITY_CLASSES
 
 CLASSES = len(PRIORITY_CLASSES)
-HISTORY = 28 * DAY
+HISTORY_S = 28 * DAY
 """Seconds before a workload's start that a forecaster looks back on."""
-WARM_UP = DAY
+WARM_UP_S = DAY
 """The last seconds of that are told to a fitted forecaster count by count, which brings its state up to date."""
 
 
@@ -47,7 +47,7 @@ def past_of(
     submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. gpus: [M] asked for.
     usual, start: as in `Past`.
     """
-    steps = int(min(begins, HISTORY) / step)
+    steps = int(min(begins, HISTORY_S) / step)
     earliest = begins - steps * step
     kept = (submit_time >= earliest) & (submit_time < begins)
     at = np.minimum(((submit_time[kept] - earliest) / step).astype(np.int64), max(steps - 1, 0))

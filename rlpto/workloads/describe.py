@@ -13,7 +13,7 @@ from rich.table import Table
 from rlpto.arrays import FloatArray
 from rlpto.errors import TraceError
 from rlpto.files import whole_file
-from rlpto.workloads.load import DURATION_CAP, offered_load
+from rlpto.workloads.load import DURATION_CAP_S, offered_load
 from rlpto.workloads.trace import Trace
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _facts(description: Description) -> list[tuple[str, str]]:
     if description.unknown_durations:
         facts.append(("unknown durations", f"{description.unknown_durations:,}"))
     if description.load is not None:
-        text = f"{description.load:.2f} (durations cut at {readable_time(DURATION_CAP)})"
+        text = f"{description.load:.2f} (durations cut at {readable_time(DURATION_CAP_S)})"
         facts.append((f"load on {description.capacity:,} GPUs", text))
     return facts
 

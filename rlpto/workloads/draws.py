@@ -11,7 +11,7 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import TraceError
-from rlpto.workloads.load import JITTER
+from rlpto.workloads.load import JITTER_S
 from rlpto.workloads.trace import Trace, make_trace
 
 ATTEMPTS = 200
@@ -21,7 +21,7 @@ MOST_JOBS = 100_000
 
 
 def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float, seed: tuple[int, ...]) -> Trace:
-    """A window of `span` seconds with jobs drawn from `trace` with replacement, each moved by up to JITTER.
+    """A window of `span` seconds with jobs drawn from `trace` with replacement, each moved by up to JITTER_S.
 
     work: [M] GPU-seconds of every job. target: GPU-seconds to draw; None: as many jobs as the trace has.
     A few jobs may hold most of the work, and drawing until the target is met would then make windows of
@@ -40,7 +40,7 @@ def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float
         )
     rng = np.random.default_rng(seed)
     rows = rng.integers(len(trace), size=len(trace)) if target is None else _rows_of_work(trace, work, target, rng)
-    moved = trace.submit_time[rows] + rng.uniform(-JITTER, JITTER, len(rows))
+    moved = trace.submit_time[rows] + rng.uniform(-JITTER_S, JITTER_S, len(rows))
     columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
     columns["submit_time"] = np.clip(moved, 0.0, np.nextafter(span, 0.0))
     names = trace.texts("name")

@@ -14,14 +14,14 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import TraceError
 from rlpto.workloads.trace import Trace, make_trace
 
-DURATION_CAP = 86_400.0
+DURATION_CAP_S = 86_400.0
 """Durations beyond so many seconds are cut before jobs run (`MappingSettings.max_duration`)."""
-JITTER = 900.0
+JITTER_S = 900.0
 """A repeated job is submitted up to so many seconds before or after the one it repeats."""
 
 
 def offered_load(
-    gpus: IntArray, duration: FloatArray, capacity: int, window_seconds: float, cap: float = DURATION_CAP
+    gpus: IntArray, duration: FloatArray, capacity: int, window_seconds: float, cap: float = DURATION_CAP_S
 ) -> float:
     """Requested GPU-time over what the cluster has: sum(min(duration, cap) x gpus) / (capacity x window).
 
@@ -40,13 +40,13 @@ def scale_load(
     capacity: int,
     window_seconds: float,
     seed: int = 0,
-    cap: float = DURATION_CAP,
+    cap: float = DURATION_CAP_S,
 ) -> Trace:
     """A trace whose offered load is `target_load`, from one that covers [0, window_seconds).
 
     The load is met up to half of one job: jobs are taken in random order until the next would
     overshoot by more than stopping falls short; where all are taken once and load is missing, they
-    are taken again, with other names and times shifted by up to JITTER (inside the window).
+    are taken again, with other names and times shifted by up to JITTER_S (inside the window).
 
     Raises TraceError if target or capacity are not above 0, the trace is empty or has no durations.
     """
@@ -60,7 +60,7 @@ def scale_load(
     rows = np.sort(rows, kind="stable")
     again = np.arange(len(rows)) - np.searchsorted(rows, rows)
     submit = trace.submit_time[rows]
-    shifted = np.clip(submit + rng.uniform(-JITTER, JITTER, len(rows)), 0.0, np.nextafter(window_seconds, 0.0))
+    shifted = np.clip(submit + rng.uniform(-JITTER_S, JITTER_S, len(rows)), 0.0, np.nextafter(window_seconds, 0.0))
     names = np.array(trace.texts("name"), dtype=object)[rows]
     columns = {name: trace.jobs[name].to_numpy()[rows] for name in trace.jobs.columns}
     columns["submit_time"] = np.where(again > 0, shifted, submit)

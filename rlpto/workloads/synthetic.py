@@ -20,11 +20,11 @@ LONGEST_DAYS = 3650.0
 LARGEST_RATE = 1000.0
 MOST_JOBS = 5_000_000
 """Of a generated trace; one of its days has hundreds, or thousands."""
-PAUSE = 60.0
+SUBMISSION_PAUSE_S = 60.0
 """Jobs of one virtual cluster and size that follow each other by at most so many seconds are one submission."""
 _CLASS_BOUNDS = (1, 2, 4, 8)
 _SIZE_BOUNDS = (1, 10, 100)
-_ENOUGH_SUBMISSIONS = 10
+_CURVE_SUBMISSIONS = 10
 """A duration curve needs so many submissions; rarer sizes share the curve of the next smaller ones."""
 
 
@@ -33,7 +33,7 @@ def calibrate(
     name: str = "custom",
     source: str | None = None,
     start: pd.Timestamp | None = None,
-    pause: float = PAUSE,
+    pause: float = SUBMISSION_PAUSE_S,
 ) -> Calibration:
     """Statistics of a trace, from `start` (a date; default: the trace's first whole day) on.
 
@@ -140,7 +140,7 @@ def _duration_curves(jobs: pd.DataFrame) -> tuple[DurationCurve, ...]:
     heads = jobs.loc[jobs["head"], "size"].to_numpy()
     bounds = [1]
     for bound, above in zip(_SIZE_BOUNDS[1:], (*_SIZE_BOUNDS[2:], np.inf), strict=True):
-        if np.count_nonzero((heads >= bound) & (heads < above)) >= _ENOUGH_SUBMISSIONS:
+        if np.count_nonzero((heads >= bound) & (heads < above)) >= _CURVE_SUBMISSIONS:
             bounds.append(bound)
     curve = _curve_of(jobs["size"].to_numpy(dtype=np.int64), bounds)
     seconds = jobs["duration"].to_numpy(dtype=np.float64)

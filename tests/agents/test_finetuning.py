@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rlpto.agents.archive import read_archive
-from rlpto.agents.brain import CHECKPOINT, load_brain
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.finetuning import Beginner, fine_tune
 from rlpto.agents.settings import LAST, AgentSettings
+from rlpto.agents.trained import CHECKPOINT, load_agent
 from rlpto.agents.training import Outcome
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
@@ -60,7 +60,7 @@ class Clusters:
 
 def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> Outcome:
     beginner = Beginner(agent)
-    setup = LiveSetup(clusters or Clusters(), QUEUE, REWARD, beginner.env(EnvSettings()), beginner.brain.start)
+    setup = LiveSetup(clusters or Clusters(), QUEUE, REWARD, beginner.env(EnvSettings()), beginner.trained.start)
     settings: AgentSettings = beginner.settings(more.pop("settings", FINE))
     identity: Identity = more.pop("identity", IDENTITY)
     return fine_tune(setup, settings, folder, identity, beginner, SIMULATOR.interval, **more)
@@ -112,7 +112,7 @@ def test_begins_with_the_agent_and_learns(agent: Path, tmp_path: Path) -> None:
     first, last = weights(tmp_path / "checkpoints" / "000000000.zip"), weights(tmp_path / LAST)
     assert all(np.array_equal(first[name], array) for name, array in weights(agent).items())
     assert any(not np.array_equal(first[name], last[name]) for name in first)
-    assert load_brain(tmp_path / LAST).env.max_jobs == load_brain(agent).env.max_jobs
+    assert load_agent(tmp_path / LAST).env.max_jobs == load_agent(agent).env.max_jobs
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 

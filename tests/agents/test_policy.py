@@ -12,10 +12,10 @@ import torch
 
 from rlpto import paths
 from rlpto.agents.archive import read_archive, write_archive
-from rlpto.agents.brain import AGENT, CHECKPOINT, Brain, load_brain
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent, AgentOptions
+from rlpto.agents.trained import AGENT, CHECKPOINT, TrainedAgent, load_agent
 from rlpto.agents.validation import validate
 from rlpto.cluster import ClusterShape, ClusterState
 from rlpto.envs.observation import Observation
@@ -27,14 +27,14 @@ from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, w
 from tests.builders import make_cluster
 
 
-def random_brain(setup: EnvSetup, seed: int = 0) -> Brain:
+def random_agent(setup: EnvSetup, seed: int = 0) -> TrainedAgent:
     """An agent that has learned nothing but does something else in every state."""
     torch.manual_seed(seed)
     network = JobSetPolicy(observation_space(setup.settings), action_space(), lambda _: 0.0, width=8)
     with torch.no_grad():
         for parameter in network.action_net.parameters():
             parameter.normal_(0.0, 2.0)
-    return Brain(setup.settings, setup.start, network)
+    return TrainedAgent(setup.settings, setup.start, network)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_acts_as_the_network_does_in_the_environments() -> None:
     setup = make_setup()
-    brain = random_brain(setup)
+    trained = random_agent(setup)
     env = SB3ClusterEnv(setup, 3, 0)
     seen = env.reset()
     for _ in range(20):
-        theirs, _ = brain.network.predict(seen, deterministic=True)  # type: ignore[arg-type]
-        ours = brain.act(Observation(**seen))
+        theirs, _ = trained.network.predict(seen, deterministic=True)  # type: ignore[arg-type]
+        ours = trained.act(Observation(**seen))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
         seen, *_ = env.step(ours)
 
@@ -60,9 +60,9 @@ def test_acts_as_the_network_does_in_the_environments() -> None:
 @pytest.mark.parametrize("hold", [0.0, 400.0])
 def test_a_schedule_earns_what_the_fleet_says(hold: float) -> None:
     setup = make_setup((1,), hold=hold)
-    brain = random_brain(setup, 3)
-    record = schedule(Agent(brain=brain), workload(1).jobs, seed=1)
-    found = validate(setup, brain)
+    trained = random_agent(setup, 3)
+    record = schedule(Agent(trained=trained), workload(1).jobs, seed=1)
+    found = validate(setup, trained)
     np.testing.assert_allclose(found.parts[0], record.decisions.reward.sum(axis=0), rtol=1e-9)
     jct = record.jobs.finish_time - record.jobs.submit_time
     assert found.metrics["jct_mean"] == pytest.approx(jct.mean())
@@ -72,7 +72,7 @@ def test_a_schedule_earns_what_the_fleet_says(hold: float) -> None:
 
 def test_holding_repeats_an_action_and_a_reset_forgets_it() -> None:
     setup = make_setup(hold=600.0)
-    agent = Agent(brain=random_brain(setup))
+    agent = Agent(trained=random_agent(setup))
     once, twice = (schedule(agent, workload(2).jobs, seed=2) for _ in range(2))
     np.testing.assert_array_equal(once.jobs.finish_time, twice.jobs.finish_time)
 
@@ -176,17 +176,17 @@ def test_broken_files_are_refused_with_the_reason(
 ) -> None:
     path = tmp_path / "agent.zip"
     export_agent(trained / "best.zip", path)
-    load_brain(path)
+    load_agent(path)
     damage(path)
     with pytest.raises(CheckpointError, match=reason) as refused:
-        load_brain(path)
+        load_agent(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_cluster_without_gpus_is_refused() -> None:
     setup = make_setup()
-    agent = Agent(brain=random_brain(setup))
+    agent = Agent(trained=random_agent(setup))
     cluster = make_cluster(workload(1).jobs, setup.tables, interval=SIMULATOR.interval)
     cluster.advance()
     state: ClusterState = replace(cluster.state(), shape=ClusterShape())

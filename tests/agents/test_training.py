@@ -10,14 +10,14 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.agents.archive import Archive, read_archive
-from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO
+from rlpto.agents.trained import CHECKPOINT
 from rlpto.agents.training import starting_setup
 from rlpto.agents.validation import standing
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.errors import CheckpointError, TrainingError
-from rlpto.policies.steering import FREE
+from rlpto.policies.steering import NO_PRICE
 from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
 
 
@@ -164,7 +164,7 @@ def test_without_warm_start_the_index_has_no_preferences() -> None:
     setup = make_setup()
     assert starting_setup(setup, make_settings()) is setup
     scratch = starting_setup(setup, make_settings(warm_start="none"))
-    assert set(scratch.start) == {0.0, FREE}
+    assert set(scratch.start) == {0.0, NO_PRICE}
 
 
 def test_standing_among_baselines() -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from rlpto.agents.archive import read_archive
-from rlpto.agents.brain import CHECKPOINT
+from rlpto.agents.trained import CHECKPOINT
 from rlpto.workloads.trace import make_trace, write_trace
 
 pytestmark = pytest.mark.usefixtures("small_agent")

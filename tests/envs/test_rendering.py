@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.rendering import BAR, DOWN, HEIGHT, WIDTH, bar, held_bands, job_colour, raster
+from rlpto.envs.rendering import BAR_CHARACTERS, DOWN, HEIGHT, WIDTH, bar, held_bands, job_colour, raster
 from rlpto.records import AllocationChanges
 
 from ..builders import job, linear_tables
@@ -81,7 +81,7 @@ def test_the_text_tells_of_every_active_job():
 
 def test_a_large_cluster_has_a_bar_that_fits():
     text = bar(np.array([100, 28]), 192, 256)
-    assert text == f"[{'A' * 25}{'B' * 7}{'.' * 16}{'x' * 16}]  ({BAR} of 256 GPUs)"
+    assert text == f"[{'A' * 25}{'B' * 7}{'.' * 16}{'x' * 16}]  ({BAR_CHARACTERS} of 256 GPUs)"
 
 
 def test_there_is_nothing_to_see_without_a_render_mode():

@@ -1,4 +1,4 @@
-"""Environments that step together: spaces, infos, episodes, and the shadow that is subtracted."""
+"""Environments that step together: spaces, infos, episodes, and the baseline rollout that is subtracted."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_arrays_that_were_returned_stay_as_they_were():
         np.testing.assert_array_equal(seen[name], part)
 
 
-def test_the_shadow_takes_what_the_start_heuristic_earns():
+def test_the_baseline_rollout_takes_what_the_start_heuristic_earns():
     """Over a whole window rewards sum to the difference of the two totals, whatever the actions."""
     jobs = [random_jobs(7, 30, 8, 10)]
 

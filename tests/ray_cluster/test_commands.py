@@ -19,8 +19,8 @@ import yaml
 from ray.util import list_named_actors
 
 from rlpto.agents.archive import read_archive
-from rlpto.agents.brain import CHECKPOINT
 from rlpto.agents.settings import BEST, LAST
+from rlpto.agents.trained import CHECKPOINT
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster

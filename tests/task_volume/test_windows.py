@@ -101,13 +101,13 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
     own = replace(free.workloads[0], reserve=reserve, forecast_step=300.0)
     setup = replace(free, workloads=(own,))
 
-    def foresee(state: ClusterState) -> ClusterState:
+    def add_forecast(state: ClusterState) -> ClusterState:
         return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
 
     def cluster() -> SimulatedCluster:
         return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
 
-    record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=foresee)
+    record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=add_forecast)
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)

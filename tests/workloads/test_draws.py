@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlpto.errors import TraceError
 from rlpto.workloads.draws import draw_trace
-from rlpto.workloads.load import JITTER
+from rlpto.workloads.load import JITTER_S
 from rlpto.workloads.trace import Trace, make_trace
 
 SPAN = 8 * 3600.0
@@ -51,7 +51,7 @@ def test_drawn_jobs_are_those_of_the_trace_at_nearly_their_times() -> None:
     source = np.array([position[name.partition("+")[0]] for name in drawn.texts("name")])
     np.testing.assert_array_equal(drawn.gpus, trace.gpus[source])
     assert drawn.texts("model") == [trace.texts("model")[row] for row in source]
-    assert np.abs(drawn.submit_time - trace.submit_time[source]).max() <= JITTER
+    assert np.abs(drawn.submit_time - trace.submit_time[source]).max() <= JITTER_S
     assert drawn.submit_time.min() >= 0
     assert drawn.submit_time.max() < SPAN
     assert len(set(source.tolist())) < len(trace)  # with replacement

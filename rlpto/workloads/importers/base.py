@@ -162,7 +162,7 @@ BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A
 """Texts that stand for an unknown value in public traces."""
 
 
-_LARGEST = 1e10
+_LARGEST_NUMBER = 1e10
 """Numbers beyond are no seconds and no GPUs of this world."""
 LAST_SECOND = 130 * 365.25 * 86_400.0
 """Seconds since 1970 that a date may be at most: the year 2100."""
@@ -182,7 +182,7 @@ def numbers(
     """
     values = pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
     with np.errstate(invalid="ignore"):
-        good = (values >= low) & (values <= _LARGEST)
+        good = (values >= low) & (values <= _LARGEST_NUMBER)
     if whole:
         good &= values == np.floor(np.where(good, values, 0.0))
     if blank is not None:

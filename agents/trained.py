@@ -38,7 +38,7 @@ WEIGHTS = "policy"
 
 
 @dataclass(frozen=True)
-class Brain:
+class TrainedAgent:
     """An agent that can act. env: what it sees and does. start: [STEERING_FEATURES] weights of action zero."""
 
     env: EnvSettings
@@ -69,7 +69,7 @@ def meaning() -> dict[str, Any]:
     }
 
 
-def brain_manifest(setup: EnvSetup | LiveSetup, settings: AgentSettings) -> dict[str, Any]:
+def agent_manifest(setup: EnvSetup | LiveSetup, settings: AgentSettings) -> dict[str, Any]:
     """What must be known of an agent to use its weights."""
     return {
         "rlpto": __version__,
@@ -110,16 +110,16 @@ def check_meaning(path: Path, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def load_brain(path: Path, max_jobs: int | None = None) -> Brain:
+def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a checkpoint or an exported file. max_jobs: jobs it sees, instead of as many as in training.
 
     Raises CheckpointError, naming the file and what is wrong, if it cannot be used.
     """
-    return brain_of(read_archive(path, KINDS), path, max_jobs)
+    return agent_of(read_archive(path, KINDS), path, max_jobs)
 
 
-def brain_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Brain:
-    """The agent of a file that has been read. See `load_brain`."""
+def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
+    """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
     check_meaning(path, manifest)
     try:
@@ -142,7 +142,7 @@ def brain_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Brain
         env = env.model_copy(update={"max_jobs": max_jobs})
     policy = JobSetPolicy(observation_space(env), action_space(), lambda _: 0.0, width=network.width, use_sde=smooth)
     load_weights(policy, archive, path)
-    return Brain(env, start, policy)
+    return TrainedAgent(env, start, policy)
 
 
 def _difference(there: object, here: object) -> str:
