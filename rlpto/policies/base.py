@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+import math
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.settings import Settings
@@ -59,6 +60,37 @@ def chooses_batch_sizes(policy: Policy) -> bool:
 
 class NoOptions(Settings):
     """Options of a policy that has none."""
+
+
+class BackfillOptions(Settings):
+    """Options of a policy that gives waiting jobs what they ask for, all or nothing."""
+
+    backfill: bool = False
+    """Let later jobs that fit pass a job that does not; without it the first one that does not fit blocks."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Settings)
+
+
+class BasePolicy(Generic[OptionsT]):
+    """What this project's policies have in common: a name, typed options, and no memory unless they say so."""
+
+    name: str
+    Options: ClassVar[type[Settings]] = NoOptions
+
+    def __init__(self, options: OptionsT | None = None) -> None:
+        self.options = options or cast(OptionsT, self.Options())
+
+    def reset(self, seed: int) -> None:
+        """Nothing is remembered."""
+
+
+class StandsUntilEvent:
+    """A decision that only an arrival, a finish or a change of nodes can change."""
+
+    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
+        """See `StandingPolicy`."""
+        return math.inf
 
 
 class PolicyClass(Protocol):

@@ -14,40 +14,29 @@ from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
 from rlpto.jobs import JobTable
-from rlpto.settings import Settings
+from rlpto.policies.base import BackfillOptions, BasePolicy
 
 MIN_REMAINING_DELAYS = 3.0
 """A running job is not grown once it will finish within so many times the delay of the change."""
 
 
-class ElasticFifoOptions(Settings):
-    """Options of `elastic_fifo`."""
+class ElasticFifo(BasePolicy[BackfillOptions]):
+    """Nobody is preempted, but what a job holds beyond its request is surplus, which others may ask back."""
 
-    backfill: bool = False
-    """Let later jobs that fit pass a job that does not; without it the head of the queue blocks."""
-
-
-class ElasticFifo:
-    """Nobody is preempted, but what a job holds beyond its request is lent."""
-
+    name = "elastic_fifo"
     summary = "requested GPUs in queue order, left-over GPUs lent to jobs that gain by them, oldest first, elastic"
     source = "Raya, NTHU thesis (Schedulearn, Elastic FIFO)"
-    Options = ElasticFifoOptions
-
-    def __init__(self, options: ElasticFifoOptions | None = None) -> None:
-        self.name = "elastic_fifo"
-        self.options = options or ElasticFifoOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
+    Options = BackfillOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Requests first, then loans that last, then new loans."""
+        """Requests first, then the surplus that jobs hold, then more of it."""
         jobs = state.jobs
         kept, backfill = jobs.keepable, self.options.backfill
-        owed = serve_requests(kept, jobs.requested_gpus, jobs.min_gpus, state.capacity, backfill)
+        guaranteed = serve_requests(kept, jobs.requested_gpus, jobs.min_gpus, state.capacity, backfill)
         seconds = finishing_times(jobs)
-        return Allocation(lend(owed, kept, fastest(seconds, jobs), seconds, jobs.rescale_delay, state.capacity))
+        return Allocation(
+            grant_surplus(guaranteed, kept, fastest(seconds, jobs), seconds, jobs.rescale_delay, state.capacity)
+        )
 
 
 def finishing_times(jobs: JobTable) -> FloatArray:
@@ -91,22 +80,22 @@ def serve_requests(held: IntArray, requested: IntArray, lowest: IntArray, capaci
 
 
 @njit()
-def lend(
-    owed: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, capacity: int
+def grant_surplus(
+    guaranteed: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, capacity: int
 ) -> IntArray:
-    """GPUs [n] with those that nobody can count on lent out, in row order.
+    """GPUs [n] with those that nobody can count on granted, in row order.
 
-    First rows keep what they hold beyond what they are `owed`, so that no loan is taken back for another. Then rows
+    First rows keep what they hold beyond what they are `guaranteed`, so that none is taken back for another. Then rows
     grow to `most`, running ones only if that pays. seconds: [n, K + 1] to finish by GPUs. delay: [n] s of a change.
     """
-    gpus = owed.copy()
-    free = capacity - owed.sum()
-    for row in range(len(owed)):
-        if 0 < owed[row] < held[row]:
-            kept = min(held[row] - owed[row], free)
+    gpus = guaranteed.copy()
+    free = capacity - guaranteed.sum()
+    for row in range(len(guaranteed)):
+        if 0 < guaranteed[row] < held[row]:
+            kept = min(held[row] - guaranteed[row], free)
             gpus[row] += kept
             free -= kept
-    for row in range(len(owed)):
+    for row in range(len(guaranteed)):
         grown = min(most[row], gpus[row] + free)
         if gpus[row] == 0 or grown <= gpus[row]:
             continue

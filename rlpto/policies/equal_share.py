@@ -8,29 +8,18 @@ Adapted: whole GPUs between each job's limits; who already holds the odd GPU kee
 from __future__ import annotations
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import NoOptions
+from rlpto.policies.base import BasePolicy, NoOptions, StandsUntilEvent
 from rlpto.policies.filling import fill_evenly
 
 
-class EqualShare:
+class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
     """Every job as many GPUs as every other, within its limits; min_gpus in queue order if scarce."""
 
+    name = "equal_share"
     summary = "max-min fair GPUs (DRF with one resource, EQUI), elastic; knows no durations"
     source = "Ghodsi et al., NSDI 2011 (DRF)"
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.name = "equal_share"
-        self.options = options or NoOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Raise one common level until the GPUs are gone."""
         jobs = state.jobs
         return Allocation(fill_evenly(jobs.min_gpus, jobs.max_gpus, jobs.gpus, state.capacity))
-
-    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """Forever: it depends on the jobs' limits and the capacity alone."""
-        return float("inf")

@@ -19,6 +19,7 @@ from pydantic import Field
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.jobs import JobTable
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.filling import apportion
 from rlpto.policies.speeds import unit_speed
 from rlpto.settings import Settings
@@ -31,19 +32,13 @@ class HesrptOptions(Settings):
     """Exponent of the speed-up k**p; null: fitted at every decision to the jobs' speed tables."""
 
 
-class Hesrpt:
+class Hesrpt(BasePolicy[HesrptOptions]):
     """Shares by rank in remaining size, rounded to whole GPUs."""
 
+    name = "hesrpt"
     summary = "optimal shares by rank in remaining size for speed-ups k**p, elastic"
     source = "Berg, Vesilo, Harchol-Balter, Performance Evaluation 144, 2020"
     Options = HesrptOptions
-
-    def __init__(self, options: HesrptOptions | None = None) -> None:
-        self.name = "hesrpt"
-        self.options = options or HesrptOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Rank by class and remaining time on one GPU, then give each rank its share."""

@@ -58,11 +58,6 @@ class IndexWeights(Settings):
         """[features] the weights in the order of INDEX_FEATURES."""
         return np.array([getattr(self, name) for name in INDEX_FEATURES])
 
-    @classmethod
-    def from_vector(cls, weights: FloatArray) -> IndexWeights:
-        """The inverse of `vector`; pydantic's ValidationError if a weight is out of bounds."""
-        return cls(**dict(zip(INDEX_FEATURES, map(float, weights), strict=True)))
-
 
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 """Names of the features, in the order of every weight vector. `IndexWeights` says what each is."""

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.filling import first_to_reach, fit_in_order
 from rlpto.settings import Settings
 
@@ -32,16 +33,16 @@ class LasOptions(Settings):
         return levels
 
 
-class Las:
+class Las(BasePolicy[LasOptions]):
     """Jobs by level of attained service, then in queue order; all that still fit run."""
 
+    name = "las"
     summary = "least attained service first in a few levels, preemptive, requested GPUs; knows no durations"
     source = "Nuyens and Wierman, Performance Evaluation 65(3-4), 2008; Gu et al., NSDI 2019"
     Options = LasOptions
 
     def __init__(self, options: LasOptions | None = None) -> None:
-        self.name = "las"
-        self.options = options or LasOptions()
+        super().__init__(options)
         self._levels = np.array(self.options.levels)
 
         self._limits = np.append(self._levels, np.inf)

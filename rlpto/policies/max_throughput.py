@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.greedy import grow, hull_steps
 from rlpto.policies.speeds import unit_speed
 from rlpto.settings import Settings
@@ -26,24 +27,18 @@ class MaxThroughputOptions(Settings):
     """Choose the batch size of every job too: the one at which it gets on fastest with the GPUs it is given."""
 
 
-class MaxThroughput:
+class MaxThroughput(BasePolicy[MaxThroughputOptions]):
     """Greedy by marginal speed-up, whoever the job is and however long it will take."""
 
+    name = "max_throughput"
     summary = "greedy by marginal speed-up (largest normalised total throughput), elastic"
     source = "Narayanan et al., OSDI 2020 (Gavel); Fox, Management Science 13(3), 1966"
     Options = MaxThroughputOptions
-
-    def __init__(self, options: MaxThroughputOptions | None = None) -> None:
-        self.name = "max_throughput"
-        self.options = options or MaxThroughputOptions()
 
     @property
     def chooses_batch_sizes(self) -> bool:
         """As the option says."""
         return self.options.choose_batch_size
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Take the step with the largest gain in speed-up per GPU; ties in queue order."""

@@ -10,24 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import NoOptions
+from rlpto.policies.base import BasePolicy, NoOptions
 from rlpto.policies.filling import fit_in_order
 from rlpto.policies.greedy import grow
 
 
-class Optimus:
+class Optimus(BasePolicy[NoOptions]):
     """min_gpus for each job in turn, then single GPUs by the gain in remaining time."""
 
+    name = "optimus"
     summary = "min_gpus for all, then single GPUs by largest reduction of remaining time, elastic"
     source = "Peng et al., EuroSys 2018; as in Qiao et al., OSDI 2021 (Pollux simulator)"
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.name = "optimus"
-        self.options = options or NoOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Grow jobs until nothing is gained or no GPU is free; small jobs are placed first.

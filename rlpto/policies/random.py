@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.filling import fit_in_order
 from rlpto.settings import Settings
 
@@ -20,16 +21,16 @@ class RandomOptions(Settings):
     """Probability that a running job keeps its GPUs at a decision; otherwise it draws anew."""
 
 
-class RandomPolicy:
+class RandomPolicy(BasePolicy[RandomOptions]):
     """Jobs in random order draw GPUs uniformly within their limits; those that fit get them."""
 
+    name = "random"
     summary = "GPUs drawn uniformly within each job's limits, jobs in random order; a control"
     source = "control, no source"
     Options = RandomOptions
 
     def __init__(self, options: RandomOptions | None = None) -> None:
-        self.name = "random"
-        self.options = options or RandomOptions()
+        super().__init__(options)
         self.reset(0)
 
     def reset(self, seed: int) -> None:

@@ -26,6 +26,7 @@ from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
 from rlpto.jobs import JobTable
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.greedy import grow, hull_steps
 from rlpto.policies.speeds import unit_speed
 from rlpto.rewards import HOUR, RewardWeights
@@ -44,19 +45,13 @@ class RewardGreedyOptions(Settings):
     """Seconds ahead that are counted after a rescale, at least the interval between decisions."""
 
 
-class RewardGreedy:
+class RewardGreedy(BasePolicy[RewardGreedyOptions]):
     """Steps with the largest expected reward per GPU, as long as that is positive."""
 
+    name = "reward_greedy"
     summary = "one-step greedy on this project's reward, elastic"
     source = "this project's reward; Fox, Management Science 13(3), 1966"
     Options = RewardGreedyOptions
-
-    def __init__(self, options: RewardGreedyOptions | None = None) -> None:
-        self.name = "reward_greedy"
-        self.options = options or RewardGreedyOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Value every number of GPUs, then climb."""

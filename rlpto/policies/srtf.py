@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import BasePolicy, StandsUntilEvent
 from rlpto.policies.filling import fill_in_order, fit_in_order
 from rlpto.settings import Settings
 
@@ -21,19 +22,17 @@ class SrtfOptions(Settings):
     """requested: exactly the requested GPUs; max: as many up to max_gpus as are left, at least min_gpus."""
 
 
-class Srtf:
-    """Jobs in order of remaining time, each with its requested GPUs or as many as it can use."""
+class Srtf(BasePolicy[SrtfOptions], StandsUntilEvent):
+    """Jobs in order of remaining time, each with its requested GPUs or as many as it can use.
 
+    It ranks anew when a job arrives or finishes, as in the textbook: between those, running jobs only come nearer to
+    their end. (Where a job's speed changes with its epoch, estimates may; that is not waited for.)
+    """
+
+    name = "srtf"
     summary = "shortest remaining time first, preemptive; on requested GPUs or as many as a job can use"
     source = "Schrage, Operations Research 16(3), 1968"
     Options = SrtfOptions
-
-    def __init__(self, options: SrtfOptions | None = None) -> None:
-        self.name = "srtf"
-        self.options = options or SrtfOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Serve jobs by class, then by remaining time on the GPUs they would get."""
@@ -43,11 +42,3 @@ class Srtf:
             return Allocation(fill_in_order(order, jobs.min_gpus, jobs.max_gpus, state.capacity), order)
         order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus))
         return Allocation(fit_in_order(order, jobs.requested_gpus, state.capacity), order)
-
-    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
-        """Forever, as in the textbook: it ranks anew when a job arrives or finishes.
-
-        Between those, running jobs only come nearer to their end, so no waiting job can overtake
-        one. (Where a job's speed changes with its epoch, estimates may; that is not waited for.)
-        """
-        return float("inf")

@@ -35,7 +35,7 @@ STEERING_FEATURES: tuple[str, ...] = (
 """Names of the weights that steer the index, in the order of every vector of them."""
 
 NO_PRICE = -20.0
-"""`price` at which no step is too dear."""
+"""`price` at which no step costs too much."""
 CLASS_START_SCORE = 1e6
 """Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
 SHORTEST_REMAINING_S = 1.0
@@ -84,7 +84,7 @@ def score_steps(
 ) -> FloatArray:
     """[n, K + 1] score of the step from k GPUs on, for the k that a job passes on its way up.
 
-    -infinity elsewhere, for steps that gain nothing, and for those that are too dear or not worth
+    -infinity elsewhere, for steps that gain nothing, and for those that cost too much or are not worth
     their rescale, with all that would follow them. weights: [1 or n, STEERING_FEATURES].
     """
     score = np.full(speeds.shape, -np.inf)
@@ -109,17 +109,17 @@ def score_steps(
         growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
         pace = w[_PACE] + w[_PACE_REMAINING] * r
         start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
-        left, dearest = job.remaining / HOUR, np.exp(w[_PRICE])
-        held, regret = job.gpus, w[_PATIENCE] * job.rescale_delay / HOUR
+        left, max_price = job.remaining / HOUR, np.exp(w[_PRICE])
+        held, rescale_cost = job.gpus, w[_PATIENCE] * job.rescale_delay / HOUR
         gpus = 0
         while steps.target[row, gpus] > gpus and steps.gain[row, gpus] > 0:
             after = steps.target[row, gpus]
             if gpus > 0:
                 saved = left / speed[gpus] - left / speed[after]
                 extra = after * left / speed[after] - gpus * left / speed[gpus]
-                if saved < dearest * extra:
+                if saved < max_price * extra:
                     break
-            if 0 < held < after and left / speed[held] - left / speed[after] < regret:
+            if 0 < held < after and left / speed[held] - left / speed[after] < rescale_cost:
                 break
             kept = max(min(held, after) - gpus, 0) / (after - gpus)
             score[row, gpus] = base + growth * np.log(steps.gain[row, gpus] / unit) + sticky * kept

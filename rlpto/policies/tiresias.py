@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import BasePolicy
 from rlpto.policies.filling import first_to_reach, fit_in_order
 from rlpto.settings import Settings
 
@@ -23,20 +24,20 @@ class TiresiasOptions(Settings):
     """Attained service in GPU-seconds at which a job moves to the second queue for good."""
 
 
-class Tiresias:
+class Tiresias(BasePolicy[TiresiasOptions]):
     """Two queues: the first in order of arrival, the second in order of demotion.
 
     Every decision serves the first queue, then the second; each job that still fits runs on its
     requested GPUs, the others wait.
     """
 
+    name = "tiresias"
     summary = "two queues by attained service, requested GPUs, preemptive; knows no durations"
     source = "Gu et al., NSDI 2019; as in Qiao et al., OSDI 2021 (Pollux simulator)"
     Options = TiresiasOptions
 
     def __init__(self, options: TiresiasOptions | None = None) -> None:
-        self.name = "tiresias"
-        self.options = options or TiresiasOptions()
+        super().__init__(options)
         self.reset(0)
 
     def reset(self, seed: int) -> None:  # noqa: ARG002

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.arrays import FloatArray
 from rlpto.errors import CheckpointError
 from rlpto.policies.greedy import hull_steps
-from rlpto.policies.index import Index, index_gpus, index_scores
+from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     INDEX_FEATURES,
     IndexWeights,
@@ -17,6 +18,7 @@ from rlpto.policies.index_weights import (
     save_index_weights,
 )
 from rlpto.policies.registry import make_policy
+from rlpto.policies.steering import score_steps, steer, steering_weights
 
 from .builders import J, make_state, power
 
@@ -71,7 +73,7 @@ def test_a_higher_class_goes_first() -> None:
 def test_attained_service_and_age_are_features() -> None:
     assert gpus([J(attained=1e6), J()], 1, attained=-1.0) == [0, 1]
     state = make_state([J(submitted=0.0), J(submitted=3600.0)], 1, time=7200.0)
-    assert list(index_gpus(state, IndexWeights(**(ZERO | {"age": -1.0})).vector())) == [0, 1]
+    assert list(Index(weights=IndexWeights(**(ZERO | {"age": -1.0})))(state).gpus) == [0, 1]
 
 
 def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
@@ -82,7 +84,9 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
         attained=-0.1, start=0.6, held=0.4, held_remaining=0.15,
     )  # fmt: skip
     jobs = state.jobs
-    scores = index_scores(state, hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus), weights.vector())[0]
+    steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
+    steering = steering_weights(weights.vector())[None]
+    scores = score_steps(state.time, state.capacity, jobs.records, jobs.speed, steps, steering)[0]
     r, load = np.log(2.0), np.log(1 + 6 / 4)
     base = -0.3 * r + 0.05 * r * r + 0.07 * r * load + 1.3 + 0.2 * np.log(1.5) - 0.1 * np.log(4.0)
     sticky = 0.4 + 0.15 * r
@@ -92,10 +96,14 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
 
 def test_weights_may_differ_by_job() -> None:
     state = make_state([J(speed=power(0.5, 4)), J(speed=power(0.5, 4))], 4)
-    weights = np.tile(IndexWeights().vector(), (2, 1))
-    assert list(index_gpus(state, weights)) == list(index_gpus(state, weights[0])) == [2, 2]
+    weights = steering_weights(np.tile(IndexWeights().vector(), (2, 1)))
+
+    def steered(weights: FloatArray) -> list[int]:
+        return list(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights))
+
+    assert steered(weights) == steered(weights[:1]) == [2, 2]
     weights[1, INDEX_FEATURES.index("remaining")] = -1.0
-    assert list(index_gpus(state, weights)) == [1, 3]
+    assert steered(weights) == [1, 3]
 
 
 def test_fixed_jobs_start_whole_or_not_at_all() -> None:
@@ -103,9 +111,9 @@ def test_fixed_jobs_start_whole_or_not_at_all() -> None:
     assert gpus([fixed, fixed], 5, gain=1.0) == [3, 0]
 
 
-def test_vector_and_back() -> None:
+def test_the_vector_is_in_the_order_of_the_features() -> None:
     weights = IndexWeights(gain=0.5, held_remaining=-0.2)
-    assert IndexWeights.from_vector(weights.vector()) == weights
+    assert dict(zip(INDEX_FEATURES, weights.vector(), strict=True)) == weights.model_dump()
 
 
 class TestFile:
