@@ -1,6 +1,6 @@
 """The file of a checkpoint or an exported agent: a zip of one JSON manifest and NumPy arrays.
 
-Nothing in it is ever unpickled, so a file from a stranger can do no harm, and torch is not needed to look at one.
+Nothing in it is ever unpickled, so an untrusted file can do no harm, and torch is not needed to look at one.
 """
 
 from __future__ import annotations

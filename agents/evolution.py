@@ -44,7 +44,7 @@ def evolve(
     seed: int,
     folder: Path,
     identity: Mapping[str, object],
-    told: Callable[[float], None],
+    on_progress: Callable[[float], None],
     validated: Callable[[FloatArray], float],
     *,
     resume: bool = False,
@@ -52,7 +52,7 @@ def evolve(
     """The setup with better constants as its start; as it is, if they are worse on windows not learned from.
 
     folder: of the run; every finished generation is kept there, and with `resume` not tried again.
-    identity: what else decides the search. told: is given the part that is done. validated: reward of weights
+    identity: what else decides the search. on_progress: is given the part that is done. validated: reward of weights
     [STEERING_FEATURES] on such windows.
 
     Raises CheckpointError if the generations to go on from are of another search.
@@ -67,7 +67,7 @@ def evolve(
 
     def generation_done(state: TuningState) -> None:
         trial.draw(len(state.costs))
-        told(len(state.costs) / chosen.generations)
+        on_progress(len(state.costs) / chosen.generations)
 
     found = tune(
         lambda point: trial.cost(_weights(origin, point)),

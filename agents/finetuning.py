@@ -16,12 +16,12 @@ from stable_baselines3.common.logger import Logger
 
 from rlpto.agents.archive import Archive, read_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
-from rlpto.agents.logs import EpisodeTerms, log_texts, make_logger
+from rlpto.agents.logs import EpisodeTerms
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
 from rlpto.agents.trained import KINDS, TrainedAgent, agent_of, load_weights
-from rlpto.agents.training import Outcome, Status, Training, check_device, learn
+from rlpto.agents.training import Outcome, Status, Training, check_device
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.settings import EnvSettings
@@ -39,7 +39,7 @@ class Stop(BaseCallback):
         return not self._asked()
 
 
-class Beginner:
+class StartingAgent:
     """The agent that fine-tuning starts from. file: a checkpoint, or an exported agent.
 
     Raises CheckpointError if it cannot be used.
@@ -75,17 +75,17 @@ def fine_tune(
     settings: AgentSettings,
     folder: Path,
     identity: Identity,
-    beginner: Beginner,
+    starting_agent: StartingAgent,
     interval: float,
     *,
     resume: bool = False,
     texts: Mapping[str, str] | None = None,
-    told: Callable[[Status], None] | None = None,
+    on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`rlpto.agents.training`).
 
-    setup, settings: as `beginner` makes them. interval: seconds between regular decisions. resume: from the last
+    setup, settings: as `starting_agent` makes them. interval: seconds between regular decisions. resume: from the last
     checkpoint of `folder`; the episode that was under way begins anew. stop: asked after every step; True: what was
     learned by then is kept, the steps since the last update are not.
 
@@ -97,10 +97,10 @@ def fine_tune(
     env = LiveSB3Env(ClusterEnv(setup), identity.seed)
     model = TimedPPO.make(env, settings, interval, identity.seed)
     assert isinstance(model.policy, JobSetPolicy)
-    load_weights(model.policy, beginner.archive, beginner.file)
+    load_weights(model.policy, starting_agent.archive, starting_agent.file)
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
     terms = EpisodeTerms()
-    run = Training(setup, settings, folder, identity, model, terms, None, told)
+    run = Training(setup, settings, folder, identity, model, terms, None, on_progress)
     if archive is None:
         run.tell("starting")
         total, callback = model._setup_learn(settings.steps, [terms, Stop(stop or _never)])
@@ -112,24 +112,7 @@ def fine_tune(
         total, callback = model._setup_learn(
             settings.steps - model.num_timesteps, [terms, Stop(stop or _never)], reset_num_timesteps=False
         )
-    model.set_logger(make_logger(folder, model.num_timesteps))
-    try:
-        if archive is None:
-            log_texts(model.logger, texts or {})
-            run.save(periodic=True)
-        callback.on_training_start(locals(), globals())
-        run.tell("training")
-        while model.num_timesteps < total:
-            before = model.num_timesteps
-            if (stop is not None and stop()) or not learn(model, callback, total, folder):
-                model.num_timesteps = before
-                return run.outcome(finished=False)
-            run.look()
-            run.save()
-        run.conclude()
-    finally:
-        model.logger.close()
-    return run.outcome(finished=True)
+    return run.loop(callback, total, texts or {}, stop, begun=archive is not None, save_each_update=True)
 
 
 def _never() -> bool:

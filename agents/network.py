@@ -39,31 +39,6 @@ class JobSet(BaseFeaturesExtractor):
         return torch.cat([mean, largest, observations["cluster"], observations["forecast"]], dim=1)
 
 
-class Heads(nn.Module):
-    """Policy and value layers over the state."""
-
-    def __init__(self, state: int, width: int) -> None:
-        super().__init__()
-        self.latent_dim_pi = width
-        self.latent_dim_vf = width
-        self.policy = nn.Sequential(nn.Linear(state, 2 * width), nn.SiLU(), nn.Linear(2 * width, width), nn.SiLU())
-        self.value = nn.Sequential(nn.Linear(state, 2 * width), nn.SiLU(), nn.Linear(2 * width, width), nn.SiLU())
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, latent_dim_pi] and [B, latent_dim_vf]."""
-        return self.forward_actor(features), self.forward_critic(features)
-
-    def forward_actor(self, features: Tensor) -> Tensor:
-        """[B, latent_dim_pi]."""
-        latent: Tensor = self.policy(features)
-        return latent
-
-    def forward_critic(self, features: Tensor) -> Tensor:
-        """[B, latent_dim_vf]."""
-        value: Tensor = self.value(features)
-        return value
-
-
 class JobSetPolicy(ActorCriticPolicy):
     """SB3's actor-critic with the network above."""
 
@@ -75,19 +50,13 @@ class JobSetPolicy(ActorCriticPolicy):
         width: int = WIDTH,
         **options: Any,
     ) -> None:
-        self.width = width
         options |= {
             "features_extractor_class": JobSet,
             "features_extractor_kwargs": {"width": width},
             "activation_fn": nn.SiLU,
+            "net_arch": [2 * width, width],
         }
         super().__init__(observation_space, action_space, lr_schedule, **options)
-
-    def _build_mlp_extractor(self) -> None:
-        extractor = self.features_extractor
-        assert isinstance(extractor, JobSet)
-        heads = Heads(extractor.features_dim, self.width)
-        self.mlp_extractor = heads.to(self.device)  # type: ignore[assignment]
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
@@ -95,9 +64,3 @@ class JobSetPolicy(ActorCriticPolicy):
         nn.init.zeros_(self.action_net.weight)
         nn.init.zeros_(self.action_net.bias)
         self.optimizer = torch.optim.Adam(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        data = super()._get_constructor_parameters()
-        for fixed in ("features_extractor_class", "features_extractor_kwargs", "activation_fn", "net_arch"):
-            data.pop(fixed, None)
-        return data | {"width": self.width}

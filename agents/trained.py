@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,12 +84,15 @@ def agent_manifest(setup: EnvSetup | LiveSetup, settings: AgentSettings) -> dict
 
 def weight_arrays(network: JobSetPolicy) -> dict[str, AnyArray]:
     """The network's weights by name, as they are kept in a file."""
-    return {f"{WEIGHTS}/{name}": tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
+    kept = {re.sub(r"^(mlp_extractor\.\w+)_net\.", r"\1.", name): part for name, part in network.state_dict().items()}
+    return {f"{WEIGHTS}/{name}": tensor.detach().cpu().numpy() for name, tensor in kept.items()}
 
 
 def load_weights(network: JobSetPolicy, archive: Archive, path: Path) -> None:
     """Give a network the weights of a file. Raises CheckpointError if they do not fit, or are not finite."""
-    weights = archive.group(WEIGHTS)
+    # stable-baselines3 calls two layers otherwise than the files do.
+    found = archive.group(WEIGHTS).items()
+    weights = {re.sub(r"^(mlp_extractor\.\w+)\.", r"\1_net.", name): array for name, array in found}
     check_finite(weights, f"{path}: weights", LARGEST_WEIGHT, CheckpointError)
     try:
         network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})

@@ -67,13 +67,13 @@ def train(
     *,
     resume: bool = False,
     texts: Mapping[str, str] | None = None,
-    told: Callable[[Status], None] | None = None,
+    on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
 
     resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped.
-    texts: shown in TensorBoard, by name. told: is called after every update. stop: asked after every update;
+    texts: shown in TensorBoard, by name. on_progress: is called after every update. stop: asked after every update;
     True: write a checkpoint and return.
 
     Raises TrainingError if there is no such device, or numbers are no longer finite (the last checkpoint is
@@ -90,7 +90,7 @@ def train(
             identity.seed,
             folder,
             {"digest": identity.digest},
-            lambda done: told(Status(f"evolving {done:.0%}", 0, settings.steps)) if told else None,
+            lambda done: on_progress(Status(f"evolving {done:.0%}", 0, settings.steps)) if on_progress else None,
             lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
             resume=resume,
         )
@@ -100,28 +100,11 @@ def train(
     terms = EpisodeTerms()
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
     total, callback = model._setup_learn(settings.steps, terms)
-    run = Training(setup, settings, folder, identity, model, terms, evaluator, told)
+    run = Training(setup, settings, folder, identity, model, terms, evaluator, on_progress)
     if archive is not None:
         run.notes = restore(model, archive, folder / LAST)
         model._num_timesteps_at_start = model.num_timesteps  # for the speed that is logged
-    model.set_logger(make_logger(folder, model.num_timesteps))
-    try:
-        if archive is None:
-            log_texts(model.logger, texts or {})
-            run.begin()
-            run.save(periodic=True)
-        callback.on_training_start(locals(), globals())
-        while model.num_timesteps < total:
-            if stop is not None and stop():
-                run.save()
-                return run.outcome(finished=False)
-            learn(model, callback, total, folder)
-            run.look()
-        run.save()
-        run.conclude()
-    finally:
-        model.logger.close()
-    return run.outcome(finished=True)
+    return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
 
 
 def starting_setup(setup: EnvSetup, settings: AgentSettings) -> EnvSetup:
@@ -209,10 +192,10 @@ class Training:
         model: TimedPPO,
         terms: EpisodeTerms,
         evaluator: Evaluator | None,
-        told: Callable[[Status], None] | None,
+        on_progress: Callable[[Status], None] | None,
     ) -> None:
         self.setup, self.settings, self.folder, self.identity = setup, settings, folder, identity
-        self.model, self.terms, self.evaluator, self._told = model, terms, evaluator, told
+        self.model, self.terms, self.evaluator, self._on_progress = model, terms, evaluator, on_progress
         self.notes = Notes()
         self._baselines: Mapping[str, FloatArray] | None = None
 
@@ -221,10 +204,47 @@ class Training:
         """Where figures go."""
         return self.model.logger
 
-    def begin(self) -> None:
-        """A first look at what the agent starts from."""
-        self.evaluate()
-        self.logger.dump(self.model.num_timesteps)
+    def loop(
+        self,
+        callback: BaseCallback,
+        total: int,
+        texts: Mapping[str, str],
+        stop: Callable[[], bool] | None,
+        *,
+        begun: bool,
+        save_each_update: bool = False,
+    ) -> Outcome:
+        """Roll out and update until `total` steps, or until `stop` says so between two rollouts.
+
+        texts: as for `train`. begun: it goes on from a checkpoint. A rollout that the callback ends is not learned
+        from: the training then stands where its last checkpoint does.
+        """
+        model = self.model
+        model.set_logger(make_logger(self.folder, model.num_timesteps))
+        try:
+            if not begun:
+                log_texts(model.logger, texts)
+                self.evaluate()
+                self.logger.dump(model.num_timesteps)
+                self.save(periodic=True)
+            callback.on_training_start(locals(), globals())
+            self.tell("training")
+            while model.num_timesteps < total:
+                if stop is not None and stop():
+                    self.save()
+                    return self.outcome(finished=False)
+                before = model.num_timesteps
+                if not learn(model, callback, total, self.folder):
+                    model.num_timesteps = before
+                    return self.outcome(finished=False)
+                self.look()
+                if save_each_update:
+                    self.save()
+            self.save()
+            self.conclude()
+        finally:
+            model.logger.close()
+        return self.outcome(finished=True)
 
     def look(self) -> None:
         """After an update: log it, and evaluate or save where that is due."""
@@ -306,8 +326,8 @@ class Training:
 
     def tell(self, doing: str) -> None:
         """Say where the training stands."""
-        if self._told is not None:
-            self._told(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
+        if self._on_progress is not None:
+            self._on_progress(Status(doing, self.model.num_timesteps, self.settings.steps, self.notes.best))
 
     def _network(self) -> JobSetPolicy:
         assert isinstance(self.model.policy, JobSetPolicy)

@@ -31,14 +31,12 @@ class SB3ClusterEnv(VecEnv):
     reward's terms, by name), elapsed (simulated seconds) and workload (its name). Otherwise it is
     empty. All arrays that are returned are fresh.
 
-    Parameters are those of `rlpto.envs.vector.ClusterVectorEnv`.
+    setup, num_envs, seed: as those of `rlpto.envs.vector.ClusterVectorEnv`.
     """
 
-    def __init__(
-        self, setup: EnvSetup, num_envs: int, seed: int | None = None, max_episode_steps: int | None = None
-    ) -> None:
+    def __init__(self, setup: EnvSetup, num_envs: int, seed: int | None = None) -> None:
         self.render_mode = None
-        self.batch = EnvBatch(setup, num_envs, seed, max_episode_steps)
+        self.batch = EnvBatch(setup, num_envs, seed)
         self.elapsed: FloatArray = np.zeros(num_envs)
         self._terms: FloatArray = np.zeros((num_envs, len(REWARD_PARTS)))
         self._reward: FloatArray = np.zeros(num_envs)

@@ -242,7 +242,7 @@ def allocation_over_time(record: RunRecord, moments: int = 1000) -> Figure:
         shown = np.sort(np.argsort(-record.jobs.gpu_seconds, kind="stable")[:SHOWN_JOBS])
         bands = _bands(record, shown, at)
         others = step_value(*held_gpus(record), at) - bands.sum(axis=0)
-        colours = [_job_colour(i) for i in range(len(shown))]
+        colours = [job_colour(i) for i in range(len(shown))]
         hours = (at - start) / HOUR
         axes.stackplot(hours, others, *bands, colors=["#c3cad1", *colours], step="post", linewidth=0)
         up = step_value(*capacity(record), at)
@@ -360,7 +360,7 @@ def _bands(record: RunRecord, shown: np.ndarray, at: FloatArray) -> FloatArray:
     return np.array(bands).reshape(len(shown), len(at))
 
 
-def _job_colour(i: int) -> tuple[float, float, float]:
+def job_colour(i: int) -> tuple[float, float, float]:
     """Colours far apart for neighbours: the hue turns by the golden angle, lightness takes turns."""
     hue = (0.58 + i * 0.381966) % 1.0
     angles = 2 * np.pi * (hue - np.array([0.0, 1 / 3, 2 / 3]))

@@ -19,7 +19,7 @@ from rlpto.runs.real import check_programs, real_cluster, real_nodes
 
 if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
-    from rlpto.agents.finetuning import Beginner
+    from rlpto.agents.finetuning import StartingAgent
     from rlpto.agents.settings import AgentSettings
     from rlpto.agents.training import Outcome, Status
     from rlpto.cluster import Cluster
@@ -50,7 +50,7 @@ def fine_tune_run(
     it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
     good order with Interrupted.
     """
-    from rlpto.agents.finetuning import Beginner
+    from rlpto.agents.finetuning import StartingAgent
     from rlpto.agents.policy import run_file
     from rlpto.agents.settings import LAST
     from rlpto.evaluation.runner import Cell
@@ -58,10 +58,10 @@ def fine_tune_run(
     from rlpto.runs.folder import begin_run
 
     _refuse_what_takes_episodes(config)
-    beginner = Beginner(run_file(_member(source)))
+    starting_agent = StartingAgent(run_file(_member(source)))
     steps = {} if "steps" in config.agent.model_fields_set else {"steps": ROLLOUTS * config.agent.ppo.rollout}
-    settings = beginner.settings(config.agent.model_copy(update=steps))
-    beginner.env(config.env)
+    settings = starting_agent.settings(config.agent.model_copy(update=steps))
+    starting_agent.env(config.env)
     # Listed jobs are one window, which counts as one for testing.
     windows = prepare(config).windows("test" if config.workload.source == "jobs" else "train")
     resume = file_there(folder / LAST) and not fresh
@@ -72,7 +72,7 @@ def fine_tune_run(
         on_wait("importing training programs on the cluster")
         check_programs(experiment, [Cell("agent", window, config.seed) for window in windows])
         on_wait("")
-        identity = _identity(experiment, settings, beginner)
+        identity = _identity(experiment, settings, starting_agent)
         if fresh:
             remove_sessions(folder)
             (folder / LAST).unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def fine_tune_run(
             begin_run(folder, config)
         try:
             with Episodes(experiment, windows, folder) as episodes:
-                outcome = _tuned(config, settings, beginner, identity, episodes, folder, resume, on_progress)
+                outcome = _tuned(config, settings, starting_agent, identity, episodes, folder, resume, on_progress)
         except KeyboardInterrupt:
             raise Interrupted("what was learned until the last update is kept; go on with the same command") from None
     if not outcome.finished:
@@ -140,7 +140,7 @@ class Episodes:
 def _tuned(
     config: Config,
     settings: AgentSettings,
-    beginner: Beginner,
+    starting_agent: StartingAgent,
     identity: Identity,
     episodes: Episodes,
     folder: Path,
@@ -153,7 +153,9 @@ def _tuned(
     from rlpto.envs.cluster_env import LiveSetup
     from rlpto.runs.folder import command_line
 
-    setup = LiveSetup(episodes, config.queue, config.reward, beginner.env(config.env), beginner.trained.start)
+    setup = LiveSetup(
+        episodes, config.queue, config.reward, starting_agent.env(config.env), starting_agent.trained.start
+    )
     with interruptible("step") as interrupt:
 
         def asked() -> bool:
@@ -165,11 +167,11 @@ def _tuned(
             settings,
             folder,
             identity,
-            beginner,
+            starting_agent,
             config.simulator.interval,
             resume=resume,
             texts={"config": resolved_yaml(config), "command": command_line()},
-            told=on_progress,
+            on_progress=on_progress,
             stop=asked,
         )
 
@@ -197,7 +199,7 @@ def _member(run: Path) -> Path:
     return found[0]
 
 
-def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginner) -> Identity:
+def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:
     """What a checkpoint must agree with to be gone on from, and where its agent is from."""
     from rlpto.agents.checkpoint import Identity
     from rlpto.files import digest
@@ -207,10 +209,10 @@ def _identity(experiment: Experiment, settings: AgentSettings, beginner: Beginne
     agent = deciding(config.model_copy(update={"agent": settings}), Result.CHECKPOINT)["agent"]
     decisive = {
         "experiment": experiment.outcome(),
-        "env": beginner.env(config.env).model_dump(mode="json"),
+        "env": starting_agent.env(config.env).model_dump(mode="json"),
         "agent": {key: value for key, value in agent.items() if key != "steps"},
-        "from": digest(beginner.file),
+        "from": digest(starting_agent.file),
     }
     text = json.dumps(decisive, sort_keys=True)
-    origin = {**provenance(config), "fine_tuned_from": beginner.archive.manifest.get("provenance")}
+    origin = {**provenance(config), "fine_tuned_from": starting_agent.archive.manifest.get("provenance")}
     return Identity(hashlib.sha256(text.encode()).hexdigest(), training_seed(config), origin)

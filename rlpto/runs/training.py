@@ -114,7 +114,7 @@ def train_run(
             evaluator,
             resume=resume,
             texts={"config": resolved_yaml(config), "command": command_line()},
-            told=tell,
+            on_progress=tell,
             stop=lambda: interrupt.asked,
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlpto.agents.archive import read_archive
 from rlpto.agents.checkpoint import Identity
-from rlpto.agents.finetuning import Beginner, fine_tune
+from rlpto.agents.finetuning import StartingAgent, fine_tune
 from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import CHECKPOINT, load_agent
 from rlpto.agents.training import Outcome
@@ -59,11 +59,13 @@ class Clusters:
 
 
 def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> Outcome:
-    beginner = Beginner(agent)
-    setup = LiveSetup(clusters or Clusters(), QUEUE, REWARD, beginner.env(EnvSettings()), beginner.trained.start)
-    settings: AgentSettings = beginner.settings(more.pop("settings", FINE))
+    starting_agent = StartingAgent(agent)
+    setup = LiveSetup(
+        clusters or Clusters(), QUEUE, REWARD, starting_agent.env(EnvSettings()), starting_agent.trained.start
+    )
+    settings: AgentSettings = starting_agent.settings(more.pop("settings", FINE))
     identity: Identity = more.pop("identity", IDENTITY)
-    return fine_tune(setup, settings, folder, identity, beginner, SIMULATOR.interval, **more)
+    return fine_tune(setup, settings, folder, identity, starting_agent, SIMULATOR.interval, **more)
 
 
 def weights(path: Path) -> dict[str, np.ndarray]:
@@ -142,9 +144,9 @@ def test_a_checkpoint_of_another_training_is_refused(agent: Path, tmp_path: Path
 
 
 def test_what_an_agent_cannot_change_is_refused(agent: Path) -> None:
-    beginner = Beginner(agent)
+    starting_agent = StartingAgent(agent)
     with pytest.raises(ConfigError, match=r"env\.max_jobs: 7, but the agent of .* was trained with 6"):
-        beginner.env(EnvSettings(max_jobs=7))
-    assert beginner.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
+        starting_agent.env(EnvSettings(max_jobs=7))
+    assert starting_agent.env(EnvSettings(reward_scale=4.0)).reward_scale == 4.0
     with pytest.raises(CheckpointError, match=r"gone\.zip: cannot read the file: no such file"):
-        Beginner(agent.with_name("gone.zip"))
+        StartingAgent(agent.with_name("gone.zip"))

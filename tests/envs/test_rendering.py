@@ -6,33 +6,11 @@ import numpy as np
 import pytest
 
 from rlpto.envs.cluster_env import ClusterEnv
-from rlpto.envs.rendering import BAR_CHARACTERS, DOWN, HEIGHT, WIDTH, bar, held_bands, job_colour, raster
-from rlpto.records import AllocationChanges
+from rlpto.envs.rendering import BAR_CHARACTERS, HEIGHT, WIDTH, bar
+from rlpto.evaluation.plots import job_colour
 
 from ..builders import job, linear_tables
 from .builders import START, WHOLE, make_setup
-
-
-def changes(*entries: tuple[float, int, int]) -> AllocationChanges:
-    """Changes given as (time, job, GPUs)."""
-    time, jobs, gpus = (np.array(column) for column in zip(*entries, strict=True))
-    return AllocationChanges(time.astype(float), jobs, gpus, np.zeros(len(time)))
-
-
-def test_bands_are_what_jobs_hold_at_each_moment():
-    held = changes((0.0, 5, 2), (0.0, 1, 1), (10.0, 5, 3), (20.0, 1, 0), (25.0, 5, 0))
-    jobs, bands = held_bands(held, np.array([0.0, 9.9, 10.0, 20.0, 24.0, 30.0]))
-    assert jobs.tolist() == [1, 5]
-    assert bands.tolist() == [[1, 1, 1, 0, 0, 0], [2, 2, 3, 3, 3, 0]]
-
-
-def test_a_raster_stacks_jobs_and_shows_idle_and_failed_gpus():
-    image = raster(np.array([1, 5]), np.array([[1, 0], [2, 1]]), np.array([4, 3]), 4)
-    assert image.shape == (4, 2, 3)
-    assert tuple(image[0, 0]) == job_colour(1)
-    assert tuple(image[1, 0]) == tuple(image[2, 0]) == tuple(image[0, 1]) == job_colour(5)
-    assert image[3, 0].tolist() == image[1, 1].tolist() == [1.0, 1.0, 1.0]
-    assert (255 * image[3, 1]).round().astype(int).tolist() == [int(DOWN[at : at + 2], 16) for at in (1, 3, 5)]
 
 
 def test_an_episode_is_drawn_the_same_every_time():
