@@ -68,8 +68,7 @@ class ArimaForecaster(Forecaster):
     def _fit(self, series: TimeSeries) -> None:
         fit = self._estimate(series.tail(FITTED_POINTS))
         self._model, self.fallback = fit.model, "; ".join(fit.fallbacks)
-        self._filter = Filter(self._model)
-        self._filter.extend(self._transformed(series))
+        self._look_back_on(series)
 
     def _update(self, new: TimeSeries) -> None:
         self._filter.extend(self._transformed(new))
@@ -98,9 +97,13 @@ class ArimaForecaster(Forecaster):
         mean = state.number("mean", -LARGEST_COUNT, LARGEST_COUNT)
         self._model = Arima(tuple(ar.tolist()), tuple(ma.tolist()), mean, state.integer("difference", 0, 1))
         self.fallback = str(state.values["fallback"])
+        self._look_back_on(self._observed())
+
+    def _look_back_on(self, history: TimeSeries) -> None:
+        super()._look_back_on(history)
         # The filter's memory follows from the history.
         self._filter = Filter(self._model)
-        self._filter.extend(self._transformed(self._observed()))
+        self._filter.extend(self._transformed(history))
 
 
 class RawArima(ArimaForecaster):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numba import njit
 from scipy.signal import lfilter
 
 from rlpto.arrays import FloatArray, IntArray
@@ -59,19 +60,15 @@ class Arima:
         return np.array([1.0, *self.ma])
 
     @cached_property
-    def value_lags(self) -> list[tuple[int, float]]:
-        """Lags of z in its next value, with their coefficients."""
-        return _lags(-np.convolve(self.differencing, self.autoregression))
-
-    @cached_property
-    def error_lags(self) -> list[tuple[int, float]]:
-        """Lags of e in the next value of z, with their coefficients."""
-        return _lags(self.moving_average)
+    def value_lags(self) -> FloatArray:
+        """Coefficients of past z in its next value, by lag; that of lag 0 counts for nothing."""
+        lags: FloatArray = -np.convolve(self.differencing, self.autoregression)
+        return lags
 
     @cached_property
     def memory(self) -> int:
         """How many past values a forecast needs."""
-        return max([lag for lag, _ in self.value_lags + self.error_lags], default=1)
+        return max(len(self.value_lags), len(self.moving_average), 2) - 1
 
     @cached_property
     def constant(self) -> float:
@@ -88,18 +85,9 @@ class Arima:
 
     def forecasts(self, z: FloatArray, errors: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
         """[N, H] expected values after each origin, from z[:origin] and its [T] residuals."""
-        rest = self.rest(z)
-        expected = np.empty((len(origins), horizon))
-        for step in range(horizon):
-            value = np.full(len(origins), self.constant)
-            for lag, coefficient in self.value_lags:
-                place = step - lag
-                value += coefficient * (expected[:, place] if place >= 0 else _at(z, origins + place, rest))
-            for lag, coefficient in self.error_lags:
-                if lag > step:
-                    value += coefficient * _at(errors, origins + step - lag, 0.0)
-            expected[:, step] = value
-        return expected
+        lags = self.value_lags, self.moving_average
+        found: FloatArray = _expected(z, errors, origins, horizon, *lags, self.constant, self.rest(z))
+        return found
 
 
 class Filter:
@@ -133,32 +121,35 @@ class Filter:
 
     def forecast(self, horizon: int) -> FloatArray:
         """[H] expected values after the last one."""
-        # The sums of `Arima.forecasts` in the same order, in plain numbers: arrays of one would cost a hundredfold.
-        model, z, errors = self.model, self._values.tolist(), self._errors.tolist()
-        constant = model.constant
-        rest = model.rest(self._values)
-        expected: list[float] = []
+        return self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)[0]
+
+
+@njit(cache=True)
+def _expected(
+    z: FloatArray,
+    errors: FloatArray,
+    origins: IntArray,
+    horizon: int,
+    value_lags: FloatArray,
+    error_lags: FloatArray,
+    constant: float,
+    rest: float,
+) -> FloatArray:
+    """See `Arima.forecasts`. rest: the value before the first one."""
+    expected = np.empty((len(origins), horizon))
+    for i, origin in enumerate(origins):
         for step in range(horizon):
             value = constant
-            for lag, coefficient in model.value_lags:
-                place = step - lag
-                past = len(z) + place
-                value += coefficient * (expected[place] if place >= 0 else z[past] if past >= 0 else rest)
-            for lag, coefficient in model.error_lags:
-                past = len(errors) + step - lag
-                if lag > step and past >= 0:
-                    value += coefficient * errors[past]
-            expected.append(value)
-        return np.array(expected)
-
-
-def _lags(polynomial: FloatArray) -> list[tuple[int, float]]:
-    return [(lag, float(c)) for lag, c in enumerate(polynomial) if lag and c]
-
-
-def _at(series: FloatArray, places: IntArray, before: float) -> FloatArray:
-    found: FloatArray = np.where(places < 0, before, series[np.maximum(places, 0)])
-    return found
+            for lag in range(1, len(value_lags)):
+                if value_lags[lag]:
+                    place = origin + step - lag
+                    past = z[place] if place >= 0 else rest
+                    value += value_lags[lag] * (expected[i, step - lag] if step >= lag else past)
+            for lag in range(step + 1, len(error_lags)):
+                place = origin + step - lag
+                value += error_lags[lag] * (errors[place] if place >= 0 else 0.0)
+            expected[i, step] = value
+    return expected
 
 
 def _at_least_two(polynomial: FloatArray) -> FloatArray:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.files import whole_file
@@ -159,9 +159,7 @@ def backtest(
 
 def write_scores(result: Backtest, path: Path) -> None:
     """Write the scores as CSV, a line per forecaster and distance. Raises ForecastError if that fails."""
-    names = [field.name for field in fields(Score)]
-    lines = [[getattr(score, name) for name in names] for score in result.scores()]
-    _write_csv(path, names, lines, "scores")
+    _write_csv(path, pd.DataFrame([asdict(score) for score in result.scores()]), "scores")
 
 
 def write_forecasts(result: Backtest, path: Path, steps: Sequence[int] | None = None) -> None:
@@ -169,18 +167,15 @@ def write_forecasts(result: Backtest, path: Path, steps: Sequence[int] | None = 
 
     steps: distances to write, 1 to H; None: the first and the last.
     """
-    chosen = sorted({1, result.horizon}) if steps is None else steps
-    header = ["forecaster", "ahead", "time", "actual", "point", "mean", *(f"q{level:g}" for level in result.levels)]
-    lines: list[list[object]] = []
+    parts = []
     for name, made in result.forecasts.items():
-        for ahead in chosen:
-            stamps = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
-            figures = np.column_stack(
-                [result.actual[:, ahead - 1], made.point[:, ahead - 1], made.mean[:, ahead - 1]]
-                + [made.quantiles[:, ahead - 1, place] for place in range(len(result.levels))]
-            )
-            lines += [[name, ahead, str(time), *row] for time, row in zip(stamps, figures.tolist(), strict=True)]
-    _write_csv(path, header, lines, "forecasts")
+        for ahead in sorted({1, result.horizon}) if steps is None else steps:
+            times = result.series.index(0, len(result.series) + result.horizon)[result.origins + ahead - 1]
+            figures = {"actual": result.actual, "point": made.point, "mean": made.mean}
+            figures |= {f"q{level:g}": made.quantiles[..., place] for place, level in enumerate(result.levels)}
+            columns = {column: figure[:, ahead - 1] for column, figure in figures.items()}
+            parts.append(pd.DataFrame({"forecaster": name, "ahead": ahead, "time": times.map(str), **columns}))
+    _write_csv(path, pd.concat(parts), "forecasts")
 
 
 def _forecasts(
@@ -232,11 +227,6 @@ def _pinball(actual: FloatArray, quantiles: FloatArray, levels: FloatArray) -> f
     return float(np.maximum(levels * under, (levels - 1) * under).mean())
 
 
-def _write_csv(path: Path, header: Sequence[str], lines: Sequence[Sequence[object]], what: str) -> None:
-    with (
-        whole_file(path, what, ForecastError) as unfinished,
-        unfinished.open("w", encoding="utf-8", newline="") as file,
-    ):
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(lines)
+def _write_csv(path: Path, table: pd.DataFrame, what: str) -> None:
+    with whole_file(path, what, ForecastError) as unfinished:
+        table.to_csv(unfinished, index=False, na_rep="nan", lineterminator="\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -228,8 +229,13 @@ class Forecaster(ABC):
         if not 0 <= updated < len(series):
             raise ForecastError(f"updated {updated}: expected 0 to {len(series) - 1}, less than the series' points")
         head = series.head(len(series) - updated)
-        other = self.from_state(self.state().looking_back_on(head.values, head.start), self.kind)
+        other = copy.deepcopy(self)
+        other._look_back_on(head)
         return other.update(series.values[len(head) :]) if updated else other
+
+    def _look_back_on(self, history: TimeSeries) -> None:
+        """Take another history, of the same step, in place of the one that was learnt from."""
+        self._history = history
 
     def save(self, path: str | Path) -> None:
         """Write settings, what was learnt and the history as one file. Raises ForecastError."""

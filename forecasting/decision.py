@@ -18,6 +18,7 @@ import numpy as np
 from numba import njit
 
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.forecasting.pool import reweigh
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
 """Candidates are the mixes moved by these [log1p]; more of them below it: most counts are skewed."""
@@ -114,24 +115,15 @@ def decide(
 @njit(cache=True)
 def _settle(state: DecisionState, criteria: Criteria, count: float) -> None:
     """Learn from the candidates whose target is `count`: those for step h said h + 1 origins ago."""
-    learnt, candidates = state.losses.shape
+    learnt = len(state.losses)
     known = min(learnt, state.origins[0])
     keep = 0.5 ** (1 / criteria.half_life)
     for h in range(known):
         old = (state.origins[0] - 1 - h) % learnt
         state.losses[h] = keep * state.losses[h] + np.abs(state.old[old, :, h] - count)
         state.weight[h] = keep * state.weight[h] + 1
-    excess = np.zeros((learnt, candidates))
-    together = np.zeros(candidates)
-    for h in range(known):
-        typical = (state.losses[h] * state.prior).sum() / state.weight[h] + 1e-12
-        excess[h] = state.losses[h] / typical
-        excess[h] -= (excess[h] * state.prior).sum()
-        together += excess[h]
-    for h in range(known):
-        own = (1 - criteria.pooled) * excess[h] + criteria.pooled * together / known
-        raw = state.prior * np.exp(-criteria.rate * (own - own.min()))
-        state.weights[h] = (1 - criteria.floor) * raw / raw.sum() + criteria.floor * state.prior
+    # Horizons of which nothing is settled yet keep the prior.
+    reweigh(state.losses[:known], state.weight[:known], state.weights[:known], state.prior, criteria)
 
 
 @njit(cache=True)

@@ -240,6 +240,11 @@ class HybridForecaster(Forecaster):
             members = self._members_now(history.head(known + place + 1), self.horizon)
             self._now = self._fitted_state().combine(one.values, members, self._usual, True)
 
+    def _look_back_on(self, history: TimeSeries) -> None:
+        super()._look_back_on(history)
+        for member in self._members.values():
+            member._look_back_on(history)
+
     def _fitted_state(self) -> Learnt:
         if self._learnt is None:
             raise ForecastError(f"{self.kind}: nothing fitted yet, call fit first")

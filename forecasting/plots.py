@@ -23,19 +23,10 @@ STYLES = ("-", "--", ":", "-.")
 INK, LINE = "#1f2933", "#2f6db5"
 
 
-def plot_forecasts(result: Backtest, name: str, path: Path) -> None:
-    """Draw `forecasts_figure` as a PNG file. Raises ForecastError."""
-    _write(forecasts_figure(result, name), path)
-
-
-def plot_errors(result: Backtest, path: Path) -> None:
-    """Draw `errors_figure` as a PNG file. Raises ForecastError."""
-    _write(errors_figure(result), path)
-
-
-def plot_weights(result: Backtest, weights: FloatArray, labels: Sequence[str], path: Path) -> None:
-    """Draw `weights_figure` as a PNG file. Raises ForecastError."""
-    _write(weights_figure(result, weights, labels), path)
+def write_png(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file, whole or not at all. Raises ForecastError."""
+    with whole_file(path, "the plot", ForecastError) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=120)
 
 
 def forecasts_figure(result: Backtest, name: str) -> Figure:
@@ -110,8 +101,3 @@ def _figure(height: float) -> Figure:
     figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _write(figure: Figure, path: Path) -> None:
-    with whole_file(path, "the plot", ForecastError) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)

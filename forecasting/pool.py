@@ -8,7 +8,7 @@ forecasts h steps old, so nothing is used before it is known.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -173,7 +173,7 @@ def advance(
             state.top[0] = max(state.top[0], newest[i])
             for h in range(min(learnt, state.origins[0])):
                 _settle(state, rules, newest[i], h)
-            _reweigh(state, rules)
+            reweigh(state.losses, state.weight, state.weights, state.prior, rules)
         full = _with_corrections(state, rules, parts[i])
         for h in range(horizon):
             own = min(h, learnt - 1)
@@ -259,28 +259,27 @@ def _regress(state: PoolState, rules: Rules, seen: FloatArray, x: float, h: int,
 
 
 @njit(cache=True)
-def _reweigh(state: PoolState, rules: Rules) -> None:
+def reweigh(losses: FloatArray, weight: FloatArray, weights: FloatArray, prior: FloatArray, rules: Any) -> None:
     """Exponential weights per horizon: losses relative to the prior's mean loss, partly those of all horizons.
 
     After Herbster and Warmuth (1998) in that a share of the weights is always handed back: here to the prior.
+    losses, weights: [H, E]; weight: [H], 0 where nothing is settled yet; prior: [E]. rules: rate, floor and pooled.
     """
-    horizons, experts = state.losses.shape
+    horizons, experts = losses.shape
     relative = np.zeros((horizons, experts))
     together = np.zeros(experts)
     settled = 0
     for h in range(horizons):
-        if state.weight[h] > 0:
-            typical = (state.losses[h] * state.prior).sum() / state.weight[h] + 1e-12
-            relative[h] = state.losses[h] / typical
-            relative[h] -= (relative[h] * state.prior).sum()
+        if weight[h] > 0:
+            typical = (losses[h] * prior).sum() / weight[h] + 1e-12
+            relative[h] = losses[h] / typical
+            relative[h] -= (relative[h] * prior).sum()
             together += relative[h]
             settled += 1
-    if settled == 0:
-        return
-    for h in range(horizons):
+    for h in range(horizons if settled else 0):
         excess = (1 - rules.pooled) * relative[h] + rules.pooled * together / settled
-        raw = state.prior * np.exp(-rules.rate * (excess - excess.min()))
-        state.weights[h] = (1 - rules.floor) * raw / raw.sum() + rules.floor * state.prior
+        raw = prior * np.exp(-rules.rate * (excess - excess.min()))
+        weights[h] = (1 - rules.floor) * raw / raw.sum() + rules.floor * prior
 
 
 @njit(cache=True)

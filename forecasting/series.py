@@ -97,11 +97,6 @@ class TimeSeries:
         return pd.DatetimeIndex(np.round(self.times(first, count) * 1e3).astype("datetime64[ms]"))
 
 
-def time_of_day(times: FloatArray) -> FloatArray:
-    """Hours since midnight, 0 to 24, of local times [s since 1970-01-01]."""
-    return (times % DAY) / HOUR
-
-
 def day_of_week(times: FloatArray) -> FloatArray:
     """Days since Monday 0:00, 0 to 7 with fractions, of local times [s since 1970-01-01]."""
     return ((times - MONDAY) % WEEK) / DAY

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlpto.arrays import AnyArray, FloatArray
+from rlpto.arrays import AnyArray
 from rlpto.files import whole_file
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.reading import parse_json, read_arrays
@@ -76,17 +76,6 @@ class State:
             raise ForecastError(f"{prefix}: expected counts, 0 or more")
         return pattern._replace(**found)
 
-    def looking_back_on(self, history: FloatArray, start: float) -> State:
-        """The same with another history, for a forecaster and for those inside it, which keep their own.
-
-        Nothing is shared with this one: forecasters work on their arrays in place.
-        """
-        arrays = {
-            name: (history if name.rsplit("/", 1)[-1] == "history" else array).copy()
-            for name, array in self.arrays.items()
-        }
-        return State(_started(self.values, start), arrays)
-
 
 def write_state(path: Path, kind: str, state: State) -> None:
     """Write a state as one file, whole or not at all. Raises ForecastError where the file system refuses."""
@@ -110,9 +99,3 @@ def read_state(path: Path) -> tuple[str, State]:
             f"{path}: written in version {found.get('version')}, expected version {VERSION}; fit it again"
         )
     return str(found.get("kind")), State(found["values"], arrays)
-
-
-def _started(values: dict[str, Any], start: float) -> dict[str, Any]:
-    """A forecaster's values with another start of its history, and of those inside it: what holds `learnt`."""
-    inside = {name: _started(value, start) if isinstance(value, dict) else value for name, value in values.items()}
-    return inside | ({"start": start} if "learnt" in inside else {})

@@ -155,17 +155,17 @@ def _write(result: Backtest, folder: Path) -> None:
     """Tables, plots and TensorBoard events into a folder."""
     from rlpto.forecasting.backtest import write_forecasts, write_scores
     from rlpto.forecasting.events import write_events
-    from rlpto.forecasting.plots import plot_errors, plot_forecasts, plot_weights
+    from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
 
     best = "hybrid" if "hybrid" in result.forecasts else next(iter(result.forecasts))
     weights, labels = _weights(result)
     with bad_input():
         write_scores(result, folder / "scores.csv")
         write_forecasts(result, folder / "forecasts.csv")
-        plot_forecasts(result, best, folder / "forecasts.png")
-        plot_errors(result, folder / "errors.png")
+        write_png(forecasts_figure(result, best), folder / "forecasts.png")
+        write_png(errors_figure(result), folder / "errors.png")
         if weights is not None:
-            plot_weights(result, weights, labels, folder / "weights.png")
+            write_png(weights_figure(result, weights, labels), folder / "weights.png")
         write_events(result, best, folder / "tensorboard", weights, labels)
 
 

@@ -32,8 +32,8 @@ def simulated(model: Arima, count: int, seed: int) -> FloatArray:
     z = np.zeros(count)
     for t in range(count):
         z[t] = noise[t]
-        z[t] += sum(c * z[t - lag] for lag, c in model.value_lags if lag <= t)
-        z[t] += sum(c * noise[t - lag] for lag, c in model.error_lags if lag <= t)
+        z[t] += sum(c * z[t - lag] for lag, c in enumerate(model.value_lags) if 1 <= lag <= t)
+        z[t] += sum(c * noise[t - lag] for lag, c in enumerate(model.moving_average) if 1 <= lag <= t)
     return z
 
 

@@ -11,7 +11,7 @@ import pytest
 from rlpto.forecasting.backtest import Backtest, backtest, write_forecasts, write_scores
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.naive import MovingAverage, Naive, SeasonalNaive
-from rlpto.forecasting.plots import plot_errors, plot_forecasts, plot_weights
+from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure, write_png
 from rlpto.forecasting.registry import make_method
 
 RNG = np.random.default_rng(0)
@@ -140,12 +140,14 @@ def test_tables_hold_what_was_measured(tmp_path: Path) -> None:
 
 def test_plots_are_drawn_and_refuse_what_is_not_there(tmp_path: Path) -> None:
     result = small()
-    plot_forecasts(result, "day", tmp_path / "forecasts.png")
-    plot_errors(result, tmp_path / "errors.png")
-    plot_weights(result, np.full((80, 12), 1 / 12), [f"part {i}" for i in range(12)], tmp_path / "weights.png")
-    plot_forecasts(small(quantiles=[0.5], windows=1), "naive", tmp_path / "one.png")
+    write_png(forecasts_figure(result, "day"), tmp_path / "forecasts.png")
+    write_png(errors_figure(result), tmp_path / "errors.png")
+    write_png(
+        weights_figure(result, np.full((80, 12), 1 / 12), [f"part {i}" for i in range(12)]), tmp_path / "weights.png"
+    )
+    write_png(forecasts_figure(small(quantiles=[0.5], windows=1), "naive"), tmp_path / "one.png")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
     assert len(list(tmp_path.iterdir())) == 4
     with pytest.raises(ForecastError, match="expected one of naive, day"):
-        plot_forecasts(result, "week", tmp_path / "week.png")
+        write_png(forecasts_figure(result, "week"), tmp_path / "week.png")

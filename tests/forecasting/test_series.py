@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from rlpto.forecasting.errors import ForecastError
-from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds, time_of_day
+from rlpto.forecasting.series import MONDAY, TimeSeries, as_series, calendar_features, day_of_week, seconds
 
 
 def hourly(values: list[float], start: str = "2020-04-01") -> pd.Series:
@@ -33,7 +33,6 @@ def test_pandas_series_and_numbers_with_a_step_are_the_same() -> None:
 def test_clock_of_a_series_is_the_local_one() -> None:
     # 2020-04-01 was a Wednesday.
     times = as_series(hourly([0.0] * 30, "2020-04-01 22:00")).times()
-    assert time_of_day(times)[:3].tolist() == [22.0, 23.0, 0.0]
     assert day_of_week(times)[2] == 3.0
     zoned = pd.Series([1.0, 2.0], index=pd.date_range("2020-04-01 22:00", periods=2, freq="1h", tz="Asia/Shanghai"))
     assert as_series(zoned).start == times[0]
