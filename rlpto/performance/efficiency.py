@@ -59,15 +59,6 @@ class BatchSplit(NamedTuple):
         return self.gpus * self.local * (self.accumulation + 1)
 
 
-def gain(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
-    """Progress of one step in steps at the base batch size; shapes broadcast.
-
-    noise_scale: phi = base * variance / squared norm of the gradient, in samples.
-    """
-    noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
-    return batch / base * efficiency(noise_scale, batch, base)
-
-
 def efficiency(noise_scale: ArrayLike, batch: ArrayLike, base: float) -> FloatArray:
     """Progress per sample relative to the base batch: (phi + M0) / (phi + M), 1 at the base batch M0."""
     noise_scale, batch = np.asarray(noise_scale, dtype=np.float64), np.asarray(batch, dtype=np.float64)
@@ -122,41 +113,30 @@ def candidate_batches(gpus: IntArray, limits: BatchLimits) -> IntArray:
     return np.rint(grid).astype(np.int64)
 
 
-def adaptive_goodput(
-    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int
+def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit:
+    """[K, C] ways to split the batch over `gpus` [K]: one if it is fixed, else those of the candidates."""
+    batches = candidate_batches(gpus, limits) if batch is None else np.array([[batch]])
+    return split_batch(batches, gpus[:, None], limits)
+
+
+def goodput(
+    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int | None
 ) -> FloatArray:
-    """[spans, max_gpus, epochs] samples' worth of progress per second at the best batch size.
+    """[spans, max_gpus, epochs] samples' worth of progress per second with a total batch, None: the best one.
 
     noise_scale: [epochs] in samples. Entry [s, k - 1] is for k GPUs on s + 1 nodes; where k GPUs
     exceed what the batch allows, NaN.
     """
-    gpus = np.arange(1, max_gpus + 1)
-    split = split_batch(candidate_batches(gpus, limits), gpus[:, None], limits)
+    split = splits(batch, np.arange(1, max_gpus + 1), limits)
     nodes = np.arange(1, spans + 1)[:, None, None]
     per_second = split.total / law.step_time(nodes, split.gpus, split.local, split.accumulation)
-    allowed = feasible(split, limits) & (gpus[:, None] * limits.min_local <= limits.largest)
-    per_second = np.where(allowed, per_second, -np.inf)
+    per_second = np.where(feasible(split, limits), per_second, -np.inf)
     # One candidate at a time keeps the largest array at [spans, K, epochs].
     best = np.full((spans, max_gpus, len(noise_scale)), -np.inf)
-    for candidate in range(CANDIDATES):
+    for candidate in range(per_second.shape[2]):
         useful = efficiency(noise_scale, split.total[:, candidate, None], limits.base)
         np.maximum(best, per_second[:, :, candidate, None] * useful, out=best)
     return np.where(np.isfinite(best), best, np.nan)
-
-
-def fixed_goodput(
-    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int
-) -> FloatArray:
-    """[spans, max_gpus, epochs] samples' worth of progress per second with a fixed total batch.
-
-    As `adaptive_goodput`, for a total batch size that stays.
-    """
-    gpus = np.arange(1, max_gpus + 1)
-    split = split_batch(batch, gpus, limits)
-    nodes = np.arange(1, spans + 1)[:, None]
-    per_second = split.total / law.step_time(nodes, split.gpus, split.local, split.accumulation)
-    per_second = np.where(feasible(split, limits), per_second, np.nan)
-    return np.asarray(per_second[:, :, None] * efficiency(noise_scale, split.total[:, None], limits.base))
 
 
 def _ceil_div(numerator: IntArray, denominator: IntArray | np.int64) -> IntArray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
-from rlpto.performance.efficiency import adaptive_goodput, fixed_goodput, useful_gpus
+from rlpto.performance.efficiency import goodput, useful_gpus
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import JobType
 
@@ -71,11 +71,8 @@ def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> Fl
     most = useful_gpus(batch_size, max_gpus, limits)
     if most == 0:
         raise ProfileError(f"{job_type.model}: batch_size {batch_size} cannot be split within its local batch limits")
-    if batch_size is None:
-        goodput = adaptive_goodput(profile.throughput, noise_scale, limits, SPANS, most)
-    else:
-        goodput = fixed_goodput(profile.throughput, noise_scale, limits, SPANS, most, batch_size)
-    rates = hold_sizes(goodput / profile.samples)
+    useful = goodput(profile.throughput, noise_scale, limits, SPANS, most, batch_size)
+    rates = hold_sizes(useful / profile.samples)
     return rates[:, np.minimum(np.arange(max_gpus), most - 1)]
 
 

@@ -20,9 +20,9 @@ from rlpto.performance.accuracy import metric_of, to_accuracy
 from rlpto.performance.efficiency import (
     BatchLimits,
     BatchSplit,
-    candidate_batches,
     feasible,
     split_batch,
+    splits,
     useful_gpus,
 )
 from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
@@ -235,12 +235,6 @@ def _size_rows(
     return shaped, (cells // (max_gpus + 1)).astype(np.int64), (cells % (max_gpus + 1)).astype(np.int64)
 
 
-def _splits(model: MeasuredModel, batch: int | None, gpus: IntArray) -> BatchSplit:
-    """[N, C] ways to split the batch over GPUs [N]: one if it is fixed, else the candidates."""
-    batches = candidate_batches(gpus, model.limits) if batch is None else np.array([[batch]])
-    return split_batch(batches, gpus[:, None], model.limits)
-
-
 def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray) -> FloatArray:
     """[N, epochs] epochs per second of the best of splits [N, C] that take `seconds` [N, C] a step."""
     best = np.full((split.total.shape[0], model.epochs), -np.inf)
@@ -257,7 +251,7 @@ def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray) ->
 
 def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray) -> FloatArray:
     """[N, epochs] epochs per second by size; a size that no split allows takes the rates of the nearest."""
-    split = _splits(model, batch, gpus)
+    split = splits(batch, gpus, model.limits)
     steps = model.size_steps(nodes[:, None], split.gpus, split.local, one_by_one=batch is not None)
     seconds = steps.with_accumulation(split.accumulation)
     rates = _best_rates(model, split, seconds)
@@ -275,7 +269,8 @@ def _placement_rates(model: MeasuredModel, batch: int | None, most: int) -> tupl
     A placement where no split of the batch was measured is left out: its size stands for it.
     """
     placements = [placement for placement in model.measured.placements if sum(placement) <= most]
-    split = _splits(model, batch, np.array([sum(placement) for placement in placements], dtype=np.int64))
+    gpus = np.array([sum(placement) for placement in placements], dtype=np.int64)
+    split = splits(batch, gpus, model.limits)
     seconds = np.stack(
         [
             model.exact_steps(placement, split.local[i]).with_accumulation(split.accumulation[i])

@@ -21,8 +21,9 @@ from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.laws import AnyLaw
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import JobType
-from rlpto.reading import one_line, parsing
-from rlpto.yamlfile import YamlFile, read_yaml_documents
+from rlpto.reading import parsing
+from rlpto.settings_text import first_problem
+from rlpto.yamlfile import Location, YamlFile, read_yaml_documents
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model of which nothing else is known."""
@@ -188,8 +189,8 @@ def _profile(file: YamlFile) -> Profile:
             content = json.dumps(file.data, default=str)
         return _ADAPTER.validate_json(content)
     except ValidationError as error:
-        location = _location(error)
-        raise ProfileError(f"{file.place(location)}: {_first(error, location)}") from None
+        location, said = first_problem(error, None, located=_located)
+        raise ProfileError(f"{file.place(location)}: {said}") from None
 
 
 def profile_yaml(profile: Profile) -> str:
@@ -206,24 +207,9 @@ def profiles_yaml(profiles: Iterable[Profile]) -> str:
 _ADAPTER = TypeAdapter(Profile)
 
 
-def _location(error: ValidationError) -> tuple[int | str, ...]:
-    """Where the first problem is; pydantic names the law below `throughput` as if it were a key."""
-    location = error.errors()[0]["loc"]
+def _located(location: Location) -> Location:
+    """Where a problem is; pydantic names the law below `throughput` as if it were a key."""
     return location[:1] + location[2:] if location[:1] == ("throughput",) else location
-
-
-def _first(error: ValidationError, location: tuple[int | str, ...]) -> str:
-    """The first problem of a validation as `key: what is wrong`."""
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in location)
-    if problem["type"] == "missing":
-        return f"key {key} is missing"
-    if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"unknown key {key}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if not key:
-        return message
-    return f"{key}: {message[0].lower()}{message[1:]}, got {one_line(repr(problem['input']), 60)}"
 
 
 class _Dumper(yaml.SafeDumper):

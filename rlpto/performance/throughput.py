@@ -109,18 +109,6 @@ def sync_time(params: ThroughputParams, nodes: ArrayLike, replicas: ArrayLike) -
     return np.where(replicas <= 1, 0.0, np.where(nodes <= 1, one_node, several))
 
 
-def throughput(
-    law: ThroughputLaw,
-    nodes: ArrayLike,
-    replicas: ArrayLike,
-    local_batch: ArrayLike,
-    accumulation: ArrayLike = 0,
-) -> FloatArray:
-    """Samples per second; shapes broadcast, arguments as in `ThroughputLaw.step_time`."""
-    samples = np.asarray(replicas) * np.asarray(local_batch) * (np.asarray(accumulation) + 1)
-    return np.asarray(samples / law.step_time(nodes, replicas, local_batch, accumulation))
-
-
 def relative_errors(law: ThroughputLaw, rows: StepMeasurements) -> FloatArray:
     """[N] |predicted - measured| / measured step time."""
     predicted = law.step_time(rows.nodes, rows.replicas, rows.local_batch)

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from rlpto.performance.efficiency import (
     CANDIDATES,
     BatchLimits,
-    adaptive_goodput,
     candidate_batches,
     efficiency,
     feasible,
-    fixed_goodput,
-    gain,
+    goodput,
     split_batch,
     useful_gpus,
 )
@@ -36,7 +34,8 @@ def test_efficiency_is_one_at_the_base_batch_and_falls_beyond(noise: float, batc
 def test_gain_agrees_with_its_form_in_gradient_statistics(sqr: float, var: float, batch: int) -> None:
     scale = batch / LIMITS.base
     noise = LIMITS.base * var / sqr
-    assert gain(noise, batch, LIMITS.base) == pytest.approx((var + sqr) / (var / scale + sqr))
+    gain = scale * efficiency(noise, batch, LIMITS.base)
+    assert gain == pytest.approx((var + sqr) / (var / scale + sqr))
 
 
 @given(batch=batches, gpus=st.integers(1, 200))
@@ -90,7 +89,7 @@ def test_useful_gpus_end_where_the_batch_runs_out() -> None:
 
 def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> None:
     noise = np.array([10.0, 1000.0, 100_000.0])
-    found = adaptive_goodput(PARAMS, noise, LIMITS, 2, 16)
+    found = goodput(PARAMS, noise, LIMITS, 2, 16, None)
     for gpus in (1, 5, 16):
         for nodes in (1, 2):
             best = np.zeros(3)
@@ -104,17 +103,17 @@ def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> N
 
 def test_adapting_beats_a_fixed_batch_but_for_the_grid() -> None:
     noise = np.geomspace(10, 1e6, 30)
-    adaptive = adaptive_goodput(PARAMS, noise, LIMITS, 2, 16)
+    adaptive = goodput(PARAMS, noise, LIMITS, 2, 16, None)
     for batch in (512, 4096):
-        fixed = fixed_goodput(PARAMS, noise, LIMITS, 2, 16, batch)
+        fixed = goodput(PARAMS, noise, LIMITS, 2, 16, batch)
         assert np.all(adaptive >= fixed * 0.97)
 
 
 def test_noisier_gradients_are_worth_more_gpus() -> None:
-    goodput = adaptive_goodput(PARAMS, np.array([10.0, 1e6]), LIMITS, 2, 16)[1]
-    speedup = goodput[15] / goodput[0]
+    found = goodput(PARAMS, np.array([10.0, 1e6]), LIMITS, 2, 16, None)[1]
+    speedup = found[15] / found[0]
     assert speedup[1] > speedup[0]
 
 
 def test_more_gpus_than_the_batch_allows_have_no_goodput_of_their_own() -> None:
-    assert np.isnan(adaptive_goodput(PARAMS, np.ones(1), LIMITS, 1, 130)[0, 128:]).all()
+    assert np.isnan(goodput(PARAMS, np.ones(1), LIMITS, 1, 130, None)[0, 128:]).all()

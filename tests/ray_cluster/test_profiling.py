@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from rlpto.errors import JobError, ProfileError
 from rlpto.performance.fitted import rates_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
-from rlpto.performance.throughput import throughput
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.commanded_job import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
@@ -143,7 +142,7 @@ def test_a_batch_for_each_worker_grows_with_them() -> None:
     measured = ProgramMeasurements(sizes, (Change("start", 1, 1, 2.0),), 0.1, ((1.0, 0.5), (2.0, 0.7)), (), False)
     profile = fit_program("mine", program, measured, "here")
     assert profile.batch.largest == 480
-    assert throughput(profile.throughput, 1, 4, 120) == pytest.approx(480 / 0.22, rel=0.05)
+    assert 480 / profile.throughput.step_time(1, 4, 120) == pytest.approx(480 / 0.22, rel=0.05)
     assert float(profile.noise(0)) == pytest.approx(program.guess.noise_scale)
     assert profile.source.endswith("trained for 2.0 of its epochs only")
 
