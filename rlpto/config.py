@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
-from pydantic_core import ErrorDetails
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.cluster import ONE_KIND
@@ -23,18 +20,16 @@ from rlpto.ray_cluster.settings import RaySettings
 from rlpto.reading import one_line
 from rlpto.rewards import RewardWeights
 from rlpto.settings import LARGEST_SEED, Settings
+from rlpto.settings_text import described_yaml, first_problem
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.mapping import MappingSettings
 from rlpto.workloads.windows import WindowSettings
-from rlpto.yamlfile import Location, YamlFile, dotted_key, parse_value, read_yaml
+from rlpto.yamlfile import Location, parse_value, read_yaml
 
 _LONGEST_POSITION = 10
 """Digits of a position in a list."""
-
-_SPECS = ("policies", "reference")
-"""Keys that hold specs of policies."""
 
 
 def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
@@ -235,7 +230,9 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     try:
         return Config.model_validate(data, context={"folder": file.path.parent})
     except ValidationError as error:
-        raise ConfigError(_explain(error, file, changed)) from None
+        location, said = first_problem(error, Config)
+        typed = any(location[: len(start)] == start for start in changed)
+        raise ConfigError(f"{'--set' if typed else file.place(location)}: {said}") from None
 
 
 def _config_file(path: Path) -> Path:
@@ -287,139 +284,16 @@ def _with_value(tree: object, location: Location, value: object, override: str) 
     return {**tree, at: _with_value(tree.get(at), tuple(rest), value, override)}
 
 
-def _explain(error: ValidationError, file: YamlFile, changed: Sequence[Location]) -> str:
-    """One line about the first thing that is wrong; unknown keys come first, since they cause the rest."""
-    details = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
-    detail = details[0]
-    location: Location = detail["loc"]
-    typed = any(location[: len(start)] == start for start in changed)
-    place = "--set" if typed else file.place(location)
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{place}: {dotted_key(location) or 'the file'}: {_reason(detail)}{more}"
-
-
-def _reason(detail: ErrorDetails) -> str:
-    """What is wrong with one value, and what was expected there."""
-    context = detail.get("ctx", {})
-    match detail["type"]:
-        case "extra_forbidden":
-            return f"unknown key{_suggestion(detail['loc'])}"
-        case "value_error":
-            return detail["msg"].removeprefix("Value error, ")
-        case "missing":
-            expected = "one more entry" if isinstance(detail["loc"][-1], int) else "a value"
-            return f"missing, expected {expected}"
-        case "invalid_key":
-            return "expected a word as key"
-        case "too_short":
-            expected = f"at least {context['min_length']} entry"
-        case "too_long":
-            expected = f"at most {context['max_length']} entries"
-        case "string_pattern_mismatch":
-            expected = f"text that matches {context['pattern']}"
-        case "literal_error":
-            expected = context["expected"]
-        case "tuple_type":
-            expected = "a list"
-        case "model_type" | "model_attributes_type":
-            expected = "keys and values"
-        case _:
-            expected = detail["msg"].removeprefix("Input should be ").split(", ")[0]
-    got = "null" if detail["input"] is None else repr(detail["input"])
-    return f"expected {expected}, got {one_line(got, 60)}"
-
-
-def _suggestion(location: Location) -> str:
-    """What an unknown key was probably meant to be: a neighbour's name, or the same name elsewhere."""
-    *around, wrong = location
-    valid = {dotted_key(key): key for key in _all_keys(Config)}
-    inside = _without_positions(around)
-    neighbours = {str(key[-1]): name for name, key in valid.items() if key[:-1] == inside}
-    near = difflib.get_close_matches(str(wrong), neighbours, n=1)
-    if near:
-        return f", did you mean {dotted_key((*around, near[0]))}?"
-    elsewhere = [name for name, key in valid.items() if key[-1] == wrong]
-    if elsewhere:
-        return f", did you mean {elsewhere[0]}?"
-    nearest = difflib.get_close_matches(str(wrong), neighbours, n=1, cutoff=0.0)
-    return f", the nearest valid key is {dotted_key((*around, nearest[0]))}" if nearest else ""
-
-
-def _without_positions(location: Sequence[str | int]) -> Location:
-    return tuple(part for part in location if isinstance(part, str))
-
-
-def _all_keys(model: type[Settings], around: Location = ()) -> Iterator[Location]:
-    """Every key of a settings model; list positions are left out."""
-    for name, field in model.model_fields.items():
-        yield (*around, name)
-        for inner in _models_in(field.annotation):
-            yield from _all_keys(inner, (*around, name))
-
-
-def _models_in(annotation: Any) -> Iterator[type[Settings]]:
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from _models_in(argument)
-
-
 def resolved_yaml(config: Config) -> str:
     """The whole configuration as YAML: every key with its value, and its description as a comment.
 
     Reading it back gives the same configuration.
     """
-    return "\n".join(_described(config)) + "\n"
-
-
-def _described(settings: Settings) -> Iterator[str]:
-    """Lines of YAML for one settings object, not indented."""
-    for name, field in type(settings).model_fields.items():
-        for line in (field.description or "").splitlines():
-            yield f"# {line.strip()}"
-        value = getattr(settings, name)
-        if name in _SPECS:
-            value = tuple(map(_anywhere, value)) if isinstance(value, tuple) else _anywhere(value)
-        if isinstance(value, Settings):
-            yield f"{name}:"
-            yield from (f"  {line}" for line in _described(value))
-        elif isinstance(value, tuple) and any(isinstance(entry, Settings) for entry in value):
-            yield f"{name}:"
-            for position, entry in enumerate(value):
-                lines = [line for line in _described(entry) if position == 0 or not line.lstrip().startswith("#")]
-                first = next(i for i, line in enumerate(lines) if not line.startswith("#"))
-                yield from (f"  {line}" for line in lines[:first])
-                yield f"  - {lines[first]}"
-                yield from (f"    {line}" for line in lines[first + 1 :])
-        else:
-            yield f"{name}: {_inline(value)}"
+    policies = tuple(map(_anywhere, config.policies))
+    evaluation = config.evaluation.model_copy(update={"reference": _anywhere(config.evaluation.reference)})
+    return described_yaml(config.model_copy(update={"policies": policies, "evaluation": evaluation}))
 
 
 def _anywhere(spec: str) -> str:
     """A policy's spec with absolute paths, as other paths are written: it means the same wherever it is read."""
     return str(parse_spec(spec).with_paths(lambda path: str(Path(path).absolute())))
-
-
-def _inline(value: object) -> str:
-    """A plain value or a list of them on one line of YAML."""
-    escaped = isinstance(value, str) and not value.isprintable()
-    text = yaml.safe_dump(
-        _plain(value),
-        default_flow_style=True,
-        default_style='"' if escaped else None,
-        width=10**6,
-        allow_unicode=not escaped,
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value.absolute())
-    if isinstance(value, Settings):
-        return _plain(value.model_dump())
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(entry) for entry in value]
-    return str(value) if isinstance(value, str) else value

@@ -26,9 +26,9 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import load_steering_weights
+from rlpto.settings_text import first_problem
 from rlpto.task_volume.online import reserved_gpus
 from rlpto.workloads.windows import Window
-from rlpto.yamlfile import dotted_key
 
 SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
 """Sections that all experiments of one training must have in common."""
@@ -158,14 +158,7 @@ def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
     try:
         return EnvSettings.model_validate(entries)
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(EnvSettings.model_fields)
-            raise ConfigError(
-                f"environment: {dotted_key(first['loc'])}: unknown key, expected one of {known}"
-            ) from None
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"environment: {dotted_key(first['loc']) or 'settings'}: {reason}") from None
+        raise ConfigError(f"environment: {first_problem(error, EnvSettings, 'settings')[1]}") from None
 
 
 def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, prefix: str = "") -> Workload:

@@ -1,4 +1,4 @@
-"""The one way in for files that may come from strangers.
+"""The one way in for untrusted files.
 
 Sizes are bounded before anything is allocated, nesting before anything recurses, and whatever a parser raises becomes
 one error that names the file and what was expected there. Nothing is ever unpickled.

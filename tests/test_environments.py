@@ -122,8 +122,8 @@ class TestStart:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"strat": "x.yaml"}, "environment: strat: unknown key, expected one of start, "),
-        ({"baseline": "dance"}, "environment: baseline: Input should be 'none' or 'shadow'"),
+        ({"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
+        ({"baseline": "dance"}, "environment: baseline: expected 'none' or 'shadow', got 'dance'"),
         ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
     ],
 )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from rlpto.errors import ConfigError
 from rlpto.files import is_there, write_text
 from rlpto.settings import Settings
-from rlpto.yamlfile import dotted_key, read_yaml
+from rlpto.settings_text import described_yaml, first_problem
+from rlpto.yamlfile import read_yaml
 
 HOURS_OF_WEEK = 168
 LARGEST_GPUS = 1_000_000
@@ -136,63 +135,10 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     try:
         return Calibration.model_validate(file.data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = dotted_key(first["loc"]) or "the file"
-        hint = _nearest(first["type"], first["loc"])
-        raise ConfigError(f"{file.place(first['loc'])}: {where}: {first['msg']}{hint}") from None
-
-
-def _nearest(kind: str, location: Sequence[int | str]) -> str:
-    """A hint for a key that does not exist."""
-    if kind != "extra_forbidden":
-        return ""
-    known = {field for model in (Calibration, GpuClass, DurationCurve) for field in model.model_fields}
-    return f", did you mean {difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.0)[0]}?"
-
-
-def calibration_yaml(calibration: Calibration) -> str:
-    """The calibration as YAML with descriptions; `load_calibration` reads it back unchanged."""
-    lines = []
-    for name, field in Calibration.model_fields.items():
-        lines += [f"# {line}" for line in (field.description or "").splitlines()]
-        value = getattr(calibration, name)
-        if name == "submissions_per_hour":
-            rows = [value[day : day + 24] for day in range(0, HOURS_OF_WEEK, 24)]
-            days = (", ".join(_number(rate) for rate in row) for row in rows)
-            lines += [f"{name}: [", *(f"  {day}," for day in days), "]"]
-        elif name == "classes":
-            lines.append(f"# at the probabilities {', '.join(f'{level:g}' for level in LEVELS)}")
-            lines.append(f"{name}:")
-            for group in value:
-                lines += _class_yaml(group)
-        else:
-            lines.append(yaml.safe_dump({name: value}, width=110, allow_unicode=True).rstrip("\n"))
-    return "\n".join(lines) + "\n"
+        location, said = first_problem(error, Calibration)
+        raise ConfigError(f"{file.place(location)}: {said}") from None
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write the YAML file, whole or not at all; ConfigError if that is not possible."""
-    write_text(path, calibration_yaml(calibration), "a calibration", ConfigError)
-
-
-def _class_yaml(group: GpuClass) -> list[str]:
-    shares = ", ".join(f"{gpus}: {_number(share)}" for gpus, share in group.gpus.items())
-    lines = [
-        f"  - gpus: {{{shares}}}",
-        f"    submissions: {_number(group.submissions)}",
-        f"    likeness: {_number(group.likeness)}",
-        f"    jobs: {_flow(group.jobs)}",
-        "    durations:",
-    ]
-    for curve in group.durations:
-        lines += [f"      - submission_jobs: {curve.submission_jobs}", f"        seconds: {_flow(curve.seconds)}"]
-    return lines
-
-
-def _flow(values: Sequence[float]) -> str:
-    return f"[{', '.join(_number(value) for value in values)}]"
-
-
-def _number(value: float) -> str:
-    """Without exponent, which YAML readers take for text in some forms."""
-    return f"{value:.15g}"
+    """Write it as YAML that `load_calibration` reads, whole or not at all; ConfigError if that is not possible."""
+    write_text(path, described_yaml(calibration), "a calibration", ConfigError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -92,22 +91,6 @@ class MappingSettings(Settings):
         return self
 
 
-@dataclass(frozen=True)
-class Mapped:
-    """Jobs, and what had to be done to some of them.
-
-    raised, cut: jobs whose duration was below min_duration or above max_duration.
-    oversized: jobs that wanted more GPUs than there are, left out or clipped.
-    unknown: jobs left out because their duration is not recorded.
-    """
-
-    jobs: list[Job]
-    raised: int
-    cut: int
-    oversized: int
-    unknown: int
-
-
 def job_types(trace: Trace, settings: MappingSettings, available: Sequence[str] = MODELS) -> tuple[JobType, ...]:
     """Types that speed tables must hold before `map_jobs`; available: models that have a profile."""
     if settings.mode == "given":
@@ -131,19 +114,6 @@ def map_jobs(
     gpus_per_node: int,
     max_gpus_of: MaxGpus | None = None,
 ) -> list[Job]:
-    """Jobs of `map_trace`, without the account of what was clipped."""
-    return map_trace(trace, tables, settings, seed, capacity, gpus_per_node, max_gpus_of).jobs
-
-
-def map_trace(
-    trace: Trace,
-    tables: SpeedTables,
-    settings: MappingSettings,
-    seed: int,
-    capacity: int,
-    gpus_per_node: int,
-    max_gpus_of: MaxGpus | None = None,
-) -> Mapped:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
     capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements).
@@ -160,16 +130,12 @@ def map_trace(
     mode needs it, or one without a duration if the settings say so; ConfigError for a model that
     the tables do not hold.
     """
-    if settings.mode != "given":
-        known = np.isfinite(trace.duration)
-        if settings.unknown_duration == "error" and not known.all():
-            name = trace.texts("name")[int(np.argmin(known))]
-            raise JobError(f"job {name}: no recorded duration, expected one (mapping.unknown_duration: skip drops it)")
-        if not known.all():
-            return _with_unknown(
-                map_trace(trace.take(known), tables, settings, seed, capacity, gpus_per_node, max_gpus_of),
-                int(np.count_nonzero(~known)),
-            )
+    known = np.isfinite(trace.duration) | (settings.mode == "given")
+    if settings.unknown_duration == "error" and not known.all():
+        name = trace.texts("name")[int(np.argmin(known))]
+        raise JobError(f"job {name}: no recorded duration, expected one (mapping.unknown_duration: skip drops it)")
+    if not known.all():
+        trace = trace.take(known)
     bound = min(capacity, tables.max_gpus)
     oversized = trace.gpus > bound
     if oversized.any() and settings.oversized == "error":
@@ -182,8 +148,7 @@ def map_trace(
     if oversized.any() and settings.oversized == "skip":
         trace = trace.take(~oversized)
     gpus = np.minimum(trace.gpus, bound)
-    recorded = trace.duration * trace.gpus / gpus
-    duration = np.clip(recorded, settings.min_duration, settings.max_duration)
+    duration = np.clip(trace.duration * trace.gpus / gpus, settings.min_duration, settings.max_duration)
     seconds = _seconds_packed(tables, gpus_per_node)
     limits = np.array([type_limit(kind, tables, settings, max_gpus_of) for kind in tables.types])
     rng = np.random.default_rng([seed, 0])
@@ -197,7 +162,7 @@ def map_trace(
     if settings.mode == "duration":
         data_size = data_size * duration / seconds[kind, gpus]
     most = _max_gpus(gpus, kind, settings, bound, limits, max_gpus_of is not None)
-    jobs = [
+    return [
         Job(
             name=name,
             submit_time=submit,
@@ -221,14 +186,6 @@ def map_trace(
             strict=True,
         )
     ]
-    timed = settings.mode != "given"
-    return Mapped(
-        jobs=jobs,
-        raised=int(np.count_nonzero(recorded < settings.min_duration)) if timed else 0,
-        cut=int(np.count_nonzero(recorded > settings.max_duration)) if timed else 0,
-        oversized=int(np.count_nonzero(oversized)),
-        unknown=0,
-    )
 
 
 def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings, gpus_per_node: int) -> FloatArray:
@@ -237,7 +194,7 @@ def requested_work(trace: Trace, tables: SpeedTables, settings: MappingSettings,
     The time is the recorded one, cut as the mapping cuts it. Where the trace names models instead (mode
     *given*), it is what the speed tables say of the requested GPUs (or as many as they cover), packed on as
     few nodes as possible.
-    Unknown durations count as nothing. Raises JobError or ConfigError as `map_trace` does.
+    Unknown durations count as nothing. Raises JobError or ConfigError as `map_jobs` does.
     """
     if settings.mode != "given":
         return np.nan_to_num(np.clip(trace.duration, settings.min_duration, settings.max_duration)) * trace.gpus
@@ -251,10 +208,6 @@ def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, ma
     """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
     useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
     return min(useful, settings.model_max_gpus.get(kind.model, useful))
-
-
-def _with_unknown(mapped: Mapped, unknown: int) -> Mapped:
-    return Mapped(mapped.jobs, mapped.raised, mapped.cut, mapped.oversized, unknown)
 
 
 def _by_category(settings: MappingSettings) -> tuple[tuple[str, ...], ...]:

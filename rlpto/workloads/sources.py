@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rlpto.errors import TraceError
 from rlpto.jobs import Job
 from rlpto.reading import parse_json
+from rlpto.settings_text import first_problem
 from rlpto.workloads.listed import ListedJob
 
 LOOK_INTERVAL_S = 0.2
@@ -87,9 +88,7 @@ class FollowedFile:
         try:
             entry = ListedJob.model_validate(data)
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "the line"
-            raise TraceError(f"{place}: {key}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise TraceError(f"{place}: {first_problem(error, ListedJob, 'the line')[1]}") from None
         if entry.count != 1:
             raise TraceError(f"{place}: count: expected 1, a line for each job")
         job = self._make(entry, len(self._names))

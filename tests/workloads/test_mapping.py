@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import JobStore
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
-from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs, map_trace
+from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs
 from rlpto.workloads.trace import Trace, make_trace
 
 GPUS_PER_NODE = 4
@@ -70,10 +70,9 @@ def test_duration_mode_takes_the_recorded_time_on_the_requested_gpus(rows, seed)
         assert seconds_alone(TABLES, store, i, count) == pytest.approx(np.clip(duration, 60, 86_400))
 
 
-def test_clipped_durations_are_counted() -> None:
-    mapped = map_trace(recorded([1, 59.9, 60, 90_000, np.nan], [1] * 5), TABLES, MappingSettings(), 0, 64, 4)
-    assert (mapped.raised, mapped.cut, mapped.unknown, len(mapped.jobs)) == (2, 1, 1, 4)
-    assert [job.name for job in mapped.jobs] == ["j0", "j1", "j2", "j3"]
+def test_jobs_of_unknown_duration_are_left_out_or_refused() -> None:
+    jobs = map_jobs(recorded([1, 59.9, 60, 90_000, np.nan], [1] * 5), TABLES, MappingSettings(), 0, 64, 4)
+    assert [job.name for job in jobs] == ["j0", "j1", "j2", "j3"]
     with pytest.raises(JobError, match="job j4: no recorded duration"):
         map_jobs(recorded([1, 1, 1, 1, np.nan], [1] * 5), TABLES, MappingSettings(unknown_duration="error"), 0, 64, 4)
 
@@ -160,11 +159,11 @@ def test_jobs_larger_than_the_cluster() -> None:
         map_jobs(trace, TABLES, MappingSettings(), 0, 16, GPUS_PER_NODE)
     with pytest.raises(JobError, match="at most the 8 the speed tables cover"):
         map_jobs(trace, make_tables(TABLES.types, max_gpus=8), MappingSettings(), 0, 16, GPUS_PER_NODE)
-    skipped = map_trace(trace, TABLES, MappingSettings(oversized="skip"), 0, 16, GPUS_PER_NODE)
-    assert ([job.name for job in skipped.jobs], skipped.oversized) == (["j0"], 1)
-    clipped = map_trace(trace, TABLES, MappingSettings(oversized="clip"), 0, 16, GPUS_PER_NODE)
-    assert [job.requested_gpus for job in clipped.jobs] == [4, 16]
-    store = JobStore.from_jobs(clipped.jobs, TABLES)
+    skipped = map_jobs(trace, TABLES, MappingSettings(oversized="skip"), 0, 16, GPUS_PER_NODE)
+    assert [job.name for job in skipped] == ["j0"]
+    clipped = map_jobs(trace, TABLES, MappingSettings(oversized="clip"), 0, 16, GPUS_PER_NODE)
+    assert [job.requested_gpus for job in clipped] == [4, 16]
+    store = JobStore.from_jobs(clipped, TABLES)
     assert seconds_alone(TABLES, store, 1, 16) == pytest.approx(2000.0)
 
 
