@@ -37,7 +37,7 @@ class Trail:
 
     def note(self, cluster: Cluster, jobs: JobTable) -> None:
         """Add how the cluster stands now."""
-        waiting = np.count_nonzero(jobs.waiting)
+        waiting = int(np.count_nonzero(jobs.waiting))
         self.rows.append((cluster.time, 0.0, cluster.up_gpus, cluster.held_gpus, len(jobs), waiting))
 
 

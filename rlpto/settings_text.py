@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,14 +19,18 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def first_problem(
-    error: ValidationError, model: type[Settings] | None, whole: str = "the file"
+    error: ValidationError,
+    model: type[Settings] | None,
+    whole: str = "the file",
+    located: Callable[[Location], Location] = lambda location: location,
 ) -> tuple[Location, str]:
     """Where the first thing is that is wrong, and one line about it; unknown keys come first: they cause the rest.
 
     model: whose keys are suggested for an unknown one; None: no suggestion. whole: what is wrong where it is no key.
+    located: the key that a place in pydantic's model stands for, where that is another.
     """
     details = sorted(error.errors(), key=lambda detail: detail["type"] not in _UNKNOWN_KEY)
-    location: Location = details[0]["loc"]
+    location = located(details[0]["loc"])
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return location, f"{dotted_key(location) or whole}: {_reason(details[0], model)}{more}"
 
@@ -57,7 +61,8 @@ def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
         case "model_type" | "model_attributes_type":
             expected = "keys and values"
         case _:
-            expected = detail["msg"].removeprefix("Input should be ").split(", ")[0]
+            said, ours = detail["msg"], detail["msg"].startswith("Expected ")
+            expected = said.removeprefix("Expected ") if ours else said.removeprefix("Input should be ").split(", ")[0]
     got = "null" if detail["input"] is None else repr(detail["input"])
     return f"expected {expected}, got {one_line(got, 60)}"
 
