@@ -77,7 +77,7 @@ from rlpto.settings import Settings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.calibration import calibration_yaml, load_calibration
-from rlpto.workloads.describe import describe, tables
+from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers.registry import detect_format, import_trace
 from rlpto.workloads.listed import listed_job
@@ -272,7 +272,7 @@ def trace_text(rng: Generator, folder: Path) -> None:
 
 def _used(trace: Any, folder: Path) -> None:
     """Everything that a trace is used for at once."""
-    tables(describe(trace, 8))
+    tables(trace, 8)
     task_volume(trace, 600.0, "gpus")
     write_trace(trace, folder / "out.parquet")
     assert len(read_trace(folder / "out.parquet")) == len(trace), "a trace reads back otherwise"

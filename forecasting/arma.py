@@ -121,7 +121,9 @@ class Filter:
 
     def forecast(self, horizon: int) -> FloatArray:
         """[H] expected values after the last one."""
-        return self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)[0]
+        found = self.model.forecasts(self._values, self._errors, np.array([len(self._values)]), horizon)
+        following: FloatArray = found[0]
+        return following
 
 
 @njit(cache=True)

@@ -69,13 +69,12 @@ def describe(
     ] = None,
 ) -> None:
     """Count jobs, and show when they arrive, how many GPUs they want, how long they run."""
-    from rlpto.workloads.describe import describe as measure
     from rlpto.workloads.describe import plot_arrivals, tables
     from rlpto.workloads.files import read_any
 
     trace = read_any(path)
     console = make_console()
-    console.print(tables(measure(trace, gpus)))
+    console.print(tables(trace, gpus))
     if plot is not None:
         plot_arrivals(trace, plot)
         console.print(f"plot: {plot}", style="bold")

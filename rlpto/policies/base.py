@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
+import numpy as np
+
+from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.jobs import JobTable
 from rlpto.settings import Settings
 
 
@@ -91,6 +95,13 @@ class StandsUntilEvent:
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
         """See `StandingPolicy`."""
         return math.inf
+
+
+def unit_speed(jobs: JobTable) -> FloatArray:
+    """[n] work per second and GPU on min_gpus GPUs: the unit of speed-ups, one GPU's speed for most jobs."""
+    lowest = jobs.min_gpus
+    speed: FloatArray = jobs.speed[np.arange(len(jobs)), lowest] / lowest
+    return speed
 
 
 class PolicyClass(Protocol):

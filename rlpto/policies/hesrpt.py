@@ -19,9 +19,8 @@ from pydantic import Field
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.jobs import JobTable
-from rlpto.policies.base import BasePolicy
+from rlpto.policies.base import BasePolicy, unit_speed
 from rlpto.policies.filling import apportion
-from rlpto.policies.speeds import unit_speed
 from rlpto.settings import Settings
 
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy
+from rlpto.policies.base import BasePolicy, unit_speed
 from rlpto.policies.greedy import grow, hull_steps
-from rlpto.policies.speeds import unit_speed
 from rlpto.settings import Settings
 
 

@@ -26,9 +26,8 @@ from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
 from rlpto.jobs import JobTable
-from rlpto.policies.base import BasePolicy
+from rlpto.policies.base import BasePolicy, unit_speed
 from rlpto.policies.greedy import grow, hull_steps
-from rlpto.policies.speeds import unit_speed
 from rlpto.rewards import HOUR, RewardWeights
 from rlpto.settings import Settings
 

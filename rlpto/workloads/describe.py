@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,81 +23,35 @@ HOURS_OF_WEEK = 168
 QUANTILES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
-@dataclass(frozen=True)
-class Description:
-    """Figures of a trace.
+def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
+    """Every single figure of a trace that is known, as text by its label.
 
-    jobs; span [s] from the first to the last submission, 0 for a single job; begin: local time of the
-    first submission as text, or ''; jobs_per_hour over the span (NaN for a span of 0).
-    gpus: jobs by number of GPUs requested. unknown_durations: jobs without one.
-    durations: seconds at the probabilities QUANTILES; mean_duration [s] (NaN without durations).
-    gpu_hours in all, and gpu_hours_per_day over the span; largest_gpus.
-    users, groups, models: how many different ones are named.
-    busiest, quietest: mean jobs per hour in the busiest and quietest hour of the week; NaN below a week.
-    load: offered load on `capacity` GPUs over the span, durations cut at a day; None if not asked for.
-    """
-
-    source: str
-    jobs: int
-    begin: str
-    span: float
-    jobs_per_hour: float
-    gpus: dict[int, int]
-    unknown_durations: int
-    durations: tuple[float, ...]
-    mean_duration: float
-    gpu_hours: float
-    gpu_hours_per_day: float
-    users: int
-    groups: int
-    models: int
-    busiest: float
-    quietest: float
-    capacity: int | None = None
-    load: float | None = None
-
-
-def describe(trace: Trace, capacity: int | None = None) -> Description:
-    """Figures of a trace; capacity: GPUs of a cluster to state the offered load on.
-
-    Raises TraceError if the trace is empty.
+    The span is that from the first to the last submission. Busiest and quietest hour of the week, in mean jobs per
+    hour, are there from a week on. capacity: GPUs of a cluster to state the offered load on, over the span, durations
+    cut at a day. Raises TraceError if the trace is empty.
     """
     if len(trace) == 0:
         raise TraceError(f"{trace.source}: no jobs to describe")
     submit = trace.submit_time
     span = float(submit[-1] - submit[0])
-    known = trace.duration[np.isfinite(trace.duration)]
+    begin = None if trace.origin is None else (trace.origin + np.timedelta64(round(submit[0] * 1000), "ms")).floor("s")
+    per_hour = len(trace) / span * HOUR if span > 0 else float("nan")
+    found = {"jobs": f"{len(trace):,}", "begin (local)": "unknown" if begin is None else str(begin)}
+    found |= {"span": readable_time(span), "jobs per hour": f"{per_hour:.2f}"}
+    if span >= 7 * DAY:
+        profile = hour_of_week_profile(trace)
+        found["hour of week"] = f"{profile.min():.1f} to {profile.max():.1f} jobs"
     gpu_hours = float(np.nansum(trace.duration * trace.gpus)) / HOUR
-    numbers, counts = np.unique(trace.gpus, return_counts=True)
-    profile = hour_of_week_profile(trace) if span >= 7 * DAY else np.full(1, np.nan)
-    return Description(
-        source=trace.source,
-        jobs=len(trace),
-        begin="" if trace.origin is None else str((trace.origin + _seconds(submit[0])).floor("s")),
-        span=span,
-        jobs_per_hour=len(trace) / span * HOUR if span > 0 else float("nan"),
-        gpus={int(number): int(count) for number, count in zip(numbers, counts, strict=True)},
-        unknown_durations=len(trace) - len(known),
-        durations=tuple(float(value) for value in np.quantile(known, QUANTILES)) if len(known) else (),
-        mean_duration=float(known.mean()) if len(known) else float("nan"),
-        gpu_hours=gpu_hours,
-        gpu_hours_per_day=gpu_hours / span * DAY if span > 0 else float("nan"),
-        users=_different(trace, "user"),
-        groups=_different(trace, "group"),
-        models=_different(trace, "model"),
-        busiest=float(profile.max()),
-        quietest=float(profile.min()),
-        capacity=capacity,
-        load=offered_load(trace.gpus, trace.duration, capacity, span) if capacity and span > 0 else None,
-    )
-
-
-def _seconds(value: float) -> np.timedelta64:
-    return np.timedelta64(round(value * 1000), "ms")
-
-
-def _different(trace: Trace, column: str) -> int:
-    return len({text for text in trace.texts(column) if text})
+    found["GPU-hours"] = f"{gpu_hours:,.0f}"
+    found["GPU-hours per day"] = f"{gpu_hours / span * DAY if span > 0 else float('nan'):,.0f}"
+    named = (len({text for text in trace.texts(column) if text}) for column in ("user", "group", "model"))
+    found["users, groups, models"] = ", ".join(f"{count:,}" for count in named)
+    if unknown := int(np.count_nonzero(~np.isfinite(trace.duration))):
+        found["unknown durations"] = f"{unknown:,}"
+    if capacity and span > 0:
+        load = offered_load(trace.gpus, trace.duration, capacity, span)
+        found[f"load on {capacity:,} GPUs"] = f"{load:.2f} (durations cut at {readable_time(DURATION_CAP_S)})"
+    return found
 
 
 def _first_hour(trace: Trace) -> float:
@@ -123,40 +76,22 @@ def hour_of_week_profile(trace: Trace) -> FloatArray:
     return profile
 
 
-def tables(description: Description) -> Group:
-    """The figures as tables for the terminal."""
-    facts = Table(title=description.source, show_header=False, title_justify="left")
-    for label, text in _facts(description):
+def tables(trace: Trace, capacity: int | None = None) -> Group:
+    """`figures`, the jobs by GPUs requested, and the durations, for the terminal. Raises TraceError as they do."""
+    facts = Table(title=trace.source, show_header=False, title_justify="left")
+    for label, text in figures(trace, capacity).items():
         facts.add_row(label, text)
     gpus = Table("GPUs", "jobs", "share", title="GPUs requested", title_justify="left")
-    for number, count in description.gpus.items():
-        gpus.add_row(str(number), f"{count:,}", f"{count / description.jobs:.2%}")
-    if not description.durations:
+    for number, count in zip(*np.unique(trace.gpus, return_counts=True), strict=True):
+        gpus.add_row(str(number), f"{count:,}", f"{count / len(trace):.2%}")
+    known = trace.duration[np.isfinite(trace.duration)]
+    if not len(known):
         return Group(facts, gpus)
     durations = Table("quantile", "duration", title="Durations", title_justify="left")
-    for level, value in zip(QUANTILES, description.durations, strict=True):
-        durations.add_row(f"{level:.0%}", readable_time(value))
-    durations.add_row("mean", readable_time(description.mean_duration))
+    for level, value in zip(QUANTILES, np.quantile(known, QUANTILES), strict=True):
+        durations.add_row(f"{level:.0%}", readable_time(float(value)))
+    durations.add_row("mean", readable_time(float(known.mean())))
     return Group(facts, gpus, durations)
-
-
-def _facts(description: Description) -> list[tuple[str, str]]:
-    """Label and text of every single figure that is known."""
-    facts = [("jobs", f"{description.jobs:,}"), ("begin (local)", description.begin or "unknown")]
-    facts += [("span", readable_time(description.span)), ("jobs per hour", f"{description.jobs_per_hour:.2f}")]
-    if np.isfinite(description.busiest):
-        facts.append(("hour of week", f"{description.quietest:.1f} to {description.busiest:.1f} jobs"))
-    facts += [
-        ("GPU-hours", f"{description.gpu_hours:,.0f}"),
-        ("GPU-hours per day", f"{description.gpu_hours_per_day:,.0f}"),
-        ("users, groups, models", f"{description.users:,}, {description.groups:,}, {description.models:,}"),
-    ]
-    if description.unknown_durations:
-        facts.append(("unknown durations", f"{description.unknown_durations:,}"))
-    if description.load is not None:
-        text = f"{description.load:.2f} (durations cut at {readable_time(DURATION_CAP_S)})"
-        facts.append((f"load on {description.capacity:,} GPUs", text))
-    return facts
 
 
 def readable_time(seconds: float) -> str:
