@@ -18,7 +18,7 @@ import numpy as np
 from rlpto.config import load_config
 from rlpto.experiment import Experiment
 from rlpto.jobs import Job
-from rlpto.policies.registry import available
+from rlpto.policies.registry import available, is_complete
 from rlpto.policies.spec import split_specs
 from rlpto.queues import Queue
 from rlpto.simulator.cluster import SimulatedCluster
@@ -40,7 +40,7 @@ def main() -> None:
     with _common.bad_input():
         experiment = Experiment(load_config(_common.CONFIGS / "large.yaml", overrides))
         jobs = crowd(experiment)
-    complete = [info.name for info in available() if info.complete]  # an agent needs a file
+    complete = [name for name, policy in available().items() if is_complete(policy)]  # an agent needs a file
     names = split_specs(options.policies) if options.policies else complete
     checks = []
     for name in names:

@@ -206,13 +206,14 @@ def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
 
 def _policy_keys(policies: str | None, run: Path | None) -> list[str]:
     """Overrides that choose policies; `all` of a run are those of its configuration."""
-    from rlpto.policies.registry import available
+    from rlpto.policies.registry import available, is_complete
     from rlpto.policies.spec import split_specs
 
     if policies is None or (run is not None and policies.strip() == ALL):
         return []
     every = policies.strip() == ALL
-    listed = [policy.name for policy in available() if policy.complete] if every else split_specs(policies)
+    complete = [name for name, policy in available().items() if is_complete(policy)]
+    listed = complete if every else split_specs(policies)
     return [f"policies={json.dumps(listed)}"]
 
 

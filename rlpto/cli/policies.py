@@ -16,7 +16,7 @@ def policies(
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.policies.registry import available
+    from rlpto.policies.registry import available, options_of
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
@@ -25,17 +25,17 @@ def policies(
     table.add_column("options", ratio=2)
     console = make_console()
     found = available()
-    for policy in found:
-        names = ", ".join(option.name for option in policy.options)
-        table.add_row(escape(policy.name), escape(policy.summary), escape(policy.source), escape(names))
+    for name, policy in found.items():
+        names = ", ".join(option for option, _, _ in options_of(policy))
+        table.add_row(escape(name), escape(policy.summary), escape(policy.source), escape(names))
     console.print(table)
     console.print("\n[bold]lower bound[/] is a row of every result: each job alone on the cluster at its fastest.")
     if not options:
         return
-    for policy in found:
-        for option in policy.options:
-            console.print(f"\n[bold]{escape(policy.name)}:{escape(option.name)}[/]={escape(option.default)}")
-            console.print(f"  {escape(option.description)}")
+    for name, policy in found.items():
+        for option, default, meaning in options_of(policy):
+            console.print(f"\n[bold]{escape(name)}:{escape(option)}[/]={escape(default)}")
+            console.print(f"  {escape(meaning)}")
 
 
 VERB = Verb(policies, LISTS, "rlpto policies --options")

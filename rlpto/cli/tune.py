@@ -45,11 +45,11 @@ def _parse_loads(text: str | None) -> list[float]:
     except ValueError:
         loads = []
     if not loads or not all(0 < load < float("inf") for load in loads) or len(set(loads)) < len(loads):
-        raise ConfigError(f"--loads {text}: expected different numbers above 0, such as .5,.7,.9,1.1")
+        raise ConfigError(f"--loads {text}: expected different numbers above 0, such as 0.5,0.7,0.9,1.1")
     return loads
 
 
-@app.command(epilog="Example: rlpto tune index results/philly --loads .5,.9 --limit 6 -o mine.yaml")
+@app.command(epilog="Example: rlpto tune index results/philly --loads 0.5,0.9 --limit 6 -o mine.yaml")
 def index(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],

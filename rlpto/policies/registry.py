@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -34,56 +33,33 @@ from rlpto.settings import Settings
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
 
-BUILT_IN: dict[str, PolicyClass] = {
-    "fifo": Fifo,
-    "elastic_fifo": ElasticFifo,
-    "sjf": Sjf,
-    "srtf": Srtf,
-    "las": Las,
-    "tiresias": Tiresias,
-    "equal_share": EqualShare,
-    "max_throughput": MaxThroughput,
-    "optimus": Optimus,
-    "hesrpt": Hesrpt,
-    "reward_greedy": RewardGreedy,
-    "index": Index,
-    "random": RandomPolicy,
-}
+_CLASSES = (
+    *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
+    *(RewardGreedy, Index, RandomPolicy),
+)
+BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
+"""The project's own policies, agents apart, in the order in which they are listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptionInfo:
-    """An option of a policy: its name, its default as text, and what it means."""
-
-    name: str
-    default: str
-    description: str
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyInfo:
-    """A policy one can ask for: name, one line on what it does, where it is from, its options.
-
-    complete: True if the name alone is enough, without options.
-    """
-
-    name: str
-    summary: str
-    source: str
-    options: tuple[OptionInfo, ...]
-    complete: bool = True
-
-
-def available() -> list[PolicyInfo]:
-    """All policies: the project's own, then plug-ins by name.
+def available() -> dict[str, PolicyClass]:
+    """All policies by name: the project's own, then plug-ins in order of their names.
 
     Raises ConfigError if a plug-in cannot be loaded or is not a policy.
     """
     plugins = _plugins()
-    classes = BUILT_IN | {name: _load(plugins[name]) for name in sorted(plugins)}
+    return BUILT_IN | {name: _load(plugins[name]) for name in sorted(plugins)}
+
+
+def is_complete(policy: PolicyClass) -> bool:
+    """True if the name of a policy alone is enough, without options."""
+    return bool(getattr(policy, "COMPLETE", True))
+
+
+def options_of(policy: PolicyClass) -> list[tuple[str, str, str]]:
+    """Options of a policy: name, default as text, and what it means."""
     return [
-        PolicyInfo(name, cls.summary, cls.source, _options(cls.Options), getattr(cls, "COMPLETE", True))
-        for name, cls in classes.items()
+        (name, "" if field.is_required() else _as_text(field.default), " ".join((field.description or "").split()))
+        for name, field in policy.Options.model_fields.items()
     ]
 
 
@@ -175,15 +151,6 @@ def _known_beside(settings: type[Settings], location: tuple[int | str, ...]) -> 
         inner: Any = settings.model_fields[str(part)].annotation
         settings = inner
     return list(settings.model_fields)
-
-
-def _options(settings: type[Settings]) -> tuple[OptionInfo, ...]:
-    return tuple(
-        OptionInfo(
-            name, "" if field.is_required() else _as_text(field.default), " ".join((field.description or "").split())
-        )
-        for name, field in settings.model_fields.items()
-    )
 
 
 def _as_text(value: object) -> str:

@@ -22,7 +22,7 @@ from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.errors import CheckpointError, ConfigError, PolicyError
-from rlpto.policies.registry import available, make_policy
+from rlpto.policies.registry import available, is_complete, make_policy
 from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, workload
 from tests.builders import make_cluster
 
@@ -105,9 +105,9 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
     assert make_policy("pretrained:agent=small,max_jobs=4").name == "pretrained:agent=small,max_jobs=4"
     with pytest.raises(ConfigError, match="no pretrained agent 'large': expected one of small"):
         make_policy("pretrained:large")
-    listed = {info.name: info for info in available()}
-    assert not listed["agent"].complete
-    assert not listed["pretrained"].complete
+    listed = available()
+    assert not is_complete(listed["agent"])
+    assert not is_complete(listed["pretrained"])
 
 
 @pytest.mark.parametrize(

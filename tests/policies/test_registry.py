@@ -11,7 +11,7 @@ import pytest
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import ConfigError
 from rlpto.policies.base import NoOptions
-from rlpto.policies.registry import available, make_policy
+from rlpto.policies.registry import available, make_policy, options_of
 from rlpto.rewards import RewardWeights
 
 from .builders import J, make_state
@@ -52,15 +52,15 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_lists_every_policy_with_its_source_and_options() -> None:
-    listed = {info.name: info for info in available()}
+    listed = available()
     assert list(listed)[:13] == [
         "fifo", "elastic_fifo", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput", "optimus", "hesrpt",
         "reward_greedy", "index", "random",
     ]  # fmt: skip
-    assert all(info.summary and info.source for info in listed.values())
-    (option,) = listed["srtf"].options
-    assert (option.name, option.default) == ("gpus", "requested")
-    assert "max_gpus" in option.description
+    assert all(policy.summary and policy.source for policy in listed.values())
+    ((option, default, meaning),) = options_of(listed["srtf"])
+    assert (option, default) == ("gpus", "requested")
+    assert "max_gpus" in meaning
 
 
 def test_a_variant_is_named_by_its_spec_or_its_label() -> None:
@@ -109,8 +109,8 @@ def test_index_names_a_weights_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
     plugins["selfish"] = f"{__name__}:GreedyPlugin"
-    info = available()[-1]
-    assert (info.name, info.summary, info.options) == ("selfish", "all to the first job", ())
+    name, plugin = list(available().items())[-1]
+    assert (name, plugin.summary, options_of(plugin)) == ("selfish", "all to the first job", [])
     policy = make_policy("selfish")
     assert policy.name == "selfish"
     assert list(policy(make_state([J(highest=3), J()], 4)).gpus) == [3, 0]
