@@ -74,9 +74,10 @@ from rlpto.runs.folder import begin_run, read_run_config, refuse_foreign
 from rlpto.runs.sweep import read_space
 from rlpto.scheduler import run
 from rlpto.settings import Settings
+from rlpto.settings_text import described_yaml
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
-from rlpto.workloads.calibration import calibration_yaml, load_calibration
+from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
 from rlpto.workloads.importers.registry import detect_format, import_trace
@@ -152,9 +153,9 @@ def config_file(path: Path) -> None:
 
 
 def _keys(model: type[Settings]) -> list[tuple[str, ...]]:
-    from rlpto.config import _all_keys
+    from rlpto.settings_text import all_keys
 
-    return [tuple(map(str, key)) for key in _all_keys(model)]
+    return [tuple(map(str, key)) for key in all_keys(model)]
 
 
 KEYS = _keys(Config)
@@ -215,7 +216,7 @@ def weights_file(rng: Generator, folder: Path) -> None:
 
 @cache
 def _calibration() -> str:
-    return calibration_yaml(load_calibration("philly"))
+    return described_yaml(load_calibration("philly"))
 
 
 @broken_file(0.5, "like.yaml", lambda rng: _broken_yaml(rng, _calibration()))

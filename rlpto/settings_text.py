@@ -70,7 +70,7 @@ def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
 def _suggestion(location: Location, model: type[Settings]) -> str:
     """What an unknown key was probably meant to be: a neighbour's name, or the same name elsewhere."""
     *around, wrong = location
-    valid = {dotted_key(key): key for key in _all_keys(model)}
+    valid = {dotted_key(key): key for key in all_keys(model)}
     inside = _without_positions(around)
     neighbours = {str(key[-1]): name for name, key in valid.items() if key[:-1] == inside}
     near = difflib.get_close_matches(str(wrong), neighbours, n=1)
@@ -87,12 +87,12 @@ def _without_positions(location: Sequence[str | int]) -> Location:
     return tuple(part for part in location if isinstance(part, str))
 
 
-def _all_keys(model: type[Settings], around: Location = ()) -> Iterator[Location]:
+def all_keys(model: type[Settings], around: Location = ()) -> Iterator[Location]:
     """Every key of a settings model; list positions are left out."""
     for name, field in model.model_fields.items():
         yield (*around, name)
         for inner in _models_in(field.annotation):
-            yield from _all_keys(inner, (*around, name))
+            yield from all_keys(inner, (*around, name))
 
 
 def _models_in(annotation: Any) -> Iterator[type[Settings]]:
