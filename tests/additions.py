@@ -122,22 +122,15 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import NoOptions
+from rlpto.policies.base import BasePolicy, NoOptions
 
 
-class Halves:
+class Halves(BasePolicy[NoOptions]):
     """Half of the request, rounded up, in queue order."""
 
+    name = "halves"
     summary = "half of the requested GPUs, in queue order"
     source = "this test"
-    Options = NoOptions
-
-    def __init__(self, options: NoOptions | None = None) -> None:
-        self.name = "halves"
-        self.options = options or NoOptions()
-
-    def reset(self, seed: int) -> None:
-        """Nothing is remembered."""
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Half for each; the queue trims what is too much."""
@@ -151,7 +144,7 @@ class Halves:
                 "from rlpto.policies.hesrpt import Hesrpt",
                 "from rlpto.policies.halves import Halves\n",
             ),
-            ("rlpto/policies/registry.py", '    "hesrpt": Hesrpt,', '    "halves": Halves,\n'),
+            ("rlpto/policies/registry.py", "Hesrpt),", "Halves, "),
         ),
         use="""
 figures = evaluated("--policies", "halves")
@@ -502,27 +495,26 @@ assert set(np.load(record)["jobs.models"]) == {"mynet"}
     "a setting": Addition(
         inserted=(
             (
-                "rlpto/policies/fifo.py",
-                "\n\nclass Fifo:",
+                "rlpto/policies/srtf.py",
+                "\n\nclass Srtf(",
                 '''\
     at_most: int | None = None
     """Jobs that hold GPUs at once, at most."""
 ''',
             ),
             (
-                "rlpto/policies/fifo.py",
-                "        return Allocation(fit_waiting(",
+                "rlpto/policies/srtf.py",
+                "        return Allocation(fit_in_order(",
                 """\
         if self.options.at_most is not None:
-            running = jobs.keepable > 0
-            waiting = np.flatnonzero(~running)[: max(self.options.at_most - int(running.sum()), 0)]
-            order = np.concatenate((np.flatnonzero(running), waiting))
+            first = order[: self.options.at_most]
+            return Allocation(fit_in_order(first, jobs.requested_gpus, state.capacity), order)
 """,
             ),
         ),
         use="""
-alone = evaluated("--policies", "fifo:at_most=1", "--set", "cluster.nodes=[{count: 2, gpus: 4}]")
-both = evaluated("--policies", "fifo", "--fresh", "--set", "cluster.nodes=[{count: 2, gpus: 4}]", "--run-dir", "out2")
+alone = evaluated("--policies", "srtf:at_most=1", "--set", "cluster.nodes=[{count: 2, gpus: 4}]")
+both = evaluated("--policies", "srtf", "--fresh", "--set", "cluster.nodes=[{count: 2, gpus: 4}]", "--run-dir", "out2")
 assert alone.queueing_mean > 0 == pd.read_csv("out2/cells.csv").iloc[0].queueing_mean
 """,
     ),
