@@ -1,8 +1,7 @@
 """Speed of the batched simulator alone: decisions per CPU-second of 64 clusters with about 32 visible jobs.
 
 Counted as one decision: one cluster's jobs are put in order and shown, its policy is asked (a trivial one, compiled in:
-every job wishes
-for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and the
+every job wishes for its requested GPUs), wishes are trimmed in queue order, changes are placed on nodes, and the
 cluster runs to its next decision point, finishing and starting jobs and adding up the reward's parts.
 Not counted: compilation, observations, decisions of an empty cluster.
 """
@@ -26,7 +25,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 BATCH = 64
 NODES = ClusterShape((Node(4),) * 16)
-LIMIT = 500_000
+LIMIT = 1_500_000
 HOUR = 3600.0
 
 

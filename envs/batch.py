@@ -217,5 +217,6 @@ def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: Floa
 @njit()
 def look_around_all(f: Fleet) -> None:
     """Look around in every cluster, after their worlds were restored."""
+    f.ordered_until[:] = -np.inf
     for b in range(len(f.world.clusters)):
         look_around(f, b)

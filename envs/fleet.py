@@ -14,13 +14,13 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import ClusterShape
-from rlpto.compiled import njit
+from rlpto.compiled import kernel, njit
 from rlpto.envs.observation import Observation, encode
 from rlpto.errors import ConfigError
-from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore, fill_speed, fill_view
+from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore, fill_estimates, fill_limits, fill_speed
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import steer
-from rlpto.queues import QueueSettings, admit, order_rows, shrink_converging
+from rlpto.queues import QueueSettings, admit, next_promotion, order_rows, shrink_converging
 from rlpto.records import INTERVAL, add_interval
 from rlpto.rewards import TERMS, RewardWeights, weigh
 from rlpto.simulator.arrays import World, build_world
@@ -66,6 +66,9 @@ class Fleet(NamedTuple):
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
     reward: [1] `rlpto.rewards.WEIGHTS`.
+    ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
+    numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
+    order: [M] 0, 1, ...: rows are placed in queue order.
     """
 
     world: World
@@ -88,6 +91,10 @@ class Fleet(NamedTuple):
     converging: FloatArray
     reward: AnyArray
     gpus_per_node: int
+    ordered_until: FloatArray
+    numbers: IntArray
+    given: IntArray
+    order: IntArray
 
 
 def build_fleet(
@@ -136,6 +143,10 @@ def build_fleet(
         converging=np.array([queue.converging.gained, queue.converging.keep]),
         reward=reward.record(),
         gpus_per_node=shape.gpus_per_node,
+        ordered_until=np.full(count, -np.inf),
+        numbers=np.zeros(most, dtype=np.int64),
+        given=np.zeros(most, dtype=np.int64),
+        order=np.arange(most),
     )
 
 
@@ -194,34 +205,43 @@ def begin(f: Fleet, b: int, workload: int) -> None:
     w.machines[b] = f.blank.machines[0]
     w.free[b] = f.blank.free[0]
     f.current[b] = workload
+    f.ordered_until[b] = -np.inf
     clear_sums(w, b)
     schedule_failures(w, b)
     advance(w, b)
     look_around(f, b)
 
 
-@njit()
+@kernel()
 def look_around(f: Fleet, b: int) -> None:
     """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
-    see_jobs(f, b)
-    w, n = f.world, f.world.clusters[b].active
+    look_at_queue(f, b)
+    w, n, noise = f.world, f.world.clusters[b].active, f.noise[f.current[b]]
+    view, speed = f.shown[b, :n], f.speed[b, :n]
+    fill_estimates(w.jobs[b], w.types, w.accuracy, f.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(f.shown[b, :n], w.rates, f.packed, f.known_speed, f.noise[f.current[b]], 0, f.speed[b, :n])
+    fill_speed(view, w.rates, f.packed, f.known_speed, noise, 0, speed)
     if f.converging[0] < 1:
-        shrink_converging(f.shown[b, :n], f.converging[0], f.converging[1])
+        shrink_converging(view, f.converging[0], f.converging[1])
 
 
-@njit()
-def see_jobs(f: Fleet, b: int) -> None:
-    """Fill `shown` of cluster b: all that policies that heed no speeds want to know."""
-    w = f.world
-    cluster, jobs, n = w.clusters[b], w.jobs[b], w.clusters[b].active
-    active, rows, effective = w.active[b, :n], np.empty(n, np.int64), np.empty(n, np.int64)
-    order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], rows, effective)
-    for i in range(n):
-        rows[i] = active[rows[i]]
-    noise = f.noise[f.current[b]]
-    fill_view(jobs, rows, effective, w.types, w.accuracy, f.known_remaining, noise, f.shown[b, :n])
+@kernel()
+def look_at_queue(f: Fleet, b: int) -> None:
+    """Fill what `rlpto.jobs.fill_limits` does of `shown` of cluster b: all that some policies want to know.
+
+    Where the order stands, so does all of that: `carry_out` has noted how many GPUs each job got.
+    """
+    w, cluster = f.world, f.world.clusters[b]
+    if not cluster.changed and cluster.time < f.ordered_until[b] and f.converging[0] >= 1:
+        return
+    jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], f.numbers, f.given
+    order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], index, effective)
+    for i in range(len(active)):
+        index[i] = active[index[i]]
+    fill_limits(jobs, index[: len(active)], effective, f.shown[b])
+    # A job that is stopped from now on waits for so long before it rises.
+    soonest = cluster.time + min(f.aging[0], f.aging[1])
+    f.ordered_until[b] = min(soonest, next_promotion(jobs, active, f.aging[0], f.aging[1]))
 
 
 @njit()
@@ -238,7 +258,7 @@ def observe_one(f: Fleet, b: int, out: Observation) -> None:
         row.forecast[:] = f.forecast[f.current[b], at]
 
 
-@njit()
+@kernel()
 def reserved(f: Fleet, b: int) -> int:
     """GPUs to hold back in cluster b now."""
     if f.reserve.size == 0:
@@ -247,15 +267,18 @@ def reserved(f: Fleet, b: int) -> int:
     return int(f.reserve[f.current[b], at])
 
 
-@njit()
+@kernel()
 def carry_out(f: Fleet, b: int, wishes: IntArray) -> None:
-    """Trim wishes [n] for the jobs in view of cluster b, and carry them out."""
-    n = len(wishes)
-    view, given, index, order = f.shown[b, :n], np.empty(n, np.int64), np.empty(n, np.int64), np.arange(n)
-    admit(view, wishes, f.world.clusters[b].capacity, f.shrink_lower, reserved(f, b), given)
+    """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
+    n, changes = len(wishes), 0
+    view, index, given = f.shown[b, :n], f.numbers, f.given
+    admit(view, wishes, f.world.clusters[b].capacity, f.shrink_lower, reserved(f, b), given[:n])
     for i in range(n):
-        index[i] = view[i].index
-    apply_allocation(f.world, b, index, given, order)
+        if given[i] != view[i].gpus:
+            index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]
+            changes += 1
+    if changes:
+        apply_allocation(f.world, b, index[:changes], given[:changes], f.order)
 
 
 @njit()
@@ -278,24 +301,24 @@ def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatAr
     weigh(total, f.reward, terms)
 
 
-@njit()
+@kernel()
 def run_requested(f: Fleet, decisions: int) -> int:
     """Take decisions in every cluster with a trivial policy: every job wishes for its requested GPUs.
 
     Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
     """
-    taken = 0
-    for b in range(len(f.world.clusters)):
-        cluster = f.world.clusters[b]
+    taken, w = 0, f.world
+    for b in range(len(w.clusters)):
+        cluster = w.clusters[b]
         for _ in range(decisions):
-            if is_over(f.world, b):
+            if is_over(w, b):
                 begin(f, b, f.current[b])
             if cluster.active > 0:
                 carry_out(f, b, f.shown[b, : cluster.active]["requested_gpus"])
                 taken += 1
-            clear_sums(f.world, b)
-            advance(f.world, b)
-            see_jobs(f, b)
+            clear_sums(w, b)
+            advance(w, b)
+            look_at_queue(f, b)
     return taken
 
 

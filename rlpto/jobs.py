@@ -1,7 +1,8 @@
 """Jobs, the records that hold them, and the table of them that a policy sees.
 
 Columns have names, for Python and for compiled code alike: a job's state is one record of `JOB`, what is shown of it
-one record of `VIEW`, filled in one place, `fill_view`, for a policy, an environment and a batch of simulators.
+one record of `VIEW`, filled in one place for a policy, an environment and a batch of simulators: `fill_limits`,
+`fill_estimates` and, beside it, `fill_speed`, each where a decision reads what it fills.
 """
 
 from __future__ import annotations
@@ -410,16 +411,9 @@ class JobTable:
         tables = self._tables
         view = np.empty(len(self.index), dtype=VIEW)
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
-        fill_view(
-            self.store.records,
-            self.index,
-            self.effective_priority,
-            tables.facts,
-            tables.accuracy,
-            tables.told_remaining,
-            noise,
-            view,
-        )
+        jobs = self.store.records
+        fill_limits(jobs, self.index, self.effective_priority, view)
+        fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
         return view
 
     def _gather_speed(self) -> FloatArray:
@@ -472,35 +466,39 @@ def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> flo
 
 
 @kernel()
-def fill_view(
-    jobs: AnyArray,
-    index: IntArray,
-    effective: IntArray,
-    types: AnyArray,
-    curves: FloatArray,
-    known_remaining: FloatArray,
-    noise: FloatArray,
-    view: AnyArray,
-) -> None:
-    """Fill view [n] VIEW with what is shown of jobs number `index` [n] of jobs [M] JOB.
+def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, view: AnyArray) -> None:
+    """Fill what the queue and a count of GPUs look at, index to requested_gpus, of view [n] VIEW.
 
-    effective: [n] classes after aging. types: [T] TYPE. curves: [T, P + 1] accuracy. known_remaining: [T, P] or empty:
-    work left is counted in epochs. noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
+    Shown are jobs number `index` [n] of jobs [M] JOB. effective: [n] classes after aging.
     """
     for i in range(len(index)):
         job, row = jobs[index[i]], view[i]
-        kind = job.told_type
-        epochs = types[kind].epochs
-        epoch = min(int(job.progress), epochs - 1)
-        left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
-        if noise.size:
-            left = left * noise[index[i], 0]
         row.index = index[i]
         row.effective_priority = effective[i]
         row.gpus = job.gpus
         row.min_gpus = job.min_gpus
         row.max_gpus = job.max_gpus
         row.requested_gpus = job.requested_gpus
+
+
+@kernel()
+def fill_estimates(
+    jobs: AnyArray, types: AnyArray, curves: FloatArray, known_remaining: FloatArray, noise: FloatArray, view: AnyArray
+) -> None:
+    """Fill the other columns of view [n] VIEW, whose index is filled, with what is told of jobs [M] JOB.
+
+    types: [T] TYPE. curves: [T, P + 1] accuracy. known_remaining: [T, P] or empty: work left is counted in epochs.
+    noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
+    """
+    for i in range(len(view)):
+        row = view[i]
+        job = jobs[row.index]
+        kind = job.told_type
+        epochs = types[kind].epochs
+        epoch = min(int(job.progress), epochs - 1)
+        left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
+        if noise.size:
+            left = left * noise[row.index, 0]
         row.remaining = left
         row.submit_time = job.submit_time
         row.attained_service = job.attained_service
@@ -535,7 +533,7 @@ def fill_speed(
 ) -> None:
     """Fill speed [n, K + 1] of the jobs in `view`, up to each one's own max_gpus or `most`, what is more.
 
-    rates, packed: as in the speed tables. known_speed: [T, K + 1] or empty. noise: as in `fill_view`.
+    rates, packed: as in the speed tables. known_speed: [T, K + 1] or empty. noise: as in `fill_estimates`.
     """
     for i in range(len(view)):
         job = view[i]

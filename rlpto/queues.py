@@ -190,29 +190,21 @@ def order_rows(
     high, normal = 0, 0
     for i in range(len(index)):
         job = jobs[index[i]]
-        own, since = job.priority, job.wait_start  # NaN while running: compares false below
-        risen = 0
-        if own == 2 and now >= since + aging_low:
-            risen = 2 if now >= since + (aging_low + aging_normal) else 1
-        elif own == 1 and now >= since + aging_normal:
-            risen = 1
-        if risen > job.risen:
-            job.risen = risen
+        own, since = job.priority, job.wait_start
+        if since == since and job.risen < own:  # NaN while running
+            risen = int(now >= since + (aging_low if own == 2 else aging_normal))
+            risen += int(own == 2 and now >= since + (aging_low + aging_normal))
+            job.risen = max(job.risen, risen)
         high += own == job.risen
         normal += own - job.risen == 1
     at_high, at_normal, at_low = 0, high, high + normal
     for i in range(len(index)):
         job = jobs[index[i]]
         after = job.priority - job.risen
-        if after == 0:
-            at = at_high
-            at_high += 1
-        elif after == 1:
-            at = at_normal
-            at_normal += 1
-        else:
-            at = at_low
-            at_low += 1
+        at = at_high if after == 0 else (at_normal if after == 1 else at_low)
+        at_high += after == 0
+        at_normal += after == 1
+        at_low += after == 2
         rows[at] = i
         effective[at] = after
 

@@ -1,7 +1,7 @@
 """The compiled heart of the simulator: allocations and the passage of time for cluster b of a batch.
 
 Between decisions allocations are constant, so every job is advanced analytically from event to
-event; only node failures interrupt.
+event; only node failures interrupt. What every decision calls is inlined: to hand a `World` over takes 25 to 50 ns.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def join_arrivals(w: World, b: int) -> None:
         cluster.changed = 1
 
 
-@kernel()
+@kernel(inline="always")
 def train_jobs(w: World, b: int, until: float) -> None:
     """Advance every active job to `until` with the GPUs it holds; finished ones leave and free theirs."""
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
@@ -461,7 +461,7 @@ def clear_sums(w: World, b: int) -> None:
     sums.finished = 0
 
 
-@kernel()
+@kernel(inline="always")
 def advance(w: World, b: int) -> None:
     """Run cluster b to its next decision, or to the time limit where that is earlier."""
     cluster = w.clusters[b]
