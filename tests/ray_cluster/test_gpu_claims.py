@@ -15,7 +15,6 @@ from rlpto.errors import ClusterError
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place
-from rlpto.ray_cluster.scheduler.reconcile import reopen
 
 JOBS = ("a", "b", "c")
 
@@ -249,10 +248,11 @@ class Machine(RuleBasedStateMachine):
                 commands.setdefault(row.command.job, []).append(row.command)
         unsent = {generation for generation, row in self.rows.items() if row.state == "planned"}
         there = [job for job in JOBS if job in self.controllers]
-        found = reopen(self.nodes, JOBS, JOBS, commands, unsent, there)
-        self.claims = found.claims
+        self.claims = GpuClaims(self.nodes)
         for job in JOBS:
-            if job not in there:
+            if job in there:
+                self.claims.adopt(job, commands.get(job, ()), unsent)
+            else:
                 for row in self.rows.values():
                     if row.command.job == job:
                         row.state = "superseded"

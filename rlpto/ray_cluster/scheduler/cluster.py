@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.jobs import EstimateNoise, Job, JobTable
 from rlpto.performance.tables import NO_TYPE, SpeedTables
@@ -18,7 +18,8 @@ from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement, place
+from rlpto.ray_cluster.scheduler.placement import known_placement, place, shape_with
+from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
@@ -144,13 +145,7 @@ class RayCluster:
 
     def changes(self) -> AllocationChanges:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
-        rows = self.database.changes()
-        return AllocationChanges(
-            time=np.array([row[0] for row in rows], dtype=np.float64),
-            job=np.array([self._number[row[1]] for row in rows], dtype=np.int64),
-            gpus=np.array([row[2] for row in rows], dtype=np.int64),
-            accuracy=np.array([row[3] for row in rows], dtype=np.float64),
-        )
+        return allocation_changes(self.database, self._number)
 
     def nodes_of(self, job: str) -> Nodes:
         """Ray's node id of each GPU that the plan gives to the job with this id."""
@@ -283,14 +278,8 @@ class RayCluster:
         self.database.event(self.time, "node_up", node=node, value=gpus)
 
     def _nodes_changed(self) -> None:
-        """Take over which nodes are up. Capacity is the most that was up at once: what is missing of it is down."""
-        up = [Node(gpus) for gpus in self._commands.claims.capacity.values()]
-        missing = self.shape.capacity - sum(node.gpus for node in up)
-        largest = max([self.shape.gpus_per_node, *(node.gpus for node in up)], default=0)
-        while missing > 0:
-            up.append(Node(min(missing, largest), up=False))
-            missing -= up[-1].gpus
-        self.shape = ClusterShape(up)
+        """Take over which nodes are up."""
+        self.shape = shape_with(self.shape, self._commands.claims.capacity.values())
         self.up_gpus = self.shape.up_gpus
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
@@ -450,8 +439,7 @@ class RayCluster:
             self.columns.restore(number, row, held.get(row.id, 0))
         self._next = sum(row.state != "expected" for row in rows)
         left, at = self.time, self._clock.now()
-        found = self._commands.reopen(controllers)
-        for job in found.lost:
+        for job in self._commands.reopen(controllers):
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
         planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
@@ -461,7 +449,7 @@ class RayCluster:
         gone = {node for plan in planned.values() for node in plan.nodes} - self._commands.claims.capacity.keys()
         if gone:
             self._nodes_down(sorted(gone))
-        heard = self._commands.first_reports(found.adopted, self._clock)
+        heard = self._commands.first_reports(self._clock)
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
         if any(row.state != "expected" for row in rows):
             passed = self._clock.now() - at

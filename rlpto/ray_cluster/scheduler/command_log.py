@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
-from rlpto.ray_cluster.scheduler.reconcile import Reopened, reopen
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 COMMAND_REPEAT_INTERVAL_S = 2.0
@@ -81,30 +80,31 @@ class CommandLog:
         self._there.discard(job)
         return planned
 
-    def reopen(self, controllers: Sequence[str]) -> Reopened:
-        """Take over what the database says, and the controllers that were found; those that nobody needs are ended."""
-        rows = self._database.jobs()
-        self._ever = {row.id for row in rows if row.started}
-        found = reopen(
-            self.claims.capacity,
-            [row.id for row in rows if row.state == "active"],
-            self._ever,
-            self._database.newest_commands(),
-            self._database.unsent(),
-            controllers,
-        )
-        self.claims = found.claims
-        self._there = set(found.adopted)
-        for job in found.orphans:
-            self._backend.end(job)
-        for job in found.lost:
-            self._database.forget_commands(job)
-        return found
+    def reopen(self, controllers: Collection[str]) -> list[str]:
+        """Take over what the database says, and the controllers that were found; those that nobody needs are ended.
 
-    def first_reports(self, controllers: Sequence[str], clock: Clock) -> list[JobReport]:
-        """A report of every controller that was taken over, as far as they answer in time."""
+        Returns jobs that had a controller which is gone; they go on from their checkpoints.
+        """
+        rows = self._database.jobs()
+        active = [row.id for row in rows if row.state == "active"]
+        self._ever = {row.id for row in rows if row.started}
+        self._there = {job for job in active if job in controllers}
+        commands, unsent = self._database.newest_commands(), self._database.unsent()
+        for job in active:
+            if job in self._there:
+                self.claims.adopt(job, commands.get(job, ()), unsent)
+        for job in controllers:
+            if job not in self._there:
+                self._backend.end(job)
+        lost = [job for job in active if job in self._ever - self._there]
+        for job in lost:
+            self._database.forget_commands(job)
+        return lost
+
+    def first_reports(self, clock: Clock) -> list[JobReport]:
+        """A report of every controller that there is after a restart, as far as they answer in time."""
         heard: dict[str, JobReport] = {}
         by = clock.now() + ATTACH_TIMEOUT_S
-        while set(controllers) - heard.keys() and clock.now() < by:
+        while self._there - heard.keys() and clock.now() < by:
             heard.update({report.job: report for report in self._backend.reports(0.05)})
         return list(heard.values())

@@ -134,6 +134,19 @@ class GpuClaims:
         entry = self.entry(job)
         return not entry.steps and (not entry.sent or entry.applied >= entry.sent[-1].generation)
 
+    def adopt(self, job: str, commands: Sequence[Command], unsent: Collection[int]) -> None:
+        """Take up a job after a restart of the scheduler, whose controller has gone on by itself.
+
+        commands: from the newest one known to be in force on. unsent: generations of commands that were never sent.
+        What was sent may have been obeyed, so it is claimed until the controller says otherwise. What was planned and
+        not sent goes out once there is room.
+        """
+        self.entries[job] = Entry(
+            planned=commands[-1].plan if commands else Plan(),
+            steps=[command for command in commands if command.generation in unsent],
+            sent=[command for command in commands if command.generation not in unsent],
+        )
+
     def released(self, job: str) -> None:
         """The job's controller is gone, and with it its workers: nothing of it is left."""
         self.entries.pop(job, None)

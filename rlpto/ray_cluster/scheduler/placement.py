@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Placement
+from rlpto.cluster import ClusterShape, Node, Placement
 from rlpto.placement import main_node, shrink_in_place, take_packed
 
 
@@ -72,3 +72,14 @@ def known_placement(
         pausing=np.where(training > 0, 0.0, left),
         starting=np.where(beside, left, 0.0),
     )
+
+
+def shape_with(before: ClusterShape, gpus: Iterable[int]) -> ClusterShape:
+    """The cluster with these nodes up (GPUs of each). Its capacity is the most that was up at once: the rest is down."""
+    up = [Node(count) for count in gpus]
+    missing = before.capacity - sum(node.gpus for node in up)
+    largest = max([before.gpus_per_node, *(node.gpus for node in up)], default=0)
+    while missing > 0:
+        up.append(Node(min(missing, largest), up=False))
+        missing -= up[-1].gpus
+    return ClusterShape(up)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rlpto.files import write_text
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import DecisionRecords, PolicySwitches, intervals
+from rlpto.records import AllocationChanges, DecisionRecords, PolicySwitches, intervals
 from rlpto.rewards import RewardWeights, reward_terms
 
 
@@ -61,6 +61,17 @@ def allocation_by_node(database: SessionDatabase, numbers: dict[str, int]) -> li
         ]
         before[job] = now
     return rows
+
+
+def allocation_changes(database: SessionDatabase, numbers: Mapping[str, int]) -> AllocationChanges:
+    """Every change of the GPUs that a job's controller has reported to hold. numbers: of jobs, by id."""
+    rows = database.changes()
+    return AllocationChanges(
+        time=np.array([row[0] for row in rows], dtype=np.float64),
+        job=np.array([numbers[row[1]] for row in rows], dtype=np.int64),
+        gpus=np.array([row[2] for row in rows], dtype=np.int64),
+        accuracy=np.array([row[3] for row in rows], dtype=np.float64),
+    )
 
 
 def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
