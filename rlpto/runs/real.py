@@ -322,7 +322,7 @@ def session_folder(folder: Path, cell: Cell) -> Path:
 
 def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
     """A line for each job that has failed, with its reason."""
-    from rlpto.ray_cluster.scheduler.events import last_line
+    from rlpto.ray_cluster.scheduler.run_tables import last_line
     from rlpto.ray_cluster.scheduler.session_database import read_table
 
     for cell in cells:

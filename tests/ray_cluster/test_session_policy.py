@@ -14,8 +14,7 @@ from rlpto.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.scheduler.events import last_line
-from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
+from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights

@@ -15,11 +15,10 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
-from rlpto.ray_cluster.scheduler.events import last_line, note_events
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import known_placement, place, shape_with
-from rlpto.ray_cluster.scheduler.run_tables import allocation_changes
+from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database

@@ -75,7 +75,7 @@ def known_placement(
 
 
 def shape_with(before: ClusterShape, gpus: Iterable[int]) -> ClusterShape:
-    """The cluster with these nodes up (GPUs of each). Its capacity is the most that was up at once: the rest is down."""
+    """The cluster with nodes of so many GPUs up. Capacity is the most that was up at once: what is missing is down."""
     up = [Node(count) for count in gpus]
     missing = before.capacity - sum(node.gpus for node in up)
     largest = max([before.gpus_per_node, *(node.gpus for node in up)], default=0)

@@ -1,4 +1,4 @@
-"""What a session leaves in its run folder: tables of allocations by node, pauses, recoveries and jobs, as CSV."""
+"""What happens in a session: events between two reports of a job, and the tables in its run folder, as CSV."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.files import write_text
+from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import AllocationChanges, DecisionRecords, PolicySwitches, intervals
 from rlpto.rewards import RewardWeights, reward_terms
@@ -97,3 +98,24 @@ def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) 
     writer.writerow(header)
     writer.writerows(rows)
     write_text(path, text.getvalue(), "a table")
+
+
+def note_events(database: SessionDatabase, at: float, before: JobReport, report: JobReport) -> None:
+    """Enter pauses, recoveries and failures that are new in a report. at: s of the session at which it was made."""
+    for pause in newest_of(report.pauses, report.rescales - before.rescales):
+        database.event(at, "rescale", report.job, value=pause, detail=f"{len(report.training_on)} workers")
+    for seconds in newest_of(report.recovery_seconds, report.recoveries - before.recoveries):
+        database.event(at, "recovery", report.job, value=seconds)
+    if report.failure and report.failure != before.failure and not report.ended:
+        database.event(at, "fault", report.job, detail=report.failure)
+
+
+def newest_of(values: Sequence[float], count: int) -> Sequence[float]:
+    """The newest `count` of values of which only the newest were kept."""
+    return values[-count:] if count > 0 else ()
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback: what was raised."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason given"

@@ -200,16 +200,17 @@ class ParameterServerGroup:
 
     def upload(self, number: int) -> None:
         """Give the servers this worker's weights and optimizer state, for group `number`."""
-        weights = self._cut(torch.cat([parameter.detach().flatten().cpu() for parameter in self._parameters]))
-        options = self._options()
-        states = self._cut_states()
+        weights = self._cut([parameter.detach() for parameter in self._parameters])
+        own = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        cut = {key: self._cut([state[key] for state in own]) for key, value in own[0].items() if _is_cut(value)}
         calls = []
-        for server, part, state in zip(self._servers, weights, states, strict=True):
-            own = nn.Parameter(part.clone())
-            optimizer = self._program.optimizer([own])
-            optimizer.param_groups[0].update(options)
-            if state:
-                optimizer.state[own] = state
+        for place, server in enumerate(self._servers):
+            part = nn.Parameter(weights[place].clone())
+            optimizer = self._program.optimizer([part])
+            optimizer.param_groups[0].update(self._options())
+            if own[0]:
+                state = {key: cut[key][place] if key in cut else value for key, value in own[0].items()}
+                optimizer.state[part] = {key: _copied(value) for key, value in state.items()}
             calls.append(server.load.remote(number, optimizer))
         ray.get(calls)
 
@@ -225,12 +226,13 @@ class ParameterServerGroup:
     def update(self, factor: float) -> SquaredNorms | None:
         """Push and pull. Norms are those of a synchronous group."""
         measured = self._step % MEASURE_EVERY_STEPS == 0 and self._samples >= self.world > 1
-        gradient = torch.cat([_gradient(parameter) for parameter in self._parameters]).cpu()
+        gradients = [torch.zeros_like(own) if own.grad is None else own.grad.detach() for own in self._parameters]
+        gradient = torch.cat([own.flatten().cpu() for own in gradients])
         weight = self._own * self.world / self._samples
         square = float(torch.dot(gradient, gradient)) / weight**2 if measured else None
         options = self._options()
         options["lr"] = options["lr"] * factor
-        pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut(gradient)]
+        pushes = [Push(self.rank, self._step, part.numpy(), options, square) for part in self._cut([gradient])]
         calls = [server.exchange.remote(self._number, push) for server, push in zip(self._servers, pushes, strict=True)]
         pulls: list[Pull] = ray.get(calls)
         self._take([pull.weights for pull in pulls])
@@ -251,13 +253,13 @@ class ParameterServerGroup:
             return
         sizes = [parameter.numel() for parameter in self._parameters]
         for key, value in states[0].items():
-            if isinstance(value, Tensor) and value.dim() > 0:
+            pieces: Sequence[Any] = [_copied(value) for _ in sizes]
+            if _is_cut(value):
                 pieces = torch.cat([state[key] for state in states]).split(sizes)  # type: ignore[no-untyped-call]
-                for parameter, piece in zip(self._parameters, pieces, strict=True):
-                    self._optimizer.state[parameter][key] = piece.reshape(parameter.shape).to(parameter.device)
-            else:
-                for parameter in self._parameters:
-                    self._optimizer.state[parameter][key] = value.clone() if isinstance(value, Tensor) else value
+            for parameter, piece in zip(self._parameters, pieces, strict=True):
+                if _is_cut(value):
+                    piece = piece.reshape(parameter.shape).to(parameter.device)
+                self._optimizer.state[parameter][key] = piece
 
     def abort(self) -> None:
         """The controller ends the servers' group, which wakes whoever waits there."""
@@ -268,21 +270,9 @@ class ParameterServerGroup:
     def _options(self) -> dict[str, Any]:
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
 
-    def _cut(self, row: Tensor) -> list[Tensor]:
-        return list(torch.tensor_split(row, len(self._servers)))
-
-    def _cut_states(self) -> list[dict[str, Any]]:
-        """The optimizer's state for each server's part: what has a parameter's shape is cut, the rest is copied."""
-        states: list[dict[str, Any]] = [{} for _ in self._servers]
-        first = self._optimizer.state.get(self._parameters[0], {})
-        for key, value in first.items():
-            whole = isinstance(value, Tensor) and value.dim() > 0
-            if whole:
-                rows = [self._optimizer.state[parameter][key].flatten().cpu() for parameter in self._parameters]
-                cut = self._cut(torch.cat(rows))
-            for number, state in enumerate(states):
-                state[key] = cut[number].clone() if whole else (value.clone() if isinstance(value, Tensor) else value)
-        return states
+    def _cut(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What belongs to parameters, all in a row, as a part for each server."""
+        return list(torch.tensor_split(torch.cat([part.flatten().cpu() for part in parts]), len(self._servers)))
 
     def _take(self, parts: Sequence[Numbers]) -> None:
         row = torch.from_numpy(np.concatenate(parts))
@@ -293,6 +283,10 @@ class ParameterServerGroup:
                 start += parameter.numel()
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    grad = parameter.grad
-    return torch.zeros_like(parameter).flatten() if grad is None else grad.detach().flatten()
+def _is_cut(value: Any) -> bool:
+    """True for what an optimizer keeps for every element of a parameter; the rest is the same for all of them."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
