@@ -185,6 +185,7 @@ def main() -> None:
         print(f"seed {seed}, case {given.case} ({name}), files in {keep}\n{found or 'nothing found'}")
         sys.exit(1 if found else 0)
     print(f"seed {seed}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # no process is left behind
     begun = time.monotonic()
     counts, findings = fuzz(seed, given.cases, given.jobs)
     print(", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
