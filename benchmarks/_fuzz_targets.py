@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
@@ -563,48 +563,63 @@ def _app() -> Any:
 
 SMALL_EXPERIMENT = b"""\
 cluster: {nodes: [{count: 1, gpus: 8}]}
-workload: {days: 0.5, windows: {hours: 2}}
+workload: {days: 0.5, load: 0.5, windows: {hours: 2}, mapping: {oversized: clip}}
 policies: [fifo]
 """
+
+
+def _lines(folder: Path) -> list[tuple[object, ...]]:
+    """Lines of the command, and the files they need."""
+    out, model, run = folder / "out.parquet", folder / "model.npz", ("--no-report", "--run-dir", folder / "run")
+    log = _file(folder, "log.csv", SAMPLES["philly_csv"].encode())
+    counts = _file(folder, "counts.csv", COUNTS.encode())
+    jobs = _file(folder, "jobs.jsonl", FOLLOWED.encode())
+    experiment = _file(folder, "exp.yaml", SMALL_EXPERIMENT)
+    return [
+        ("trace", "import", "philly_csv", log, "-o", out, "-q"),
+        ("trace", "generate", "--days", "0.1", "--rate", "1", "--seed", "0", "-o", out),
+        ("trace", "describe", log, "--gpus", "8"),
+        ("trace", "calibrate", log, "-o", folder / "like.yaml"),
+        ("policies", "--options"),
+        ("profiles", "show", "--folder", folder),
+        ("profiles", "fit", folder, "-o", folder / "fitted"),
+        ("configs", "show", "quickstart", "--set", "seed=1"),
+        ("configs", "list", folder),
+        ("export", folder, "-o", folder / "agent.zip"),
+        ("compare", folder, folder),
+        ("forecast", "fit", counts, "--every", "1h", "--value", "count", "--method", "smoothing", "-o", model),
+        ("evaluate", experiment, "--windows", "train", "--limit", "1", *run),
+        ("evaluate", experiment, "--follow", jobs, *run),
+        ("train", experiment, "--seed", "x", "--run-dir", folder / "run"),
+    ]
+
+
+def _ended(line: Iterable[object]) -> object:
+    """Exit code of a line of the command."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            _app()([str(word).replace("\0", "") for word in line], standalone_mode=True)
+        except SystemExit as ended:
+            return ended.code
+        except EXPECTED_ERRORS:
+            return 2
+    return 0
+
+
+def _compile_verbs() -> None:
+    """Run all lines as they are, so that what they need is compiled."""
+    folder = Path("verbs")
+    folder.mkdir(exist_ok=True)
+    for line in _lines(folder):
+        _ended(line)
 
 
 @target(0.5)
 def verb(rng: Generator, folder: Path) -> None:
     """A verb of the command line with one argument replaced; what it should write is there whole or not at all."""
-    out = folder / "out.parquet"
-    log = _file(folder, "log.csv", SAMPLES["philly_csv"].encode())
-    counts = _file(folder, "counts.csv", COUNTS.encode())
-    experiment = _file(folder, "exp.yaml", SMALL_EXPERIMENT)
-    line = list(
-        pick(
-            rng,
-            (
-                ("trace", "import", "philly_csv", log, "-o", out, "-q"),
-                ("trace", "generate", "--days", "0.1", "--rate", "1", "--seed", "0", "-o", out),
-                ("trace", "describe", log, "--gpus", "8"),
-                ("trace", "calibrate", log, "-o", folder / "like.yaml"),
-                ("policies", "--options"),
-                ("profiles", "show", "--folder", folder),
-                ("profiles", "fit", folder, "-o", folder / "fitted"),
-                ("configs", "show", "quickstart", "--set", "seed=1"),
-                ("configs", "list", folder),
-                ("export", folder, "-o", folder / "agent.zip"),
-                ("compare", folder, folder),
-                ("forecast", "fit", counts, "--every", "1h", "--method", "smoothing", "-o", folder / "model.npz"),
-                ("evaluate", experiment, "--trace", log, "--limit", "1", "--no-report", "--run-dir", folder / "run"),
-                ("evaluate", experiment, "--follow", log, "--seeds", "1", "--no-report", "--run-dir", folder / "run"),
-                ("tune", "index", experiment, "-o", folder / "index.yaml", "--generations", "1", "--limit", "1"),
-                ("train", experiment, "--seed", "x", "--run-dir", folder / "run"),
-            ),
-        )
-    )
-    line[int(rng.integers(1, len(line)))] = pick(rng, (*WORDS, "inf", "1e9", folder, log, "--help"))
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        try:
-            _app()([str(word).replace("\0", "") for word in line], standalone_mode=True)
-            code: object = 0
-        except SystemExit as ended:
-            code = ended.code
+    line = list(pick(rng, _lines(folder)))
+    line[int(rng.integers(1, len(line)))] = pick(rng, (*WORDS, "inf", "1e9", folder, folder / "log.csv", "--help"))
+    code = _ended(line)
     assert code in (0, 2), f"exit code {code}"
-    if out.exists():
-        read_trace(out)
+    if (folder / "out.parquet").exists():
+        read_trace(folder / "out.parquet")

@@ -74,14 +74,8 @@ def _prepare(folder: Path) -> None:
     import _fuzz_targets as targets
 
     os.chdir(folder)
-    for prepare in (
-        targets._agent,
-        targets._forecasters,
-        targets._record,
-        targets._parquet,
-        targets._tables,
-        targets._session,
-    ):
+    made = (targets._agent, targets._forecasters, targets._record, targets._parquet, targets._tables, targets._session)
+    for prepare in (*made, targets._compile_verbs):
         prepare()
     for case in range(40):  # whatever is imported or compiled late
         run_case(0, case)
@@ -132,7 +126,10 @@ def fuzz(seed: int, cases: int, workers: int) -> tuple[Counter[str], list[tuple[
             process.start()
             return [first, process, now, now.value, time.monotonic()]
 
-        running = [start(number) for number in range(min(workers, cases))]
+        running = [start(0)]
+        while running[0][2].value == _PREPARING and running[0][1].is_alive():  # what it compiles, the others load
+            time.sleep(0.05)
+        running += [start(number) for number in range(1, min(workers, cases))]
         told = time.monotonic()
         while running:
             if time.monotonic() - told > REPORT_INTERVAL_S:
