@@ -129,9 +129,7 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
     try:
         settings = dict(manifest["env"])
         if settings.pop("action", "index") != "index":
-            raise ValueError(
-                "its action mode is no longer there: the last version with it is commit ce49f1b"
-            )
+            raise ValueError("its action mode is no longer there: the last version with it is commit ce49f1b")
         settings.pop("levels", None)  # of those modes
         env = EnvSettings.model_validate(settings)
         network = NetworkSettings.model_validate(manifest["network"])

@@ -71,11 +71,10 @@ def run_case(seed: int, case: int, keep: Path | None = None) -> tuple[str, str]:
 
 def _prepare(folder: Path) -> None:
     """Load and compile everything once, then bound time and memory."""
-    import _fuzz_targets as targets
+    from _fuzz_targets import PREPARED
 
     os.chdir(folder)
-    made = (targets._agent, targets._forecasters, targets._record, targets._parquet, targets._tables, targets._session)
-    for prepare in (*made, targets._compile_verbs):
+    for prepare in PREPARED:
         prepare()
     for case in range(40):  # whatever is imported or compiled late
         run_case(0, case)
