@@ -18,6 +18,8 @@ from rlpto.performance.throughput import ThroughputLaw
 
 CANDIDATES = 50
 """Batch sizes an adaptive job weighs up for each number of GPUs."""
+LARGEST_BATCH = 10**9
+"""Samples; beyond, numbers of samples no longer fit into 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class BatchLimits:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    base: Annotated[int, Field(ge=1)]
-    largest: Annotated[int, Field(ge=1)]
-    min_local: Annotated[int, Field(ge=1)]
-    max_local: Annotated[int, Field(ge=1)]
-    largest_chosen: Annotated[int, Field(ge=1)] | None = None
+    base: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+    largest: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+    min_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+    max_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
+    largest_chosen: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
 
     def for_scheduler(self) -> BatchLimits:
         """The limits of what a scheduler may choose."""

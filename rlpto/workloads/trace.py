@@ -17,6 +17,7 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import TraceError
 from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
 from rlpto.workloads.calibration import LARGEST_GPUS
 
@@ -27,8 +28,6 @@ _FLOATS = {"submit_time": 0.0, "duration": np.nan}
 _INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
 LONGEST_S = 40 * 365 * 86_400.0
 """From the first submission of a trace to the last, and of a job."""
-LARGEST_BATCH = 10**9
-"""Samples."""
 COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size")
 """Columns of `Trace.jobs`, in this order."""
 
@@ -158,12 +157,20 @@ def make_trace(
             if name in _TEXT:
                 jobs[name] = pd.Series(columns.get(name, [""] * count), dtype=object, index=jobs.index).astype(str)
             elif name in _FLOATS:
-                jobs[name] = np.asarray(columns.get(name, np.full(count, _FLOATS[name])), dtype=np.float64)
+                jobs[name] = _flat(columns.get(name, np.full(count, _FLOATS[name])), np.float64)
             else:
-                jobs[name] = np.asarray(columns.get(name, np.full(count, _INTEGERS[name])), dtype=np.int64)
+                jobs[name] = _flat(columns.get(name, np.full(count, _INTEGERS[name])), np.int64)
     jobs = jobs.sort_values("submit_time", kind="stable", ignore_index=True)
     jobs["name"] = _unique_names(jobs["name"])
     return Trace(jobs, origin, source)
+
+
+def _flat(values: AnyArray | Sequence[Any], kind: type[np.float64 | np.int64]) -> AnyArray:
+    """A column as an array. Raises ValueError unless it has one dimension: pandas takes an empty table for a column."""
+    column = np.asarray(values, dtype=kind)
+    if column.ndim != 1:
+        raise ValueError(f"a column of {column.ndim} dimensions")
+    return column
 
 
 def _unique_names(names: pd.Series[Any]) -> pd.Series[Any]:

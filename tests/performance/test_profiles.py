@@ -97,6 +97,7 @@ def broken(builtin: dict[str, Profile], tmp_path: Path, key: str, value: object)
         ("throughput.gamma", None, "throughput.gamma: missing, expected a value"),
         ("noise.epochs", [0.0, 0.0], "noise: epochs must ascend"),
         ("noise.epochs", [0.0], "noise: 1 epochs but 2 values of noise_scale"),
+        ("batch.max_local", 10**30, "batch.max_local: expected less than or equal to 1000000000, got 1"),
         ("batch.min_local", 500, "min_local 500 exceeds max_local or base"),
         ("batch.base", 1000, "base 1000 exceeds largest 384"),
     ],

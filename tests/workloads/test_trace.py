@@ -130,3 +130,9 @@ def test_a_failed_write_leaves_nothing(tmp_path) -> None:
     with pytest.raises(TraceError, match="cannot write"):
         write_trace(small_trace(), target)
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("gpus", [[[]], [[1]], [[1, 2]]])
+def test_a_column_of_several_dimensions_is_refused(gpus: list[list[int]]) -> None:
+    with pytest.raises(TraceError, match=r"made up: .*dimension"):
+        make_trace({"name": ["a"], "submit_time": [0.0], "gpus": gpus}, "made up")

@@ -14,9 +14,10 @@ import pandas as pd
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import TraceError
+from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.reading import one_line, read_text
 from rlpto.workloads.calibration import LARGEST_GPUS
-from rlpto.workloads.trace import LARGEST_BATCH, LONGEST_S, Trace, make_trace
+from rlpto.workloads.trace import LONGEST_S, Trace, make_trace
 
 NEVER_RAN = "never ran"
 """Reason under which jobs that never held a GPU are left out: not an error of the file."""
