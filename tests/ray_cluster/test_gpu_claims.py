@@ -106,6 +106,18 @@ class TestLedger:
         claims.reported("a", 0, 0, (), 2.0)  # restarted
         assert claims.unconfirmed("a") == command
 
+    def test_a_step_that_was_left_out_is_not_sent_after_a_restart(self) -> None:
+        claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
+        claims.plan({"a": Plan(("m",))}, lambda: next(generation))
+        list(claims.due())
+        steps = claims.plan({"a": Plan(("n",))}, lambda: next(generation))
+        (sent,) = claims.due()  # there was room: no stop in between
+        assert sent == steps[-1] != steps[0]
+        restarted = GpuClaims({"m": 1, "n": 1})
+        restarted.adopt("a", steps, unsent=[steps[0].generation])
+        assert not list(restarted.due())
+        assert restarted.entry("a").commanded == Plan(("n",))
+
     def test_ranks_of_those_who_stay_keep_their_order(self) -> None:
         claims, generation = GpuClaims({"m": 2, "n": 2}), numbers()
         claims.plan({"a": Plan(("n", "m"))}, lambda: next(generation))

@@ -12,7 +12,7 @@ import pytest
 
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
-from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
 
 
@@ -29,7 +29,7 @@ class TestSessionDatabase:
     def test_generations_go_on_after_a_restart(self, path: Path) -> None:
         with SessionDatabase(path) as database:
             first = [database.next_generation() for _ in range(3)]
-            database.plan([Command("a", generation, Plan(("n",))) for generation in first], 0.0)
+            database.plan(["a"], [Command("a", generation, Plan(("n",))) for generation in first], 0.0)
         with SessionDatabase(path) as database:
             assert database.next_generation() == first[-1] + 1
 
@@ -99,18 +99,34 @@ class TestSessionDatabase:
             plans = (Plan(("n",)), Plan(("n", "n"), 64), Plan(("m",)))
             commands = [Command("a", database.next_generation(), plan) for plan in plans]
             for command in commands[:2]:
-                database.plan([command], 1.0)
+                database.plan(["a"], [command], 1.0)
                 database.commanded(command.generation, 1.0)
             database.applied("a", commands[1].generation, 2.0)
-            database.plan(commands[2:], 3.0)
+            database.plan(["a"], commands[2:], 3.0)
             assert database.newest_commands() == {"a": commands[1:]}
             assert database.unsent() == {commands[2].generation}
 
     def test_what_was_planned_and_never_sent_is_superseded_by_the_next_plan(self, path: Path) -> None:
         with SessionDatabase(path) as database:
-            database.plan([Command("a", 1, Plan(("n",)))], 1.0)
-            database.plan([Command("a", 2, Plan())], 2.0)
+            database.plan(["a"], [Command("a", 1, Plan(("n",)))], 1.0)
+            database.plan(["a"], [Command("a", 2, Plan())], 2.0)
             assert database.newest_commands() == {"a": [Command("a", 2, Plan())]}
+
+    def test_a_plan_that_needs_no_command_takes_back_what_was_never_sent(self, path: Path) -> None:
+        claims = GpuClaims({"n": 2})
+        with SessionDatabase(path) as database:
+
+            def plan(targets: dict[str, Plan]) -> None:
+                database.plan(targets, claims.plan(targets, database.next_generation), 1.0)
+                for command in claims.due():
+                    database.commanded(command.generation, 1.0)
+
+            plan({"a": Plan(("n",)), "b": Plan(("n",))})
+            plan({"a": Plan(("n", "n")), "b": Plan()})  # it waits until b has let go
+            plan({"a": Plan(("n",)), "b": Plan(("n",))})  # it is to stay as it is after all
+            newest = {job: commands[-1].plan for job, commands in database.newest_commands().items()}
+            assert newest == {"a": Plan(("n",)), "b": Plan(("n",))}
+            assert not database.unsent()
 
     def test_reports_fill_jobs(self, path: Path) -> None:
         report = JobReport("a", progress=1.5, step=30, accuracy=0.5)

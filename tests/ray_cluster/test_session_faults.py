@@ -91,7 +91,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         database.set_fact("beat", "50.0")
         for number in range(60):
             job = f"job{number % 6}"
-            database.plan([Command(job, database.next_generation(), Plan(("node-a", "node-b"), 64))], number)
+            database.plan([job], [Command(job, database.next_generation(), Plan(("node-a", "node-b"), 64))], number)
             database.commanded(number + 1, number)
             database.event(number, "fault", job, detail="ValueError: no good")
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))

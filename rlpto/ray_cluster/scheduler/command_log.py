@@ -39,7 +39,7 @@ class CommandLog:
 
     def plan(self, targets: Mapping[str, Plan], time: float) -> None:
         """Take over how jobs are to train, in the GPU claims and, before anybody is told, in the database."""
-        self._database.plan(self.claims.plan(targets, self._database.next_generation), time)
+        self._database.plan(targets, self.claims.plan(targets, self._database.next_generation), time)
 
     def send_due(self, time: float) -> None:
         """Tell controllers what they may be told now; tell those again who seem not to have heard."""

@@ -139,12 +139,14 @@ class GpuClaims:
 
         commands: from the newest one known to be in force on. unsent: generations of commands that were never sent.
         What was sent may have been obeyed, so it is claimed until the controller says otherwise. What was planned and
-        not sent goes out once there is room.
+        not sent goes out once there is room, unless a later command has been sent in its place.
         """
+        sent = [command for command in commands if command.generation not in unsent]
+        newest = sent[-1].generation if sent else 0
         self.entries[job] = Entry(
             planned=commands[-1].plan if commands else Plan(),
-            steps=[command for command in commands if command.generation in unsent],
-            sent=[command for command in commands if command.generation not in unsent],
+            steps=[command for command in commands if command.generation > newest],
+            sent=sent,
         )
 
     def released(self, job: str) -> None:

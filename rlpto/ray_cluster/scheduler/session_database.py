@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -151,11 +151,16 @@ class SessionDatabase(DurableConnection):
 
     # allocations
 
-    def plan(self, commands: Sequence[Command], time: float) -> None:
-        """Enter commands before any is sent; what was planned for these jobs and never sent is superseded."""
+    def plan(self, jobs: Collection[str], commands: Sequence[Command], time: float) -> None:
+        """Enter commands before any is sent; what was planned for `jobs` and never sent is superseded.
+
+        A job without a new command goes on as it was told last.
+        """
         with self.transaction():
-            for job in {command.job for command in commands}:
-                self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
+            self.write(
+                "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'",
+                *((job,) for job in jobs),
+            )
             self.write(
                 "INSERT INTO allocations (generation, job, nodes, batch_size, state, planned_at) "
                 "VALUES (?, ?, ?, ?, 'planned', ?)",
