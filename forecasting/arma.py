@@ -145,8 +145,8 @@ def _expected(
             for lag in range(1, len(value_lags)):
                 if value_lags[lag]:
                     place = origin + step - lag
-                    past = z[place] if place >= 0 else rest
-                    value += value_lags[lag] * (expected[i, step - lag] if step >= lag else past)
+                    past = expected[i, step - lag] if step >= lag else z[place] if place >= 0 else rest
+                    value += value_lags[lag] * past
             for lag in range(step + 1, len(error_lags)):
                 place = origin + step - lag
                 value += error_lags[lag] * (errors[place] if place >= 0 else 0.0)

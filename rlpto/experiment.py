@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy, chooses_batch_sizes
 from rlpto.policies.registry import make_policy
@@ -46,6 +45,9 @@ from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
+
+if TYPE_CHECKING:
+    from rlpto.performance.measured import MeasuredProfiles
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -71,18 +73,15 @@ class Experiment:
         )
 
     @cached_property
-    def profiles(self) -> ProfileSource:
+    def profiles(self) -> FittedProfiles | MeasuredProfiles:
         """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
-        source, folder = load_profiles(self.config.profiles.folder), self.config.profiles.folder
-        if not self.config.ray.programs or not isinstance(source, FittedProfiles):
-            return source
-        measured = () if folder is None else source.models
-        unknown = {name: program for name, program in self.config.ray.programs.items() if name not in measured}
-        profiles = {**source.profiles, **guessed_profiles(unknown)}
-        for name, program in self.config.ray.programs.items():
-            if program.largest_batch_size is not None:
-                profiles[name] = profiles[name].allowing(program.largest_batch_size)
-        return FittedProfiles(profiles)
+        source = load_profiles(self.config.profiles.folder)
+        folder, programs = self.config.profiles.folder, self.config.ray.programs
+        if isinstance(source, FittedProfiles):
+            measured = () if folder is None else source.models
+            guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
+            source = FittedProfiles({**source.profiles, **guessed})
+        return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
 
     @property
     def models(self) -> tuple[str, ...]:

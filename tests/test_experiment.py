@@ -74,6 +74,18 @@ def test_noise_changes_what_policies_know_and_nothing_else() -> None:
     np.testing.assert_array_equal(exact.epochs, guessed.epochs)
 
 
+def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
+    def choices(**bounds: int) -> dict[str, list[int]]:
+        overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
+        experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
+        tables = experiment.tables_by_batch_size
+        sizes = [(kind.model, size) for kind, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
+        return {name: [size for model, size in sizes if model == name and size] for name in experiment.models}
+
+    assert choices() == {"digits_cnn": [], "digits_mlp": []}
+    assert choices(digits_cnn=200) == {"digits_cnn": [64, 128, 200], "digits_mlp": []}
+
+
 def test_a_job_that_does_not_fit_the_cluster_is_named() -> None:
     config = synthetic(mapping={"oversized": "error"}, load=None)
     experiment = Experiment(config.model_copy(update={"cluster": ClusterSettings(nodes=(NodeGroup(count=1, gpus=2),))}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +23,11 @@ from rlpto.performance.tables import (
     placement_key,
 )
 
+if TYPE_CHECKING:
+    from rlpto.performance.measured import MeasuredProfiles
 
-def load_profiles(folder: str | Path | None) -> ProfileSource:
+
+def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfiles:
     """Where to take profiles from.
 
     None: the built-in ones. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
@@ -100,12 +104,12 @@ def compile_tables(
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
     """Batch sizes [samples] that a scheduler may choose for jobs of a type, in ascending order.
 
-    The model's base doubled again and again, and the largest one, as far as they can be split over GPUs; without the
-    one that the type has by itself. Raises ProfileError if the model is unknown.
+    `BatchLimits.choices`, as far as they can be split over GPUs; without the one that the type has by itself. Raises
+    ProfileError if the model is unknown.
     """
-    limits = profiles.facts(job_type.model).batch.for_scheduler()
-    sizes = {limits.base * 2**i for i in range(int(np.log2(limits.largest / limits.base)) + 1)} | {limits.largest}
-    return sorted(size for size in sizes if size != job_type.batch_size and useful_gpus(size, 1, limits))
+    limits = profiles.facts(job_type.model).batch
+    usable = limits.with_chosen()
+    return [size for size in limits.choices() if size != job_type.batch_size and useful_gpus(size, 1, usable)]
 
 
 def _held(array: FloatArray, length: int) -> FloatArray:

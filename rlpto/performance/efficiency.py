@@ -28,7 +28,7 @@ class BatchLimits:
 
     base: total batch size at which efficiency is 1. largest: largest total batch size.
     min_local, max_local: samples one GPU computes at once.
-    largest_chosen: largest total batch size that a scheduler may choose; None: `largest`.
+    largest_chosen: largest total batch size that a scheduler may choose, 0: it may choose none; None: `largest`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -37,11 +37,17 @@ class BatchLimits:
     largest: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
     min_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
     max_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
-    largest_chosen: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    largest_chosen: Annotated[int, Field(ge=0, le=LARGEST_BATCH)] | None = None
 
-    def for_scheduler(self) -> BatchLimits:
-        """The limits of what a scheduler may choose."""
-        return self if self.largest_chosen is None else replace(self, largest=self.largest_chosen)
+    def choices(self) -> list[int]:
+        """What a scheduler may choose: the base doubled again and again, and the largest, in ascending order."""
+        most = self.largest if self.largest_chosen is None else self.largest_chosen
+        doubled = {self.base * 2**i for i in range((most // self.base).bit_length())}
+        return sorted(doubled | {most}) if doubled else []
+
+    def with_chosen(self) -> BatchLimits:
+        """The limits of all batches there may be, chosen by jobs or by a scheduler."""
+        return replace(self, largest=max(self.largest, self.largest_chosen or 0))
 
 
 class BatchSplit(NamedTuple):

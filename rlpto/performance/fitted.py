@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,6 +57,13 @@ class FittedProfiles:
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
         )
 
+    def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
+        """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""
+        changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
+        return FittedProfiles(
+            {**self.profiles, **{name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}}
+        )
+
 
 def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:
     """[2, max_gpus, epochs] epochs per second with k + 1 GPUs on one node and on several.
@@ -65,7 +72,7 @@ def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> Fl
     rest idle. Raises ProfileError if the batch size is out of the profile's limits.
     """
     job_type = JobType(profile.name, batch_size)
-    limits = profile.batch if batch_size is None else profile.batch.for_scheduler()
+    limits = profile.batch if batch_size is None else profile.batch.with_chosen()
     check_batch(job_type, limits)
     noise_scale = profile.noise(np.arange(profile.epochs))
     most = useful_gpus(batch_size, max_gpus, limits)

@@ -7,6 +7,8 @@ measured, the nearest size that was is taken instead: see `MeasuredModel.size_st
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -167,10 +169,14 @@ class MeasuredModel:
 
 
 class MeasuredProfiles:
-    """Interpolated measurements of a folder with one sub-folder an application."""
+    """Interpolated measurements of a folder with one sub-folder an application.
 
-    def __init__(self, folder: str | Path) -> None:
+    largest_chosen: see `BatchLimits`, by model.
+    """
+
+    def __init__(self, folder: str | Path, largest_chosen: Mapping[str, int] | None = None) -> None:
         self.folder = Path(folder)
+        self._largest_chosen = largest_chosen or {}
         self._models: dict[str, MeasuredModel] = {}
         self._delays: dict[str, float] = {}
 
@@ -191,7 +197,12 @@ class MeasuredProfiles:
     def facts(self, model: str) -> ModelFacts:
         """Size and limits of a model; the rescale delay is the built-in profile's, else 30 s."""
         measured = self.model(model)
-        return ModelFacts(measured.samples, measured.epochs, measured.limits, self._delays[model])
+        limits = replace(measured.limits, largest_chosen=self._largest_chosen.get(model))
+        return ModelFacts(measured.samples, measured.epochs, limits, self._delays[model])
+
+    def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
+        """As `FittedProfiles.choosing`; nothing is known of sizes beyond those that were measured."""
+        return MeasuredProfiles(self.folder, largest)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
         """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.

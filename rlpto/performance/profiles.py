@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -74,15 +74,8 @@ class Profile:
         batch = self.batch
         if batch.base > batch.largest:
             raise ValueError(f"batch: base {batch.base} exceeds largest {batch.largest}")
-        if batch.largest_chosen is not None and batch.largest_chosen < batch.largest:
-            raise ValueError(f"batch: largest {batch.largest} exceeds largest_chosen {batch.largest_chosen}")
         if not batch.min_local <= min(batch.max_local, batch.base):
             raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
-
-    def allowing(self, largest_chosen: int) -> Profile:
-        """The same model, for which a scheduler may choose batch sizes up to `largest_chosen`."""
-        most = max(largest_chosen, self.batch.largest)
-        return replace(self, batch=replace(self.batch, largest_chosen=most))
 
 
 class ModelFacts(NamedTuple):

@@ -54,7 +54,7 @@ class LivePredictor:
         self._began, self._due = now, now + self._interval
         try:
             remembering = copy.deepcopy(policy)
-        except TypeError as error:  # a plug-in may hold what cannot be copied
+        except Exception as error:  # a plug-in may hold what cannot be copied
             self._publish(None, f"policy {policy.name} cannot be copied: {error}")
             return
         self._under_way = self._executor.submit(self._predict, take_snapshot(cluster, state), remembering)

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -170,7 +170,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         policy.reset(config.seed)
         loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
         state = loop.state()
-        predict(take_snapshot(loop.cluster, state), policy, config.queue, looking_ahead(config.simulator))
+        with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
+            predict(take_snapshot(loop.cluster, state), policy, config.queue, looking_ahead(config.simulator))
         loop.carry_out(state, policy(state), policy.name)
     nodes = {"first": 2, "second": 2}
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
@@ -240,7 +241,7 @@ def real_cluster(
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, usual = experiment.config, experiment.source(), experiment.tables
+    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_batch_size
     settings, timing = config.ray, config.simulator
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
@@ -249,8 +250,6 @@ def real_cluster(
         return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
 
     specs = specs_of(jobs, 0)
-    choose = any(program.largest_batch_size for program in settings.programs.values())
-    tables = experiment.tables_by_batch_size if choose else usual
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
     rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
     if config.knowledge.mode != "online":
@@ -258,9 +257,9 @@ def real_cluster(
         return RayCluster(
             backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
         )
-    samples = usual.samples[[usual.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
-    estimates = OnlineEstimates(jobs, specs, settings.programs, samples, usual.max_gpus, experiment.shape.gpus_per_node)
-    return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=estimates)
+    samples = tables.samples[[tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
+    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
+    return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=online)
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
 from rlpto.arrays import FloatArray
+from rlpto.forecasting import arma
 from rlpto.forecasting.arma import Arima, Filter
 from rlpto.forecasting.orders import aicc, fit_arima, needs_difference, stable
 
@@ -50,6 +51,17 @@ def test_a_series_in_pieces_gives_the_numbers_of_the_whole(model: Arima, cuts: l
         if end:
             np.testing.assert_array_equal(online.forecast(9), whole[end - 1])
     np.testing.assert_array_equal(np.concatenate(found), errors)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_forecasts_read_nothing_beyond_the_series(model: Arima, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = walk(40)
+    arguments = z, model.residuals(z), np.array([1, 20, 40]), 12
+    compiled = model.forecasts(*arguments)
+    monkeypatch.setattr(
+        arma, "_expected", vars(arma)["_expected"].py_func
+    )  # Python looks at bounds, compiled code does not
+    np.testing.assert_array_equal(model.forecasts(*arguments), compiled)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

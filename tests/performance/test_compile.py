@@ -150,13 +150,29 @@ class TestBatchSizes:
         assert tables.types_at(types, np.zeros(8, dtype=np.int64)).tolist() == types.tolist()
         assert tables.types_at(types, np.full(8, 256)).tolist() == [-1] * 8
 
-    def test_a_profile_may_allow_more_than_jobs_choose_themselves(self, fitted: FittedProfiles) -> None:
+    @pytest.mark.parametrize(
+        ("largest", "bound", "choices"),
+        [
+            (128, 512, [128, 256, 512]),
+            (512, 300, [128, 256, 300]),  # jobs themselves may go beyond
+            (512, 128, [128]),
+            (512, 100, []),
+            (512, 0, []),
+        ],
+    )
+    def test_what_a_scheduler_may_choose_is_bounded_beside_what_jobs_choose_themselves(
+        self, fitted: FittedProfiles, largest: int, bound: int, choices: list[int]
+    ) -> None:
         profile = fitted.profile("cifar10")
-        limits = replace(profile.batch, base=128, largest=128, largest_chosen=512)
-        source = FittedProfiles({"cifar10": replace(profile, batch=limits)})
+        profile = replace(profile, batch=replace(profile.batch, base=128, largest=largest, min_local=32))
+        source = FittedProfiles({"cifar10": profile}).choosing({"cifar10": bound})
+        assert chosen_batch_sizes(source, JobType("cifar10")) == choices
+        compiled = compile_tables(source, [JobType("cifar10"), JobType("cifar10", largest)], 4, 4, choose_batches=True)
+        own = [size for size in choices if size != largest]
+        assert compiled.batch_size.tolist() == [0, 0, *choices, *own]
+
+    def test_measurements_are_bounded_likewise(self, shared_data: Path) -> None:
+        source = MeasuredProfiles(shared_data / "profiles").choosing({"cifar10": 512, "ncf": 0})
         assert chosen_batch_sizes(source, JobType("cifar10")) == [128, 256, 512]
-        assert compile_tables(source, [JobType("cifar10")], 4, 4, choose_batches=True).batch_size.tolist() == [
-            0, 128, 256, 512,
-        ]  # fmt: skip
-        with pytest.raises(ValueError, match="largest 128 exceeds largest_chosen 100"):
-            replace(profile, batch=replace(limits, largest_chosen=100))
+        assert chosen_batch_sizes(source, JobType("ncf")) == []
+        assert chosen_batch_sizes(source, JobType("bert"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -206,6 +207,14 @@ def test_nobody_is_forked_for_who_has_given_up(
     os.kill(first["server"], signal.SIGCONT)
     assert raylets[0].start()["server"] == first["server"]
     assert not (folder / "late").exists()
+
+
+def test_who_is_forked_and_cannot_be_noted_is_not_there_twice(folder: Path, raylets: list[Raylet]) -> None:
+    first = raylets[0].start()
+    shutil.rmtree(folder / fork_server.FORKED)
+    assert not raylets[0].start("RAY_SECONDS=600")
+    assert "FileNotFoundError" in (folder / fork_server.LOG).read_text()
+    wait_until(lambda: not of_folder(str(folder)) - {first["server"]})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import Executor, Future
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlpto.config import load_config
+from rlpto.experiment import prepare
 from rlpto.planning.live import LivePredictor
 from rlpto.planning.prediction import Prediction
 from rlpto.planning.snapshot import take_snapshot
-from rlpto.policies.registry import make_policy
+from rlpto.policies.fifo import Fifo
+from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.policies.switching import switching
 from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictions, write_predictions
@@ -24,6 +28,7 @@ from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
+from rlpto.runs.real import compile_ahead
 from rlpto.runs.session_policy import SessionPolicy
 from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
@@ -91,6 +96,19 @@ def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: 
     assert [found for found, _ in made] == [None, None]
     assert made[0][1].startswith("policy fifo cannot be copied")
     assert "backfill" in made[1][1]
+
+
+class CannotBeCopied(Fifo):
+    """Holds what cannot be copied."""
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.lock = threading.Lock()
+
+
+def test_a_policy_that_cannot_be_copied_is_no_hindrance_to_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "uncopied", CannotBeCopied)
+    compile_ahead(prepare(load_config(ROOT / "configs" / "ray_smoke.yaml")), ["uncopied"])
 
 
 def test_a_snapshot_of_a_real_cluster_has_its_jobs_where_the_plan_puts_them(tmp_path: Path) -> None:

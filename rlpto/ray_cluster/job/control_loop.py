@@ -240,6 +240,7 @@ class ControlLoop:
         if not before:
             guess = max(worker.ready.step_seconds for worker in arrived if worker.ready)
             self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
+            self._chosen = None  # the guess is of the job's own batch size
         nodes = len({worker.node for worker in self._roster.training})
         self._statistics.grouped(Size(workers, nodes), self._statistics.ended is not None, self._fault_since)
         timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())

@@ -27,6 +27,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -60,6 +61,8 @@ FORK_TIMEOUT_S = 60.0
 """Longest wait for a fork server: it imports first."""
 REQUEST_TIMEOUT_S = 5.0
 """Longest wait of a fork server for the rest of what a process says."""
+PAUSE_AFTER_ERROR_S = 0.05
+"""Wait of a fork server after a request that it could not serve: that may be for lack of open files."""
 
 
 def program() -> str | None:
@@ -235,6 +238,7 @@ class Server:
                         request = self._fork()
                     except (OSError, TypeError, ValueError):  # whoever asked starts by itself
                         traceback.print_exc()
+                        time.sleep(PAUSE_AFTER_ERROR_S)
                         continue
                     if request is not None:
                         return request
@@ -266,15 +270,21 @@ class Server:
                 if alike != self._traits or len(files) != 3 or _has_given_up(peer):
                     return None
                 self._add_raylet(raylet)
-                forked = os.fork()
-                if forked == 0:
-                    request, files = Request(arguments, environment, files), []
-                    self._close()
-                    return request
-                path = Path(self._folder, str(raylet), str(forked))
-                path.touch()
-                self._forked[os.pidfd_open(forked)] = raylet, path
-                peer.sendall(b"1")
+                waits, goes_on = socket.socketpair()
+                with waits, goes_on:
+                    forked = os.fork()
+                    if forked == 0:
+                        goes_on.close()
+                        if not waits.recv(1):
+                            os._exit(1)  # it could not be noted, and whoever asked starts by itself
+                        request, files = Request(arguments, environment, files), []
+                        self._close()
+                        return request
+                    path = Path(self._folder, str(raylet), str(forked))
+                    path.touch()
+                    self._forked[os.pidfd_open(forked)] = raylet, path
+                    peer.sendall(b"1")
+                    goes_on.sendall(b"1")
             finally:
                 for number in files:
                     os.close(number)

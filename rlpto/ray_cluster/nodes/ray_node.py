@@ -74,11 +74,11 @@ class RayNode(node.Node):
             super().__init__(
                 RayParams(**parameters), head=head_address is None, shutdown_at_exit=not stays, spawn_reaper=not stays
             )
+            if program is not None and head_address is None:
+                fork_server.start(os.environ["RAY_TMPDIR"], self.raylet.pid)
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise
-        if program is not None and head_address is None:
-            fork_server.start(os.environ["RAY_TMPDIR"], self.raylet.pid)
 
     @property
     def raylet(self) -> Any:
