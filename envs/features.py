@@ -318,9 +318,9 @@ CLUSTER_FEATURES: tuple[str, ...] = tuple(entry.name for entry in CLUSTER_TABLE)
 """Names of the entries of `cluster`."""
 
 fill_job_features = chained([entry.function for entry in JOB_TABLE])
-"""fill(out, job, speed, facts), compiled: fill out [JOB_FEATURES]."""
+"""fill(out, (job, speed, facts)), compiled: fill out [JOB_FEATURES]."""
 fill_cluster_features = chained([entry.function for entry in CLUSTER_TABLE])
-"""fill(out, totals), compiled: fill out [CLUSTER_FEATURES]."""
+"""fill(out, (totals,)), compiled: fill out [CLUSTER_FEATURES]."""
 
 
 @njit(error_model="numpy")

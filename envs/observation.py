@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import ClusterState, Forecast
-from rlpto.compiled import njit
+from rlpto.compiled import kernel
 from rlpto.envs.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
@@ -78,7 +78,7 @@ def forecast_features(forecast: Forecast, horizon: int) -> NDArray[np.float32]:
     return features.reshape(-1)
 
 
-@njit()
+@kernel()
 def _cut(row: NDArray[np.float32]) -> None:
     """Bring values within the limits, and 0 in place of NaN."""
     for i in range(len(row)):
@@ -86,7 +86,7 @@ def _cut(row: NDArray[np.float32]) -> None:
         row[i] = min(max(value, -LIMIT), LIMIT) if value == value else 0.0
 
 
-@njit(error_model="numpy")
+@kernel(error_model="numpy")
 def encode(
     now: float,
     capacity: int,
@@ -122,15 +122,13 @@ def encode(
             hidden_wish += job.max_gpus
             continue
         out.mask[i] = 1.0
-        fill_job_features(out.jobs[i], job, speed[i], facts)
+        fill_job_features(out.jobs[i], (job, speed[i], facts))
         _cut(out.jobs[i])
-    fill_cluster_features(
-        out.cluster,
-        Totals(
-            capacity, max(capacity, 1), gpus_per_node, held, interval, count, waiting, high, normal, low,
-            max(count - visible, 0), work, hidden_work, wish, hidden_wish, asked,
-        ),
+    totals = Totals(
+        capacity, max(capacity, 1), gpus_per_node, held, interval, count, waiting, high, normal, low,
+        max(count - visible, 0), work, hidden_work, wish, hidden_wish, asked,
     )  # fmt: skip
+    fill_cluster_features(out.cluster, (totals,))
     _cut(out.cluster)
 
 

@@ -54,11 +54,19 @@ def kernel(**options: Any) -> Callable[[Function], Function]:
     return njit(_nrt=False, **options)
 
 
-def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
-    """One compiled function `fill(out, *arguments)` that puts row(*arguments) of every compiled row into out [rows].
+def closure(**options: Any) -> Callable[[Function], Function]:
+    """Decorator: compile a function made by another function. It becomes part of whatever calls it, so it has no cache.
 
-    How tables of functions (features, terms) are evaluated without a loop in Python. It is compiled into whatever calls
-    it, so it needs no cache of its own.
+    options: those of `numba.njit`.
+    """
+    compiled: Any = numba.njit(**options)
+    return cast(Callable[[Function], Function], compiled)
+
+
+def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
+    """One compiled function `fill(out, arguments)` that puts row(*arguments) of every compiled row into out [rows].
+
+    How tables of functions (features, terms) are evaluated without a loop in Python.
     """
     fill: Callable[..., None] = _nothing
     for at, row in enumerate(rows):
@@ -66,20 +74,20 @@ def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
     return fill
 
 
-@numba.njit()
-def _nothing(out: Any, *arguments: Any) -> None:
+@closure(inline="always")
+def _nothing(out: Any, arguments: Any) -> None:
     """The end of a chain."""
 
 
 def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Callable[..., None]:
     """A link of a chain."""
 
-    @numba.njit(error_model="numpy")
-    def fill(out: Any, *arguments: Any) -> None:
-        before(out, *arguments)
+    @closure(error_model="numpy", inline="always")
+    def fill(out: Any, arguments: Any) -> None:
+        before(out, arguments)
         out[at] = row(*arguments)
 
-    return cast(Callable[..., None], fill)
+    return fill
 
 
 @lru_cache(maxsize=1)

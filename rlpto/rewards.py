@@ -110,7 +110,7 @@ REWARD_PARTS: tuple[str, ...] = tuple(entry.name for entry in TERMS)
 """Names of the terms."""
 
 fill_terms = chained([entry.function for entry in TERMS])
-"""fill_terms(out, sums, gain, weights), compiled: fill out [TERMS] with the terms of an interval; see `Term`."""
+"""fill_terms(out, (sums, gain, weights)), compiled: fill out [TERMS] with the terms of an interval; see `Term`."""
 
 
 @njit()
@@ -123,13 +123,13 @@ def class_gain(sums: Any, weights: Any) -> float:
 @njit()
 def weigh(sums: AnyArray, weights: AnyArray, out: FloatArray) -> None:
     """Fill out [TERMS] with the terms of one interval. sums: [1] INTERVAL. weights: [1] WEIGHTS."""
-    fill_terms(out, sums[0], class_gain(sums[0], weights[0]), weights[0])
+    fill_terms(out, (sums[0], class_gain(sums[0], weights[0]), weights[0]))
 
 
 @njit()
 def _weigh_all(intervals: AnyArray, gains: FloatArray, weights: AnyArray, out: FloatArray) -> None:
     for i in range(len(intervals)):
-        fill_terms(out[i], intervals[i], gains[i], weights[0])
+        fill_terms(out[i], (intervals[i], gains[i], weights[0]))
 
 
 def reward_terms(intervals: AnyArray, weights: RewardWeights) -> FloatArray:

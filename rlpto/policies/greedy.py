@@ -8,12 +8,13 @@ concave hull of a value over GPUs, which is a chain of single GPUs wherever the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import njit
+from rlpto.compiled import closure, kernel, njit
 
 
 class Steps(NamedTuple):
@@ -30,11 +31,17 @@ class Steps(NamedTuple):
 @njit()
 def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Steps:
     """Steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
-    count, width = value.shape
-    target = np.zeros((count, width), dtype=np.int64)
-    gain = np.zeros((count, width))
-    chain = np.empty(width, dtype=np.int64)  # vertices right of the present number, nearest last
-    for row in range(count):
+    steps = Steps(np.zeros(value.shape, dtype=np.int64), np.zeros(value.shape))
+    _walk_hulls(value, lowest, highest, np.empty(value.shape[1], dtype=np.int64), steps.target, steps.gain)
+    return steps
+
+
+@kernel()
+def _walk_hulls(
+    value: FloatArray, lowest: IntArray, highest: IntArray, chain: IntArray, target: IntArray, gain: FloatArray
+) -> None:
+    """Fill target and gain of `hull_steps`. chain: [K + 1] for vertices right of the present number, nearest last."""
+    for row in range(len(value)):
         top = highest[row]
         target[row, top] = top
         chain[0] = top
@@ -56,62 +63,22 @@ def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Steps:
             chain[size] = gpus
             size += 1
             gpus -= 1
-    return Steps(target, gain)
 
 
-@njit()
-def grow(
-    gpus: IntArray, target: IntArray, score: FloatArray, lowest: IntArray, capacity: int, threshold: float
-) -> IntArray:
-    """Take steps in order of score until GPUs run out or no step scores above `threshold`.
-
-    gpus: [n] to start from; the sum must be within capacity. target, score: [n, K + 1] as in
-    `Steps`, by present GPUs. Ties go to the first row. A step that does not fit is replaced by the
-    row's start with its lowest number, if that is what it is about and that fits, and left out
-    otherwise. Returns GPUs [n].
-    """
-    count = len(gpus)
-    gpus = gpus.copy()
-    heap = np.empty(count, dtype=np.int64)
-    key = np.empty(count)
-    free, size = capacity, 0
-    for row in range(count):
-        free -= gpus[row]
-        if target[row, gpus[row]] > gpus[row] and score[row, gpus[row]] > threshold:
-            key[row] = score[row, gpus[row]]
-            heap[size] = row
-            size += 1
-    heapify(heap, size, key)
-    while free > 0 and size > 0:
-        row = heap[0]
-        after = target[row, gpus[row]]
-        if after - gpus[row] > free and gpus[row] == 0:
-            after = lowest[row]
-        if after - gpus[row] <= free:
-            free -= after - gpus[row]
-            gpus[row] = after
-            if target[row, after] > after and score[row, after] > threshold:
-                key[row] = score[row, after]
-                replace_top(heap, size, key)
-                continue
-        size = shrink_top(heap, size, key)
-    return gpus
-
-
-@njit()
+@kernel()
 def heapify(heap: IntArray, size: int, key: FloatArray) -> None:
     """Order `heap[:size]`, row numbers, so that the row with the largest key, first of equals, is on top."""
     for at in range(size // 2 - 1, -1, -1):
         _sift_down(heap, size, key, at)
 
 
-@njit()
+@kernel()
 def replace_top(heap: IntArray, size: int, key: FloatArray) -> None:
     """Put the top row where it belongs after its key has changed."""
     _sift_down(heap, size, key, 0)
 
 
-@njit()
+@kernel()
 def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
     """Drop the top row; returns the new size."""
     heap[0] = heap[size - 1]
@@ -119,7 +86,7 @@ def shrink_top(heap: IntArray, size: int, key: FloatArray) -> int:
     return size - 1
 
 
-@njit()
+@kernel()
 def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
     row = heap[at]
     while 2 * at + 1 < size:
@@ -136,3 +103,74 @@ def _sift_down(heap: IntArray, size: int, key: FloatArray, at: int) -> None:
             break
     if size > 0:
         heap[at] = row
+
+
+def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
+    """A compiled function that takes steps in order of score(row, gpus, *told), also compiled.
+
+    grow(gpus, target, told, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
+    gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `Steps`. Ties go to the first
+    row. A step that does not fit is replaced by the row's start with its lowest number, if that is what it is about and
+    that fits, and left out otherwise. Returns GPUs [n]. `score` is asked only of steps that are next in their row.
+    """
+
+    @closure(_nrt=False)
+    def take(
+        gpus: IntArray,
+        target: IntArray,
+        told: tuple[Any, ...],
+        lowest: IntArray,
+        free: int,
+        threshold: float,
+        heap: IntArray,
+        key: FloatArray,
+    ) -> None:
+        size = 0
+        for row in range(len(gpus)):
+            free -= gpus[row]
+            if target[row, gpus[row]] > gpus[row]:
+                key[row] = score(row, gpus[row], *told)
+                if key[row] > threshold:
+                    heap[size] = row
+                    size += 1
+        heapify(heap, size, key)
+        while free > 0 and size > 0:
+            row = heap[0]
+            after = target[row, gpus[row]]
+            if after - gpus[row] > free and gpus[row] == 0:
+                after = lowest[row]
+            if after - gpus[row] <= free:
+                free -= after - gpus[row]
+                gpus[row] = after
+                if target[row, after] > after:
+                    key[row] = score(row, after, *told)
+                    if key[row] > threshold:
+                        replace_top(heap, size, key)
+                        continue
+            size = shrink_top(heap, size, key)
+
+    @closure(_nrt=True)
+    def grow(
+        gpus: IntArray, target: IntArray, told: tuple[Any, ...], lowest: IntArray, capacity: int, threshold: float
+    ) -> IntArray:
+        gpus, count = gpus.copy(), len(gpus)
+        take(gpus, target, told, lowest, capacity, threshold, np.empty(count, dtype=np.int64), np.empty(count))
+        return gpus
+
+    return grow
+
+
+@kernel()
+def _stored(row: int, gpus: int, score: FloatArray) -> np.float64:
+    return np.float64(score[row, gpus])
+
+
+_grow = growing(_stored)
+
+
+@njit()
+def grow(
+    gpus: IntArray, target: IntArray, score: FloatArray, lowest: IntArray, capacity: int, threshold: float
+) -> IntArray:
+    """Take steps by their score [n, K + 1], by present GPUs; see `growing`."""
+    return _grow(gpus, target, (score,), lowest, capacity, threshold)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.compiled import njit
-from rlpto.policies.greedy import Steps, grow, hull_steps
+from rlpto.compiled import kernel, njit
+from rlpto.policies.greedy import Steps, growing, hull_steps
 from rlpto.policies.index_weights import INDEX_FEATURES
 from rlpto.rewards import HOUR
 
@@ -38,6 +38,8 @@ NO_PRICE = -20.0
 """`price` at which no step costs too much."""
 CLASS_START_SCORE = 1e6
 """Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
+NEVER = np.float64(-np.inf)
+"""Score of a step that is not taken."""
 SHORTEST_REMAINING_S = 1.0
 """Remaining times below this many seconds count as this."""
 
@@ -59,6 +61,75 @@ def steering_weights(index_weights: FloatArray) -> FloatArray:
     return weights
 
 
+_NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"
+SCORE_FACTS = np.dtype([(name, np.float64) for name in _NAMES])
+"""What the scores of all steps of a job are made of. unit: speed of one GPU. hours: left, times the speed."""
+
+
+@kernel(error_model="numpy")
+def fill_score_facts(
+    now: float, capacity: int, view: AnyArray, weights: FloatArray, speeds: FloatArray, facts: AnyArray
+) -> None:
+    """Fill facts [n] SCORE_FACTS of the jobs in view."""
+    wanted, worst = 0, 0
+    for row in range(len(view)):
+        wanted += view[row].max_gpus
+        worst = max(worst, view[row].effective_priority)
+    load = np.log1p(wanted / max(capacity, 1))
+    max_price = np.exp(weights[0, _PRICE]) if len(weights) else 0.0
+    for row in range(len(view)):
+        w = weights[row if len(weights) > 1 else 0]
+        job, its = view[row], facts[row]
+        its.unit = speeds[row, job.min_gpus] / job.min_gpus
+        r = np.log(max(job.remaining / its.unit, SHORTEST_REMAINING_S) / HOUR)
+        its.base = (
+            w[_REMAINING] * r
+            + w[_REMAINING_SQUARED] * r * r
+            + w[_LOAD_REMAINING] * r * load
+            + w[_PRIORITY] * (1 - job.effective_priority)
+            + w[_AGE] * np.log1p((now - job.submit_time) / HOUR)
+            + w[_ATTAINED] * np.log1p(job.attained_service / HOUR)
+        )
+        its.sticky = w[_HELD] + w[_HELD_REMAINING] * r
+        its.growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
+        its.pace = w[_PACE] + w[_PACE_REMAINING] * r
+        its.start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
+        its.class_start = CLASS_START_SCORE * (worst - job.effective_priority)
+        its.hours, its.rescale_cost = job.remaining / HOUR, w[_PATIENCE] * job.rescale_delay / HOUR
+        its.max_price = max_price if len(weights) == 1 else np.exp(w[_PRICE])
+
+
+@kernel(error_model="numpy")
+def step_score(row: int, gpus: int, view: AnyArray, speeds: FloatArray, steps: Steps, facts: AnyArray) -> np.float64:
+    """Score of a job's step from `gpus` on, where there is one.
+
+    -infinity if it gains nothing, costs too much or is not worth its rescale.
+    """
+    after, gain = steps.target[row, gpus], steps.gain[row, gpus]
+    if not gain > 0:
+        return NEVER
+    its, speed, held = facts[row], speeds[row], view[row].gpus
+    left = its.hours
+    if gpus > 0:
+        saved = left / speed[gpus] - left / speed[after]
+        extra = after * left / speed[after] - gpus * left / speed[gpus]
+        if saved < its.max_price * extra:
+            return NEVER
+    if 0 < held < after and left / speed[held] - left / speed[after] < its.rescale_cost:
+        return NEVER
+    kept = max(min(held, after) - gpus, 0) / (after - gpus)
+    score: np.float64 = its.base + its.growth * np.log(gain / its.unit) + its.sticky * kept
+    if gpus == 0:
+        score += its.start
+        score += its.class_start
+    else:
+        score += its.pace * np.log(speed[gpus] / its.unit)
+    return score
+
+
+_grow = growing(step_score)
+
+
 @njit()
 def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
@@ -69,60 +140,6 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     """
     lowest = view["min_gpus"].copy()
     steps = hull_steps(speed, lowest, view["max_gpus"].copy())
-    scores = score_steps(now, capacity, view, speed, steps, weights)
-    worst = 0
-    for row in range(len(view)):
-        worst = max(worst, view[row].effective_priority)
-    for row in range(len(view)):
-        scores[row, 0] += CLASS_START_SCORE * (worst - view[row].effective_priority)
-    return grow(np.zeros_like(lowest), steps.target, scores, lowest, capacity, -np.inf)
-
-
-@njit(error_model="numpy")
-def score_steps(
-    now: float, capacity: int, view: AnyArray, speeds: FloatArray, steps: Steps, weights: FloatArray
-) -> FloatArray:
-    """[n, K + 1] score of the step from k GPUs on, for the k that a job passes on its way up.
-
-    -infinity elsewhere, for steps that gain nothing, and for those that cost too much or are not worth
-    their rescale, with all that would follow them. weights: [1 or n, STEERING_FEATURES].
-    """
-    score = np.full(speeds.shape, -np.inf)
-    wanted = 0
-    for row in range(len(view)):
-        wanted += view[row].max_gpus
-    load = np.log1p(wanted / max(capacity, 1))
-    for row in range(len(view)):
-        w = weights[row if len(weights) > 1 else 0]
-        job, speed = view[row], speeds[row]
-        unit = speed[job.min_gpus] / job.min_gpus
-        r = np.log(max(job.remaining / unit, SHORTEST_REMAINING_S) / HOUR)
-        base = (
-            w[_REMAINING] * r
-            + w[_REMAINING_SQUARED] * r * r
-            + w[_LOAD_REMAINING] * r * load
-            + w[_PRIORITY] * (1 - job.effective_priority)
-            + w[_AGE] * np.log1p((now - job.submit_time) / HOUR)
-            + w[_ATTAINED] * np.log1p(job.attained_service / HOUR)
-        )
-        sticky = w[_HELD] + w[_HELD_REMAINING] * r
-        growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
-        pace = w[_PACE] + w[_PACE_REMAINING] * r
-        start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
-        left, max_price = job.remaining / HOUR, np.exp(w[_PRICE])
-        held, rescale_cost = job.gpus, w[_PATIENCE] * job.rescale_delay / HOUR
-        gpus = 0
-        while steps.target[row, gpus] > gpus and steps.gain[row, gpus] > 0:
-            after = steps.target[row, gpus]
-            if gpus > 0:
-                saved = left / speed[gpus] - left / speed[after]
-                extra = after * left / speed[after] - gpus * left / speed[gpus]
-                if saved < max_price * extra:
-                    break
-            if 0 < held < after and left / speed[held] - left / speed[after] < rescale_cost:
-                break
-            kept = max(min(held, after) - gpus, 0) / (after - gpus)
-            score[row, gpus] = base + growth * np.log(steps.gain[row, gpus] / unit) + sticky * kept
-            score[row, gpus] += start if gpus == 0 else pace * np.log(speed[gpus] / unit)
-            gpus = after
-    return score
+    facts = np.empty(len(view), SCORE_FACTS)
+    fill_score_facts(now, capacity, view, weights, speed, facts)
+    return _grow(np.zeros_like(lowest), steps.target, (view, speed, steps, facts), lowest, capacity, -np.inf)

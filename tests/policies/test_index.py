@@ -18,7 +18,7 @@ from rlpto.policies.index_weights import (
     save_index_weights,
 )
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import score_steps, steer, steering_weights
+from rlpto.policies.steering import SCORE_FACTS, fill_score_facts, steer, steering_weights, step_score
 
 from .builders import J, make_state, power
 
@@ -86,7 +86,10 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
     jobs = state.jobs
     steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
     steering = steering_weights(weights.vector())[None]
-    scores = score_steps(state.time, state.capacity, jobs.records, jobs.speed, steps, steering)[0]
+    facts = np.zeros(len(jobs), SCORE_FACTS)
+    fill_score_facts(state.time, state.capacity, jobs.records, steering, jobs.speed, facts)
+    facts["class_start"] = 0.0
+    scores = [step_score(0, held, jobs.records, jobs.speed, steps, facts) for held in range(4)]
     r, load = np.log(2.0), np.log(1 + 6 / 4)
     base = -0.3 * r + 0.05 * r * r + 0.07 * r * load + 1.3 + 0.2 * np.log(1.5) - 0.1 * np.log(4.0)
     sticky = 0.4 + 0.15 * r
