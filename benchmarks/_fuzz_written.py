@@ -139,7 +139,7 @@ def _session() -> bytes:
         database.node("n1", 0, 4, True, 0.0)
         database.decision(Decision(1.0, "fifo", 0.01, 4, 2, 2, 1, {"job-0": 0}, {"job-0": 2}, {"job-0": 8}))
         database.followed((0.1, 0.2, 0.3), 60.0, 120.0, 5.0)
-        database.plan([Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
+        database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
         database.event(2.0, "rescale", "job-0", "n1", 3.0, "2")
     content = path.read_bytes()

@@ -6,6 +6,8 @@ and weekly lags) into quantiles of log1p counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,10 +108,21 @@ def train(network: QuantileGRU, examples: Examples, validation: int, settings: N
     Examples whose targets reach into the validation part are left out. The same seed gives the same weights.
     """
     data = [torch.tensor(part, dtype=torch.float32) for part in vars(examples).values()]
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         _optimise(network, data, validation, settings, np.random.default_rng(seed))
     network.eval()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: in networks as small as these, more wait for each other ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _optimise(

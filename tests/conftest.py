@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Tests run in as many processes as there are cores: threads of all of them would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A busy machine is no failure.
 settings.register_profile("rlpto", deadline=None)
 settings.load_profile("rlpto")
