@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -28,7 +27,8 @@ def interrupts_kept() -> Iterator[None]:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        timer = threading.Timer(AGAIN_SECONDS, _thread.interrupt_main)
+        # A real signal: it ends a wait, too.
+        timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
         timer.daemon = True  # a command that has ended has nothing to interrupt
         timer.start()
 
