@@ -30,7 +30,7 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster
 
-lint: $(VENV)/.dev  ## formatting, style, types, and which room may import which
+lint: $(VENV)/.dev  ## formatting, style, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
