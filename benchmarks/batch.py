@@ -25,7 +25,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 BATCH = 64
 NODES = ClusterShape((Node(4),) * 16)
-LIMIT = 1_500_000
+LIMIT = 1_000_000
 HOUR = 3600.0
 
 

@@ -16,7 +16,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiment import Experiment
 
 POLLUX_JOBS_PER_SECOND = 12.8
-TIMES_FASTER = 100
+TIMES_FASTER = 400
 
 
 def main() -> None:
