@@ -99,7 +99,7 @@ def encode(
 ) -> None:
     """Fill `jobs`, `mask` and `cluster` of an observation without leading axis.
 
-    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.jobs.JobTable`.
+    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.job_table.JobTable`.
     """
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0

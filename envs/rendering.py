@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from rlpto.arrays import IntArray
 from rlpto.cluster import Cluster
-from rlpto.jobs import PRIORITY_CLASSES, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.records import DecisionRecords, RunRecord
 from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import job_records

@@ -11,7 +11,8 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import ConfigError
-from rlpto.jobs import Job, JobStore, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 

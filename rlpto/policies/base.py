@@ -9,7 +9,7 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.jobs import JobTable
+from rlpto.job_table import JobTable
 from rlpto.settings import Settings
 
 

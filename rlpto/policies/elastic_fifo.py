@@ -13,7 +13,7 @@ import numpy as np
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
-from rlpto.jobs import JobTable
+from rlpto.job_table import JobTable
 from rlpto.policies.base import BackfillOptions, BasePolicy
 
 MIN_REMAINING_DELAYS = 3.0

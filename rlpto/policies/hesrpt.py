@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.jobs import JobTable
+from rlpto.job_table import JobTable
 from rlpto.policies.base import BasePolicy, unit_speed
 from rlpto.policies.filling import apportion
 from rlpto.settings import Settings

@@ -25,7 +25,7 @@ from pydantic import Field
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
-from rlpto.jobs import JobTable
+from rlpto.job_table import JobTable
 from rlpto.policies.base import BasePolicy, unit_speed
 from rlpto.policies.greedy import grow, hull_steps
 from rlpto.rewards import HOUR, RewardWeights

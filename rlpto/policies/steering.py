@@ -134,7 +134,7 @@ _grow = growing(step_score)
 def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
-    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.jobs.JobTable`.
+    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.job_table.JobTable`.
     Whatever the weights, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows.
     """

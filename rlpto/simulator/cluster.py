@@ -10,7 +10,8 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
-from rlpto.jobs import EstimateNoise, Job, JobStore, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs

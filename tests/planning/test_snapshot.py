@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.jobs import EstimateNoise, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import EstimateNoise
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import take_snapshot

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rlpto.cluster import ClusterShape, ClusterState, Node
-from rlpto.jobs import Job, JobStore, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import Job, JobStore
 from rlpto.performance.tables import JobType, SpeedTables
 
 EPOCHS = 4

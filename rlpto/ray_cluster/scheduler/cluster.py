@@ -9,7 +9,8 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
-from rlpto.jobs import EstimateNoise, Job, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend

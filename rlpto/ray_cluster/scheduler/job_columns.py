@@ -8,7 +8,8 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.cluster import Progress
-from rlpto.jobs import PRIORITY_CLASSES, Job, JobStore, JobTable
+from rlpto.job_table import JobTable
+from rlpto.jobs import PRIORITY_CLASSES, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow

@@ -1,0 +1,209 @@
+"""The table of active jobs that a policy sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.jobs import VIEW, EstimateNoise, JobStore, fill_estimates, fill_limits, fill_speed
+from rlpto.performance.tables import NO_TYPE, SpeedTables
+
+NO_BATCH_SIZE = -1
+"""In place of a batch size where a job has no further one to choose from."""
+
+NO_NOISE = np.zeros((0, 0))
+"""In place of factors: what is told is true."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a table's speeds and remaining work are made of, for its n rows.
+
+    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of what is told, [n]
+    each, or None.
+    """
+
+    tables: SpeedTables
+    type_index: IntArray
+    scale: FloatArray
+    noise: EstimateNoise | None
+
+
+class JobTable:
+    """n active jobs of a store as columns, gathered when first asked for.
+
+    Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
+    store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
+    priority class after aging. noise: errors of what is told, or None.
+    """
+
+    submit_time: FloatArray
+    epochs: FloatArray
+    data_size: FloatArray
+    requested_gpus: IntArray
+    min_gpus: IntArray
+    max_gpus: IntArray
+    priority: IntArray
+    gpus: IntArray
+    progress: FloatArray
+    rescale_left: FloatArray
+    attained_service: FloatArray
+    start_time: FloatArray
+    wait_start: FloatArray
+    rescales: IntArray
+    peak_gpus: IntArray
+    type_index: IntArray
+    rescale_delay: FloatArray
+    epoch: IntArray
+    remaining: FloatArray
+    accuracy: FloatArray
+    first_accuracy: FloatArray
+    final_accuracy: FloatArray
+    scale: FloatArray
+    records: AnyArray
+    """[n] VIEW: all columns, for compiled code."""
+    speed: FloatArray
+    """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
+
+    Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below."""
+    waiting: BoolArray
+    """[n] True for jobs that hold no GPUs."""
+    keepable: IntArray
+    """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+    batch_sizes: IntArray
+    """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
+    first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
+    speed_at_batch_sizes: FloatArray
+    """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        tables: SpeedTables,
+        index: IntArray,
+        effective_priority: IntArray,
+        gpus_per_node: int,
+        noise: EstimateNoise | None = None,
+    ) -> None:
+        self.store = store
+        self._tables = tables
+        self._gpus_per_node = gpus_per_node
+        self._noise = noise
+        self.index = index
+        self.effective_priority = effective_priority
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getattr__(self, name: str) -> AnyArray:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        find = _FOUND.get(name)
+        if find is not None:
+            found: AnyArray = find(self)
+        elif name in (VIEW.names or ()):
+            found = np.ascontiguousarray(self.records[name])
+        else:
+            raise AttributeError(f"a JobTable has no column {name}")
+        self.__dict__[name] = found  # found without this function from now on
+        return found
+
+    def told(self) -> Told:
+        """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
+        noise = self._noise
+        if noise is not None:
+            noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
+        return Told(self._tables, self.type_index, self.scale, noise)
+
+    def types_at(self, batch_size: IntArray) -> IntArray:
+        """[n] types of the jobs once a scheduler has chosen batch_size [n]; NO_TYPE where it is not one of theirs."""
+        return self._tables.types_at(self.type_index, batch_size)
+
+    def columns(self) -> JobStore:
+        """A copy of the columns of these n jobs, as a store of their own."""
+        return self.store.take(self.index)
+
+    def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
+        """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""
+        return JobTable(
+            self.store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
+        )
+
+    def remaining_time(self, gpus: IntArray) -> FloatArray:
+        """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""
+        if self._noise is None and self._tables.known_speed is None:
+            # The whole table of speeds would be fifty times the work for one entry a job.
+            row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
+            speed = self._tables.rates[row, self.epoch] * self.scale
+        else:
+            speed = self.speed[np.arange(len(self)), gpus]
+        with np.errstate(divide="ignore"):
+            seconds: FloatArray = self.remaining / speed
+        return seconds
+
+    def accuracy_at(self, progress: FloatArray) -> FloatArray:
+        """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""
+        curve = self._tables.accuracy
+        last = self._tables.epochs[self.type_index]
+        at = np.minimum(progress, last)
+        low = np.minimum(at.astype(np.int64), last - 1)
+        start, end = curve[self.type_index, low], curve[self.type_index, low + 1]
+        accuracy: FloatArray = start + (at - low) * (end - start)
+        return accuracy
+
+    def ranked(self, key: FloatArray | IntArray) -> IntArray:
+        """[n] row numbers by effective priority class, then by ascending `key`, then in queue order."""
+        return np.lexsort((key, self.effective_priority))
+
+    def _gather(self) -> AnyArray:
+        """[n] VIEW of the jobs as they stand now."""
+        tables = self._tables
+        view = np.empty(len(self.index), dtype=VIEW)
+        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
+        jobs = self.store.records
+        fill_limits(jobs, self.index, self.effective_priority, view)
+        fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
+        return view
+
+    def _gather_speed(self) -> FloatArray:
+        """[n, K + 1] speeds."""
+        return self._speed_of(self.records)
+
+    def _speed_of(self, records: AnyArray) -> FloatArray:
+        """[n, K + 1] speeds of jobs as `records` [n] VIEW say."""
+        tables = self._tables
+        noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
+        speed = np.empty((len(records), tables.max_gpus + 1))
+        packed = tables.packed_rows(self._gpus_per_node)
+        fill_speed(records, tables.rates, packed, tables.told_speed, noise, tables.max_gpus, speed)
+        return speed
+
+    def _gather_batch_sizes(self) -> IntArray:
+        """[n, V] batch sizes to choose from."""
+        choices = self._tables.batch_choices[self.type_index]
+        return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
+
+    def _gather_speed_at_batch_sizes(self) -> FloatArray:
+        """[V, n, K + 1] speeds at them."""
+        found, work = [], self._tables.known_remaining
+        for types in self._tables.batch_choices[self.type_index].T:
+            records = self.records.copy()
+            records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
+            speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
+            if work is not None:  # counted in steps, which are worth more where the batch is larger
+                speed *= (work[self.type_index, self.epoch] / work[kind, self.epoch])[:, None]
+            found.append(speed)
+        return np.stack(found)
+
+
+_FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
+    "records": JobTable._gather,
+    "speed": JobTable._gather_speed,
+    "waiting": lambda table: table.gpus == 0,
+    "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
+    "batch_sizes": JobTable._gather_batch_sizes,
+    "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
+}
