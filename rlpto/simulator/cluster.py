@@ -16,7 +16,8 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, advance_until, apply_and_look, choose_types, next_point, outlook
+from rlpto.simulator.job_kernels import choose_types
+from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 

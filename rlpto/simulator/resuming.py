@@ -6,7 +6,8 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import kernel
 from rlpto.jobs import curve_at
 from rlpto.simulator.arrays import World
-from rlpto.simulator.kernels import clear_sums, finish_time, join_arrivals, log_change, speed_row, train_at
+from rlpto.simulator.job_kernels import finish_time, log_change, speed_row, train_at
+from rlpto.simulator.kernels import clear_sums, join_arrivals
 
 
 @kernel()
