@@ -211,6 +211,7 @@ SMALL_EXPERIMENT = b"""\
 cluster: {nodes: [{count: 1, gpus: 8}]}
 workload: {days: 0.5, load: 0.5, windows: {hours: 2}, mapping: {oversized: clip}}
 policies: [fifo]
+agent: {steps: 256, envs: 4, ppo: {rollout: 16}, evolution: {generations: 1}}
 """
 
 
@@ -236,7 +237,7 @@ def _lines(folder: Path) -> list[tuple[object, ...]]:
         ("forecast", "fit", counts, "--every", "1h", "--value", "count", "--method", "smoothing", "-o", model),
         ("evaluate", experiment, "--windows", "train", "--limit", "1", *run),
         ("evaluate", experiment, "--follow", jobs, *run),
-        ("train", experiment, "--seed", "x", "--run-dir", folder / "run"),
+        ("train", experiment, "--seed", "0", "--run-dir", folder / "run"),
     ]
 
 
