@@ -263,8 +263,12 @@ def next_decision(w: World, b: int) -> float:
 
 @kernel()
 def next_point(w: World, b: int) -> float:
-    """Time [s] of the next decision point, were no further jobs to come; at most the time limit."""
-    return float(min(next_decision(w, b), w.rules[0].limit))
+    """Time [s] of the next decision point at the latest, were no further jobs to come; at most the time limit."""
+    cluster, due = w.clusters[b], next_decision(w, b)
+    if cluster.next_toggle < due and cluster.arrived < cluster.jobs:
+        # A node that goes or comes before makes it later: should no job be left by then, it is put off till the next.
+        due = max(due, tick_from(w.jobs[b, cluster.arrived].submit_time, w.rules[0].interval))
+    return float(min(due, w.rules[0].limit))
 
 
 @kernel()

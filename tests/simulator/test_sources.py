@@ -17,7 +17,7 @@ from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import Case, cases, job, linear_tables, make_cluster
 
@@ -66,6 +66,20 @@ def test_time_waits_for_what_may_come_before_the_next_decision() -> None:
     record = run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
     assert record.jobs.finish_time.tolist() == pytest.approx([100.0, 600.0])
     assert source.waits == 1
+
+
+def test_time_waits_for_jobs_where_a_node_fails_in_an_idle_cluster() -> None:
+    jobs = [job(0, 0.0, epochs=0.1), job(1, 943.0), job(2, 952.0)]
+    settings = SimulatorSettings(
+        interval=300.0, decide_on="interval", failures=FailureSettings(mtbf_hours=0.1, mttr_hours=0.01)
+    )
+    shape = make_cluster([], linear_tables()).shape
+    for seed in range(8):
+        finished = []
+        for known, source in ((jobs, None), ((), Portions([jobs[:2], jobs[2:], []]))):
+            cluster = SimulatedCluster(shape, known, linear_tables(), settings, seed, source=source)
+            finished.append(run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights()).jobs.finish_time)
+        np.testing.assert_array_equal(*finished)
 
 
 def test_a_cluster_whose_jobs_have_ended_is_done_only_once_its_source_is_closed() -> None:
