@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -81,6 +81,11 @@ class Forecast:
     demand: float = 0.0
 
 
+def nowhere(index: IntArray) -> tuple[IntArray, ...]:
+    """Nodes of n jobs that hold no GPUs."""
+    return (np.zeros(0, dtype=np.int64),) * len(index)
+
+
 @dataclass(frozen=True)
 class ClusterState:
     """What a policy decides on.
@@ -91,6 +96,7 @@ class ClusterState:
     interval: seconds between regular decisions.
     forecast: predicted task volume, or None.
     reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.queues.Queue.admit` sees to it.
+    nodes_of: for job numbers [n] the number, in the shape, of the node of each GPU that they hold.
     """
 
     time: float
@@ -99,6 +105,15 @@ class ClusterState:
     interval: float
     forecast: Forecast | None = None
     reserved: int = 0
+    nodes_of: Callable[[IntArray], tuple[IntArray, ...]] = nowhere
+
+    @cached_property
+    def held_nodes(self) -> IntArray:
+        """[n, N] GPUs that every job holds on every node now."""
+        held = np.zeros((len(self.jobs), len(self.shape)), dtype=np.int64)
+        for row, nodes in zip(held, self.nodes_of(self.jobs.index), strict=True):
+            np.add.at(row, nodes, 1)
+        return held
 
     @property
     def capacity(self) -> int:
@@ -120,11 +135,14 @@ class Allocation:
         A cluster may place in an order of its own: under `placement: pack` large jobs go first.
     batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0, or None for all: the job's own choice.
         A change of it alone costs a running job nothing.
+    placement: [n, N] GPUs of every job on every node of the shape, `gpus` in all; None: the cluster places them. A job
+        that holds just these is not touched.
     """
 
     gpus: IntArray
     order: IntArray | None = None
     batch_size: IntArray | None = None
+    placement: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,11 @@ class JobTable:
             self.store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
         )
 
+    def speed_on(self, spans: int) -> FloatArray:
+        """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
+        rows = self._tables.row
+        return self._speed_of(self.records, rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
+
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""
         if self._noise is None and self._tables.known_speed is None:
@@ -172,13 +177,13 @@ class JobTable:
         """[n, K + 1] speeds."""
         return self._speed_of(self.records)
 
-    def _speed_of(self, records: AnyArray) -> FloatArray:
-        """[n, K + 1] speeds of jobs as `records` [n] VIEW say."""
+    def _speed_of(self, records: AnyArray, rows: IntArray | None = None) -> FloatArray:
+        """[n, K + 1] speeds of jobs as `records` [n] VIEW say; rows: [T, K + 1], None: those of packed placements."""
         tables = self._tables
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         speed = np.empty((len(records), tables.max_gpus + 1))
-        packed = tables.packed_rows(self._gpus_per_node)
-        fill_speed(records, tables.rates, packed, tables.told_speed, noise, tables.max_gpus, speed)
+        rows = tables.packed_rows(self._gpus_per_node) if rows is None else rows
+        fill_speed(records, tables.rates, rows, tables.told_speed, noise, tables.max_gpus, speed)
         return speed
 
     def _gather_batch_sizes(self) -> IntArray:

@@ -95,8 +95,8 @@ class Queue:
 
         A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
         jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
-        no Allocation, numbers that are not whole, are negative, or break a job's limits, or a batch size that is not
-        one of those the job has.
+        no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
+        one of those the job has, or a placement that the nodes have no room for.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -110,7 +110,11 @@ class Queue:
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
         order = check_order(allocation.order, len(jobs), policy)
-        return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy))
+        placement = check_placement(allocation.placement, state, wishes, policy)
+        if placement is not None and not np.array_equal(gpus, wishes):
+            free = np.array([node.gpus if node.up else 0 for node in state.shape]) - placement.sum(axis=0)
+            fit_rows(placement, gpus, free)
+        return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy), placement)
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
@@ -149,6 +153,57 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
             f"{state.time:.0f} s: expected 0 (its own choice)" + (f" or one of {known}" if known else "")
         )
     return np.where(gpus > 0, chosen, 0)
+
+
+def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
+    """A copy of `placement` as int64 [n, N] if it gives every job its gpus [n] on nodes that are up, or PolicyError."""
+    if placement is None:
+        return None
+    array, shape = np.asarray(placement), (len(state.jobs), len(state.shape))
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise PolicyError(
+            f"policy {policy} returned a placement of shape {array.shape} and type {array.dtype}: expected whole "
+            f"numbers of shape {shape}, one for every job and node"
+        )
+    array = array.astype(np.int64)
+    wrong = np.flatnonzero((array < 0).any(axis=1) | (array.sum(axis=1) != gpus))
+    if len(wrong):
+        job, placed = int(state.jobs.index[wrong[0]]), array[wrong[0]].tolist()
+        raise PolicyError(f"policy {policy} placed job {job} on {placed}: expected {int(gpus[wrong[0]])} GPUs in all")
+    for number, (node, used) in enumerate(zip(state.shape, array.sum(axis=0).tolist(), strict=True)):
+        room = node.gpus if node.up else 0
+        if used > room:
+            raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
+    return array
+
+
+@kernel()
+def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go first, nodes with most free are taken first."""
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more < 0:
+            least = -1
+            for node in range(len(row)):
+                if row[node] > 0 and (least < 0 or row[node] <= row[least]):
+                    least = node
+            given = min(row[least], -more)
+            row[least] -= given
+            free[least] += given
+            more += given
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more > 0:
+            best = 0
+            for node in range(len(free)):
+                if free[node] > free[best]:
+                    best = node
+            taken = min(free[best], more)
+            row[best] += taken
+            free[best] -= taken
+            more -= taken
 
 
 def check_order(order: Any, count: int, policy: str) -> IntArray | None:

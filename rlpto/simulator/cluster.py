@@ -18,6 +18,7 @@ from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.job_kernels import choose_types
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
+from rlpto.simulator.placing import apply_placement
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -166,15 +167,20 @@ class SimulatedCluster:
         held: IntArray = self._world.nodes[0, job, : self.store.gpus[job]].astype(np.int64)
         return held
 
+    def _nodes_of_all(self, index: IntArray) -> tuple[IntArray, ...]:
+        """The same for jobs number `index` [n]."""
+        return tuple(self.nodes_of(job) for job in index.tolist())
+
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
-        return ClusterState(self.time, self.table_of(active), self.shape, self._settings.interval)
+        interval, nodes_of = self._settings.interval, self._nodes_of_all
+        return ClusterState(self.time, self.table_of(active), self.shape, interval, nodes_of=nodes_of)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs hold their GPUs."""
         records = self.store.records[index]
-        nodes = tuple(self.nodes_of(int(job)) for job in index)
+        nodes = self._nodes_of_all(index)
         joining = records["grow_left"] > 0
         spans = np.array([len(np.unique(held)) for held in nodes], dtype=np.int64)
         rows = self._world.row[records["type_index"], :, records["training_gpus"]]
@@ -200,6 +206,10 @@ class SimulatedCluster:
             chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
             choose_types(self._world, 0, state.jobs.index, state.jobs.types_at(chosen))
             self._batches_chosen = bool(chosen.any())
+        if allocation.placement is not None:
+            apply_placement(self._world, 0, state.jobs.index, allocation.placement)
+            self._see(outlook(self._world, 0))
+            return
         order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
         self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
 

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
-from rlpto.ray_cluster.scheduler.placement import place
+from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen
 
 JOBS = ("a", "b", "c")
 
@@ -303,3 +304,9 @@ class Machine(RuleBasedStateMachine):
 
 TestNoGpuIsUsedTwice = Machine.TestCase
 TestNoGpuIsUsedTwice.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+def test_workers_that_a_policy_leaves_on_their_nodes_keep_their_order() -> None:
+    present = {"a": ("n2", "n1", "n2"), "b": ("n1",)}
+    chosen = {"a": np.array([1, 1, 1]), "b": np.array([1, 0, 0]), "c": np.array([0, 0, 2])}
+    assert place_as_chosen(["n1", "n2", "n3"], present, chosen) == {"a": ["n2", "n1", "n3"], "c": ["n3", "n3"]}

@@ -18,7 +18,7 @@ from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement, place, shape_with
+from rlpto.ray_cluster.scheduler.placement import known_placement, place, place_as_chosen, shape_with
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -129,7 +129,8 @@ class RayCluster:
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
-        return ClusterState(self.time, self.table_of(active), self.shape, self._rules.interval)
+        table, interval = self.table_of(active), self._rules.interval
+        return ClusterState(self.time, table, self.shape, interval, nodes_of=lambda index: self.placement(index).nodes)
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
@@ -170,7 +171,11 @@ class RayCluster:
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         batch_sizes = {job: size for job, size in zip(ids, chosen.tolist(), strict=True) if size}
         with self.database.transaction():
-            placed = place(claims.capacity, {job: plan.nodes for job, plan in present.items()}, after)
+            nodes = {job: plan.nodes for job, plan in present.items()}
+            if allocation.placement is None:
+                placed = place(claims.capacity, nodes, after)
+            else:
+                placed = place_as_chosen(claims.capacity, nodes, dict(zip(ids, allocation.placement, strict=True)))
             plans = {job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job)) for job in ids}
             self._give({job: plan for job, plan in plans.items() if plan != present[job]})
             self._take_types(state.jobs.index, state.jobs.types_at(chosen))

@@ -46,6 +46,28 @@ def place(
     return placed
 
 
+def place_as_chosen(
+    gpus: Iterable[str], present: Mapping[str, Sequence[str]], chosen: Mapping[str, IntArray]
+) -> dict[str, list[str]]:
+    """Where jobs are to be whose GPUs on every node [N or more] a policy has chosen, by node id; those that change.
+
+    gpus: node ids in the order of their numbers. Workers that stay keep their order, so that ranks do.
+    """
+    names, placed = list(gpus), {}
+    for job, row in chosen.items():
+        left = Counter({name: int(count) for name, count in zip(names, row, strict=False) if count})
+        now = present.get(job, ())
+        if Counter(now) == left:
+            continue
+        nodes = []
+        for name in now:
+            if left[name] > 0:
+                left[name] -= 1
+                nodes.append(name)
+        placed[job] = nodes + sorted(left.elements(), key=names.index)
+    return placed
+
+
 def _grouped(nodes: list[int], room: int) -> IntArray:
     """Node numbers in order of their first, equal ones side by side, as the placement functions expect them."""
     return np.array(sorted(nodes, key=nodes.index), dtype=np.int64) if nodes else np.zeros(max(room, 1), dtype=np.int64)

@@ -1,0 +1,126 @@
+"""Jobs go to the very nodes that a policy has chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.cluster import Allocation, ClusterState, Node
+from rlpto.errors import PolicyError
+from rlpto.policies.base import BasePolicy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import job, linear_tables, make_cluster
+
+NODES = [4, 2, 3]
+
+
+def place(cluster: SimulatedCluster, rows: list[list[int]]) -> Allocation:
+    placement = np.array(rows)
+    state = cluster.state()
+    admitted = Queue(QueueSettings()).admit(state, Allocation(placement.sum(axis=1), placement=placement), "test")
+    cluster.apply(state, admitted)
+    return admitted
+
+
+class AnyNodes(BasePolicy):
+    """Places jobs at random, and now and then keeps all of them where they are."""
+
+    name = "any_nodes"
+
+    def reset(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.chosen: list[np.ndarray] = []
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        placement = state.held_nodes.copy()
+        if self._rng.random() < 0.8:
+            placement[:] = 0
+            free = state.shape.node_gpus.copy()
+            for row in self._rng.permutation(len(state.jobs)):
+                for _ in range(self._rng.integers(0, 4)):
+                    node = self._rng.integers(len(free))
+                    if free[node] and placement[row].sum() < state.jobs.max_gpus[row]:
+                        placement[row, node] += 1
+                        free[node] -= 1
+            if not placement.any():
+                placement[0, 0] = 1
+        return Allocation(placement.sum(axis=1), placement=placement)
+
+
+def test_a_job_gets_the_nodes_that_were_chosen() -> None:
+    cluster = make_cluster([job(i, gpus=4) for i in range(2)], linear_tables(), NODES)
+    place(cluster, [[1, 0, 3], [2, 2, 0]])
+    assert cluster.state().held_nodes.tolist() == [[1, 0, 3], [2, 2, 0]]
+    assert cluster.held_gpus == 8
+
+
+def test_who_stays_where_it_is_loses_nothing_and_who_moves_does() -> None:
+    cluster = make_cluster([job(i, max_gpus=4) for i in range(2)], linear_tables(delay=30.0), NODES, interval=60)
+    place(cluster, [[1, 0, 0], [0, 2, 0]])
+    cluster.advance()
+    place(cluster, [[1, 0, 0], [0, 0, 2]])
+    assert cluster.store.rescales.tolist() == [0, 1]
+    assert cluster.store.rescale_left.tolist() == [0.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        ([[1, 0]], r"placement of shape \(1, 2\).*\(1, 3\)"),
+        ([[0.5, 0.5, 0]], "type float64: expected whole numbers"),
+        ([[2, -1, 0]], r"placed job 0 on \[2, -1, 0\]: expected 1 GPUs"),
+        ([[1, 1, 0]], r"placed job 0 on \[1, 1, 0\]: expected 1 GPUs"),
+    ],
+)
+def test_a_placement_that_makes_no_sense_is_refused(placement: list[list[float]], said: str) -> None:
+    cluster = make_cluster([job(0)], linear_tables(), NODES)
+    with pytest.raises(PolicyError, match=said):
+        Queue(QueueSettings()).admit(cluster.state(), Allocation(np.array([1]), placement=np.array(placement)), "test")
+
+
+def test_a_node_is_not_given_away_twice() -> None:
+    cluster = make_cluster([job(i, gpus=2) for i in range(2)], linear_tables(), NODES)
+    with pytest.raises(PolicyError, match="placed 4 GPUs on node 1: expected at most 2"):
+        place(cluster, [[0, 2, 0], [0, 2, 0]])
+
+
+def test_a_node_that_is_down_has_no_room() -> None:
+    cluster = make_cluster([job(0)], linear_tables(), NODES)
+    state = cluster.state()
+    down = ClusterState(0.0, state.jobs, state.shape.with_up([True, False, True]), 60.0)
+    with pytest.raises(PolicyError, match="placed 1 GPUs on node 1: expected at most 0"):
+        Queue(QueueSettings()).admit(down, Allocation(np.array([1]), placement=np.array([[0, 1, 0]])), "test")
+
+
+def test_jobs_that_are_cut_keep_their_largest_parts() -> None:
+    """GPUs are held back for jobs of class high: the last job is cut to its lowest number."""
+    cluster = make_cluster([job(0, gpus=4), job(1, max_gpus=5)], linear_tables(), NODES)
+    state = ClusterState(0.0, cluster.state().jobs, cluster.shape, 60.0, reserved=2)
+    placement = np.array([[4, 0, 0], [0, 2, 3]])
+    admitted = Queue(QueueSettings()).admit(state, Allocation(np.array([4, 5]), placement=placement), "test")
+    assert admitted.gpus.tolist() == [4, 3]
+    assert admitted.placement is not None
+    assert admitted.placement.tolist() == [[4, 0, 0], [0, 0, 3]]
+
+
+@given(seed=st.integers(0, 10_000), growth=st.sampled_from(["pause", "overlap"]), count=st.integers(1, 6))
+def test_whatever_nodes_are_chosen_all_jobs_finish_within_the_nodes(seed: int, growth: str, count: int) -> None:
+    jobs = [job(i, 40.0 * i, max_gpus=4) for i in range(count)]
+    settings = SimulatorSettings(interval=20.0, growth=growth)
+    cluster = SimulatedCluster(tuple(map(Node, NODES)), jobs, linear_tables(delay=7.0), settings)
+    record = finish(cluster, seed)
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert (record.decisions.held <= sum(NODES)).all()
+    assert cluster.held_gpus == 0
+
+
+def finish(cluster: SimulatedCluster, seed: int) -> RunRecord:
+    return run(cluster, AnyNodes(), QueueSettings(), RewardWeights(), seed=seed)
