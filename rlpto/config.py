@@ -18,6 +18,7 @@ from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.reading import one_line
+from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
 from rlpto.settings import LARGEST_SEED, Settings
 from rlpto.settings_text import described_yaml, first_problem
@@ -144,7 +145,12 @@ class KnowledgeSettings(Settings):
 
     mode: Literal["exact", "noisy", "online"] = "exact"
     """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
-    what each job's own reports tell so far (on a real cluster only: simulated jobs report nothing)."""
+    what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
+    fits: Literal["own", "shared"] = "own"
+    """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
+    remaining: RemainingKnowledge = "declared"
+    """Epochs left that policies are told of; declared: the truth (with the errors below, if noisy); learnt: what
+    finished jobs of the same model had; unknown: as many as a job has done already."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)

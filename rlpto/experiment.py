@@ -33,6 +33,7 @@ from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profil
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.online import FactsCache
 from rlpto.task_volume.past import Past, past_of
 from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
@@ -82,6 +83,11 @@ class Experiment:
             guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
             source = FittedProfiles({**source.profiles, **guessed})
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
+
+    @cached_property
+    def _facts(self) -> FactsCache:
+        """What is true of the batches that jobs may choose."""
+        return FactsCache(self.profiles)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -200,12 +206,24 @@ class Experiment:
         source = self.source()
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
-        noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
+        knowledge = self.config.knowledge
+        noise = estimate_noise(knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
         tables = self.tables_by_batch_size if choose_batches else self.tables
-        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, noise, source)
+        return SimulatedCluster(
+            self.shape,
+            jobs,
+            tables,
+            settings,
+            own_seed,
+            noise,
+            source,
+            left=knowledge.remaining,
+            beliefs=self._facts if knowledge.mode == "online" else None,
+            shared_fits=knowledge.fits == "shared",
+        )
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -413,21 +431,19 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
     return prepare(config).run_cell(cell)
 
 
-def refuse_online(knowledge: KnowledgeSettings) -> None:
-    """Raise ConfigError if policies are to be told what jobs report, where jobs are simulated."""
-    if knowledge.mode == "online":
+def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
+    """Raise ConfigError if policies are to be told what the compiled clusters that agents learn on do not tell."""
+    if knowledge.mode == "online" or knowledge.remaining != "declared":
+        key, value = ("mode", "online") if knowledge.mode == "online" else ("remaining", knowledge.remaining)
         raise ConfigError(
-            "knowledge.mode online: simulated jobs report nothing; expected --cluster ray, or exact or noisy"
+            f"knowledge.{key} {value}: agents learn on clusters that tell the truth or estimates with errors; expected "
+            "knowledge.mode exact or noisy, and remaining declared"
         )
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
-    """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth.
-
-    Raises ConfigError if they are to be told what jobs report: simulated ones do not.
-    """
-    refuse_online(knowledge)
-    if knowledge.mode == "exact":
+    """Errors of what policies are told about each of `jobs` jobs; None if there are none."""
+    if knowledge.mode != "noisy":
         return None
     rng = np.random.default_rng([seed, 2])
     return EstimateNoise(

@@ -37,7 +37,8 @@ class JobTable:
 
     Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of what is told, or None.
+    priority class after aging. noise: errors of what is told, or None. left: epochs [n] that policies are told
+    jobs number [n] have left; None: the truth.
     """
 
     submit_time: FloatArray
@@ -87,11 +88,13 @@ class JobTable:
         effective_priority: IntArray,
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
+        left: Callable[[IntArray], FloatArray] | None = None,
     ) -> None:
         self.store = store
         self._tables = tables
         self._gpus_per_node = gpus_per_node
         self._noise = noise
+        self._left = left
         self.index = index
         self.effective_priority = effective_priority
 
@@ -123,13 +126,22 @@ class JobTable:
         return self._tables.types_at(self.type_index, batch_size)
 
     def columns(self) -> JobStore:
-        """A copy of the columns of these n jobs, as a store of their own."""
-        return self.store.take(self.index)
+        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told."""
+        columns = self.store.take(self.index)
+        if self._left is not None:
+            columns.epochs[:] = self.epochs
+        return columns
 
     def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
         """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""
         return JobTable(
-            self.store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
+            self.store,
+            self._tables,
+            self.index[rows],
+            effective_priority,
+            self._gpus_per_node,
+            self._noise,
+            self._left,
         )
 
     def speed_on(self, spans: int) -> FloatArray:
@@ -151,11 +163,15 @@ class JobTable:
 
     def accuracy_at(self, progress: FloatArray) -> FloatArray:
         """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""
+        return self._accuracy_of(self.type_index, progress)
+
+    def _accuracy_of(self, types: IntArray, progress: FloatArray) -> FloatArray:
+        """[n] the same for jobs of `types` [n]."""
         curve = self._tables.accuracy
-        last = self._tables.epochs[self.type_index]
+        last = self._tables.epochs[types]
         at = np.minimum(progress, last)
         low = np.minimum(at.astype(np.int64), last - 1)
-        start, end = curve[self.type_index, low], curve[self.type_index, low + 1]
+        start, end = curve[types, low], curve[types, low + 1]
         accuracy: FloatArray = start + (at - low) * (end - start)
         return accuracy
 
@@ -171,6 +187,12 @@ class JobTable:
         jobs = self.store.records
         fill_limits(jobs, self.index, self.effective_priority, view)
         fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
+        if self._left is not None:
+            left = self._left(self.index)
+            declared = view["epochs"] - view["progress"]
+            view["remaining"] *= np.divide(left, declared, out=np.ones_like(left), where=declared > 0)
+            view["epochs"] = view["progress"] + left
+            view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
         return view
 
     def _gather_speed(self) -> FloatArray:

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
-from rlpto.performance.efficiency import goodput, useful_gpus
+from rlpto.performance.efficiency import BatchLimits, goodput, useful_gpus
+from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import JobType
 
@@ -56,6 +57,29 @@ class FittedProfiles:
             exact={},
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
         )
+
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+        """See `BatchFactsSource`."""
+        profile = self.profile(job_type.model)
+        batches = own_batches(job_type.batch_size, sum(placement), profile.batch.with_chosen())
+        size = (len(placement), batches.gpus, batches.taken)
+        step = profile.throughput.step_time(*size)
+        computing = profile.throughput.step_time(*size, 1) - step
+        noise = profile.noise(np.arange(profile.epochs))
+        sqr = np.ones((len(batches.taken), profile.epochs))
+        var = np.broadcast_to(noise / profile.batch.base, sqr.shape)
+        seconds = step + computing * batches.accumulation
+        gain = gained(sqr, var, (batches.total / profile.batch.base)[:, None])
+        rates = gain * profile.batch.base / seconds[:, None] / profile.samples
+        return BatchFacts(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
+
+    def limits(self, model: str) -> BatchLimits:
+        """See `BatchFactsSource`."""
+        return self.profile(model).batch.with_chosen()
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """See `BatchFactsSource`."""
+        return np.full(self.profile(model).epochs, self.profile(model).samples)
 
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""

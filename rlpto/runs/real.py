@@ -252,14 +252,27 @@ def real_cluster(
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
     rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    remaining = config.knowledge.remaining
     if config.knowledge.mode != "online":
         noise = estimate_noise(config.knowledge, len(jobs), own_seed)
         return RayCluster(
-            backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
+            backend,
+            jobs,
+            specs,
+            tables,
+            database,
+            rules,
+            noise,
+            observers,
+            source=source,
+            specs_of=specs_of,
+            remaining=remaining,
         )
     samples = tables.samples[[tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
     online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
-    return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=online)
+    return RayCluster(
+        backend, jobs, specs, tables, database, rules, None, observers, estimates=online, remaining=remaining
+    )
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -14,10 +15,12 @@ from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
+from rlpto.remaining import RemainingKnowledge, told_remaining
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import choose_types
+from rlpto.simulator.job_kernels import choose_types, reread_row, take_row
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
+from rlpto.simulator.online import ROWS_PER_JOB, FactsCache, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.placing import apply_placement
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -32,6 +35,9 @@ class SimulatedCluster:
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
     noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
     no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
+    left: what policies are told of remaining work, see `rlpto.remaining`. beliefs: what jobs may choose from, where
+    they know of their speeds only what they observe, as policies do; None: all know the truth. shared_fits: with
+    beliefs, jobs of a type share them.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
@@ -44,16 +50,22 @@ class SimulatedCluster:
         seed: int = 0,
         noise: EstimateNoise | None = None,
         source: JobSource | None = None,
+        left: RemainingKnowledge = "declared",
+        beliefs: FactsCache | None = None,
+        shared_fits: bool = False,
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
         shape = ClusterShape(nodes)
         check_jobs_fit(jobs, shape.capacity)
-        self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
+        store = JobStore.from_jobs(jobs, tables)
+        online = None if beliefs is None else OnlineJobs(jobs, store, tables, beliefs, shared=shared_fits)
+        self._build(shape, jobs, store, tables, settings, seed, noise, online, left)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
         self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
+        self._learn()
 
     @classmethod
     def resume(
@@ -95,6 +107,8 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int,
         noise: EstimateNoise | None,
+        online: OnlineJobs | None = None,
+        left: RemainingKnowledge = "declared",
     ) -> None:
         """The state before any time has passed."""
         self._shape = shape
@@ -103,7 +117,9 @@ class SimulatedCluster:
         self._settings = settings
         self._noise = noise
         self.store = store
-        self._world = build_world(store.records[None], shape.node_gpus, tables, settings, seed, keep_log=True)
+        self._online, self._left = online, None if left == "declared" else partial(told_remaining, left, store)
+        rows = tables if online is None else with_own_rows(tables, len(store))
+        self._world = build_world(store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True)
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
@@ -195,13 +211,19 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        return JobTable(
-            self.store, self.tables, index, self.store.priority[index], self._shape.gpus_per_node, self._noise
-        )
+        told = self.tables if self._online is None else self._online.tables
+        gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
+        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
+        self._place(state, allocation)
+        if self._online is not None:
+            self._start_own_rows(state.jobs.index)
+
+    def _place(self, state: ClusterState, allocation: Allocation) -> None:
+        """What compiled code does of `apply`."""
         if allocation.batch_size is not None or self._batches_chosen:
             chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
             choose_types(self._world, 0, state.jobs.index, state.jobs.types_at(chosen))
@@ -225,10 +247,49 @@ class SimulatedCluster:
         self._await_jobs()
         if self._source is not None and not self._source.closed:
             until = -np.inf  # what is known by now is enough for one decision point
+        if self._online is not None:
+            until = -np.inf  # jobs look at what they have observed
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
         self._keep_log_room()
+        self._learn()
         return self._passed[:count]
+
+    def _start_own_rows(self, index: IntArray) -> None:
+        """Jobs number `index` that have just been given GPUs choose their batches, and train as those say."""
+        assert self._online is not None
+        rows = len(self.tables.rates)
+        for job in index.tolist():
+            record = self.store.records[job]
+            joining = bool(record["grow_left"] > 0)
+            if record["gpus"] == 0:
+                self._online.stop(job)
+            elif record["next_row" if joining else "row"] < rows:
+                spare = rows + ROWS_PER_JOB * job
+                spare += int(record["row"] == spare)
+                groups = group_sizes(self.nodes_of(job))
+                self._write_row(spare, self._online.start(job, groups, joining))
+                take_row(self._world, 0, job, spare, joining)
+        self._see(outlook(self._world, 0))
+
+    def _learn(self) -> None:
+        """Running jobs look at what they have observed; what policies are told follows."""
+        if self._online is None:
+            return
+        active = self._world.active[0, : self.active_jobs]
+        self._online.meet(active)
+        for job in active.tolist():
+            record = self.store.records[job]
+            if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
+                self._write_row(int(record["row"]), self._online.speeds(job))
+                reread_row(self._world, 0, job)
+        self._online.tell()
+
+    def _write_row(self, row: int, rates: FloatArray) -> None:
+        """Write a job's own row of the speed tables: epochs per second in every epoch."""
+        world = self._world
+        world.rates[row, : len(rates)], world.rates[row, len(rates) :] = rates, rates[-1]
+        world.elapsed[row, 1:] = np.cumsum(1.0 / world.rates[row])
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""

@@ -160,6 +160,28 @@ def run_at(w: World, b: int, j: int, row: int) -> None:
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
 
 
+@njit()
+def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
+    """Job j, which starts to run, trains at this row; joining: once its newest workers have joined."""
+    if joining:
+        w.jobs[b, j].next_row = row
+    else:
+        run_at(w, b, j, row)
+    if w.rules[0].resolution == 0.0:
+        w.jobs[b, j].finish_at = finish_time(w, b, j)
+
+
+@njit()
+def reread_row(w: World, b: int, j: int) -> None:
+    """The row that job j trains at has been rewritten: it goes on from where it stands."""
+    job = w.jobs[b, j]
+    job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
+    epoch = min(int(job.progress), w.rates.shape[1] - 1)
+    enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
+    if w.rules[0].resolution == 0.0:
+        job.finish_at = finish_time(w, b, j)
+
+
 @kernel()
 def finish_time(w: World, b: int, j: int) -> float:
     """When job j finishes if nothing changes: its start first, then the workers it has, then those that join them."""

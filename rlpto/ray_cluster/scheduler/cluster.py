@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
+from rlpto.remaining import RemainingKnowledge, told_remaining
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
@@ -40,6 +42,7 @@ class RayCluster:
     `tables`, learned from what jobs report; None: the tables.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
     jobs need, given the number of the first of them.
+    remaining: what policies are told of remaining work, see `rlpto.remaining`.
     observers: called about once a second, and after every event and decision.
 
     ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
@@ -67,6 +70,7 @@ class RayCluster:
         estimates: OnlineEstimates | None = None,
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
+        remaining: RemainingKnowledge = "declared",
     ) -> None:
         nodes = {node.id: node.gpus for node in backend.nodes()}
         check_jobs_fit(jobs, sum(nodes.values()))
@@ -83,6 +87,7 @@ class RayCluster:
         self._commands = CommandLog(backend, database, self._specs, nodes)
         self._rules = rules
         self._noise = noise
+        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store)
         self.estimates = estimates
         if estimates is not None:
             self.columns.delay = estimates.tables.rescale_delay
@@ -135,7 +140,8 @@ class RayCluster:
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
         told = self.tables if self.estimates is None else self.estimates.tables
-        return JobTable(self.store, told, index, self.store.priority[index], self.shape.gpus_per_node, self._noise)
+        gpus_per_node, classes = self.shape.gpus_per_node, self.store.priority[index]
+        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
