@@ -188,9 +188,11 @@ class JobTable:
         fill_limits(jobs, self.index, self.effective_priority, view)
         fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
         if self._left is not None:
-            left = self._left(self.index)
-            declared = view["epochs"] - view["progress"]
-            view["remaining"] *= np.divide(left, declared, out=np.ones_like(left), where=declared > 0)
+            left, declared = self._left(self.index), view["epochs"] - view["progress"]
+            if tables.known_remaining is not None:  # in a unit of its own
+                view["remaining"] *= np.divide(left, declared, out=np.ones_like(left), where=declared > 0)
+            else:
+                view["remaining"] = left if self._noise is None else left * self._noise.remaining[self.index]
             view["epochs"] = view["progress"] + left
             view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
         return view
