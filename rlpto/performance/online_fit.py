@@ -5,7 +5,10 @@ Objective, start, bounds and what is held fixed follow AdaptDL (Qiao et al., OSD
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from rlpto.arrays import FloatArray
 from rlpto.compiled import njit
@@ -48,11 +51,19 @@ def fit_observed(rows: StepMeasurements) -> ThroughputParams:
         hold(_BETA_R, NO_COST)
     beyond = np.maximum(rows.replicas - 2.0, NO_COST)
     data = (several, one, beyond, rows.local_batch, np.log(compute), np.log(rows.step_time))
-    found = minimize(_loss, start, args=data, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True))).x
+    bounds = list(zip(low, high, strict=True))
+    with _libraries().limit(limits=1):  # for seven numbers, threads of linear algebra only wait for each other
+        found = minimize(_loss, start, args=data, jac=True, method="L-BFGS-B", bounds=bounds).x
     if not several.any():
         found[_ALPHA_N] = max(found[_ALPHA_N], _NODE_PREMIUM * found[_ALPHA_R])
         found[_BETA_N] = max(found[_BETA_N], _NODE_PREMIUM * found[_BETA_R])
     return ThroughputParams(*found.tolist())
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> ThreadpoolController:
+    """Libraries with threads that are loaded. Looking for them takes longer than a fit."""
+    return ThreadpoolController()
 
 
 @njit(error_model="numpy")
@@ -78,11 +89,9 @@ def _loss(
         alpha, beta = (_ALPHA_N, _BETA_N) if several[i] else (_ALPHA_R, _BETA_R)
         shared = several[i] or one[i]
         sync = x[alpha] + x[beta] * beyond[i] if shared else NO_COST
-        longer = max(compute, sync)
-        part = np.exp(gamma * np.log(compute / longer))
-        other = np.exp(gamma * np.log(sync / longer))
+        part, other = compute**gamma, sync**gamma
         both = part + other
-        error = np.log(longer) + np.log(both) / gamma - log_step[i]
+        error = np.log(both ** (1.0 / gamma)) - log_step[i]
         square_step += error * error
         weight = part / both
         grad_step[_ALPHA_C] += error * weight / compute
@@ -90,7 +99,7 @@ def _loss(
         if shared:
             grad_step[alpha] += error * (1 - weight) / sync
             grad_step[beta] += error * (1 - weight) / sync * beyond[i]
-        mean_log = weight * np.log(compute / longer) + (1 - weight) * np.log(sync / longer)
+        mean_log = weight * np.log(compute) + (1 - weight) * np.log(sync)
         grad_step[_GAMMA] += error * (mean_log - np.log(both) / gamma) / gamma
     rmse_compute, rmse_step = np.sqrt(square_compute / n), np.sqrt(square_step / n)
     loss = rmse_compute + rmse_step + 1e-3 * (gamma - 1.0) ** 2
