@@ -24,6 +24,8 @@ FIX_FROM = 100_000
 """Additions of a dynamic programme (options x capacity) from which on options are fixed first."""
 MOST_ADDITIONS = 20_000_000
 """Additions that are allowed after fixing. Where more are left, the worst options go too, and the optimum may."""
+SMALLEST_GAP = 1e-6
+"""Cost that is too small to leave out options for."""
 
 
 class Counting(NamedTuple):
@@ -123,7 +125,7 @@ def _fix(m: int, capacity: int, c: Counting) -> None:
     price, gap = _step_along_hulls(m, capacity, c)
     while True:
         left = _drop(m, price, gap, c)
-        if left * capacity <= MOST_ADDITIONS:
+        if left * capacity <= MOST_ADDITIONS or gap < SMALLEST_GAP:
             break
         gap /= 2
 

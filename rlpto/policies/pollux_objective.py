@@ -55,7 +55,7 @@ def tabulate(
     reach = np.sort(size)[::-1][:MAX_NODES].sum()
     highest = np.minimum(np.minimum(most, reach), top)
     costs = Costs(np.empty(speedup.shape), np.empty(n), held, held.sum(axis=1), least, highest, size.max())
-    _fill(speedup, factor, share_of(size), costs)
+    _fill(speedup, factor, share_of(size), (size > 0).sum() > 1, costs)
     return costs
 
 
@@ -70,13 +70,13 @@ def share_of(size: IntArray) -> float:
 
 
 @kernel()
-def _fill(speedup: FloatArray, factor: FloatArray, share: float, costs: Costs) -> None:
+def _fill(speedup: FloatArray, factor: FloatArray, share: float, several: bool, costs: Costs) -> None:
     for job in range(len(factor)):
         moved, least, most = costs.moved[job], costs.least[job], costs.most[job]
         moved[:, 0] = _IDLE_COST
         for gpus in range(1, most + 1):
             for spread in range(2):
-                possible = gpus >= least and (gpus >= 2 if spread else gpus <= costs.node)
+                possible = gpus >= least and ((several and gpus >= 2) if spread else gpus <= costs.node)
                 x = speedup[job, spread, gpus] * share * factor[job] + SMALLEST
                 moved[spread, gpus] = 1 / x if possible else np.inf
         count = costs.count[job]
@@ -101,9 +101,7 @@ def cost_of(costs: Costs, job: int, row: IntArray) -> float:
     return float(costs.moved[job, 1 if nodes > 1 else 0, gpus])
 
 
-def power_mean(
-    speedup: FloatArray, held: IntArray, factor: FloatArray, placement: IntArray, size: IntArray
-) -> float:
+def power_mean(speedup: FloatArray, held: IntArray, factor: FloatArray, placement: IntArray, size: IntArray) -> float:
     """Pollux's objective, to be maximised, of placement [n, N]; the other arguments as in `search`."""
     gpus, nodes = placement.sum(axis=1), (placement > 0).sum(axis=1)
     same: BoolArray = (placement == held).all(axis=1)

@@ -29,7 +29,7 @@ MOVING_STEPS = 0.4
 """Share of the steps that forbid some of the freed jobs to stay as they are."""
 MOVED = 0.3
 """Share of the freed jobs that are forbidden to, in these steps."""
-WHOLE_STEPS = 0.3
+WHOLE_STEPS = 0.1
 """Share of the steps that charge jobs on several nodes for whole ones."""
 
 
@@ -85,6 +85,21 @@ def search(
         return placed.rows
     _run(costs, counting, placed, s, steps, seed)
     return placed.rows
+
+
+@njit()
+def least_cost(
+    speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
+) -> float:
+    """A lower bound of the sum of costs: the least one where any job may have its GPUs on one node or on several.
+
+    The arguments are those of `search`; n over it bounds the power mean from above.
+    """
+    n = len(factor)
+    costs = tabulate(speedup, held, factor, least, most, size)
+    counting = make_counting(costs, size.sum())
+    gpus, stay = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.bool_)
+    return float(count_gpus(costs, np.arange(n), stay, size.sum(), False, counting, gpus))
 
 
 @kernel()
