@@ -88,7 +88,7 @@ def count_gpus(
     total = _solve(m, capacity, c)
     for i in range(m):
         gpus[i] = c.gpus[c.chosen[i]]
-    return total
+    return float(total)
 
 
 @kernel()
@@ -103,7 +103,7 @@ def _list_options(costs: Costs, jobs: IntArray, stay: BoolArray, capacity: int, 
         c.charge[at], c.gpus[at], c.cost[at] = 0, 0, best
         for gpus in range(max(costs.least[job], 1), min(costs.most[job], capacity) + 1):
             cost = min(one[gpus], several[gpus])
-            if stay[i] and gpus == costs.count[job]:
+            if stay[i] and gpus == costs.total[job]:
                 cost = min(cost, costs.kept[job])
             if cost < best:
                 charge = gpus
@@ -247,4 +247,4 @@ def _solve(m: int, capacity: int, c: Counting) -> float:
             option += 1
         c.chosen[i] = option
         capacity -= c.charge[option]
-    return total
+    return float(total)

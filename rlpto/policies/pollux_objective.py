@@ -33,14 +33,14 @@ class Costs(NamedTuple):
     moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present one;
     infinite where a job cannot have so many, undefined above `most`.
     kept: [n] cost of the present row; infinite where there is none, or none that may stay.
-    held: [n, N] GPUs of each job on each node now. count: [n] their sums. least, most: [n] GPUs a job may have.
+    held: [n, N] GPUs of each job on each node now. total: [n] their sums. least, most: [n] GPUs a job may have.
     node: GPUs of the largest node.
     """
 
     moved: FloatArray
     kept: FloatArray
     held: IntArray
-    count: IntArray
+    total: IntArray
     least: IntArray
     most: IntArray
     node: int
@@ -79,7 +79,7 @@ def _fill(speedup: FloatArray, factor: FloatArray, share: float, several: bool, 
                 possible = gpus >= least and ((several and gpus >= 2) if spread else gpus <= costs.node)
                 x = speedup[job, spread, gpus] * share * factor[job] + SMALLEST
                 moved[spread, gpus] = 1 / x if possible else np.inf
-        count = costs.count[job]
+        count = costs.total[job]
         nodes = 0
         for node in range(costs.held.shape[1]):
             nodes += costs.held[job, node] > 0

@@ -81,7 +81,7 @@ def put(job: int, row: IntArray, placed: Placed) -> bool:
 
 @kernel()
 def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed: Placed) -> None:
-    """Place jobs [m], which hold nothing, with gpus [m], in their present row where they may stay [m] and it is as good.
+    """Place jobs [m], which hold nothing, with gpus [m]; in the present row where it may stay [m] and that is as good.
 
     gpus is used up.
     """
@@ -89,7 +89,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
     sizes[:] = 0
     for i in range(m):
         job, count = jobs[i], gpus[i]
-        if stay[i] and count > 0 and count == costs.count[job]:
+        if stay[i] and count > 0 and count == costs.total[job]:
             best = min(costs.moved[job, 0, count], costs.moved[job, 1, count])
             if costs.kept[job] <= best and put(job, costs.held[job], placed):
                 gpus[i] = 0
@@ -169,7 +169,7 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
 
 @kernel()
 def _next_node(missing: int, placed: Placed) -> int:
-    """The node without a job on several nodes that what is missing fits best, else the one with most free GPUs, or -1."""
+    """Of the nodes without a job on several the one that what is missing fits best, else that with most free, or -1."""
     free, best = placed.free, -1
     for node in range(len(free)):
         if placed.spread[node] or free[node] == 0:

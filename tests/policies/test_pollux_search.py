@@ -123,7 +123,7 @@ def test_a_job_spans_at_most_sixteen_nodes() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_large_problems_are_solved_exactly_too(seed: int) -> None:
-    # Enough options that most are fixed before they are solved for; steps, dips and jobs that only start with many GPUs.
+    # So many options that most are fixed before they are solved for, with dips, and jobs that start with many GPUs.
     rng = np.random.default_rng(seed)
     n, top = 40, 400
     gain = rng.uniform(0, 1, (n, 2, top + 1)) * rng.choice([0.1, 1, 5], (n, 1, 1)) - rng.choice([0, 0.3], (n, 1, 1))
