@@ -21,6 +21,7 @@ from rlpto.policies.index import Index
 from rlpto.policies.las import Las
 from rlpto.policies.max_throughput import MaxThroughput
 from rlpto.policies.optimus import Optimus
+from rlpto.policies.pollux import Pollux
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.sjf import Sjf
@@ -35,7 +36,7 @@ ENTRY_POINTS = "rlpto.policies"
 
 _CLASSES = (
     *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
-    *(RewardGreedy, Index, RandomPolicy),
+    *(RewardGreedy, Index, Pollux, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""
