@@ -85,7 +85,8 @@ class Pollux(BasePolicy[PolluxOptions]):
         if low is None or high is None:
             placement = search(*told, size, self.options.steps, seed)
         else:
-            placement = found[desired_nodes(utility_on, len(usable), low, high)]
+            least = 1 + int(np.searchsorted(size[usable].cumsum(), jobs.min_gpus.max()))  # no job waits for ever
+            placement = found[desired_nodes(utility_on, len(usable), low, high, least)]
         return Allocation(placement.sum(axis=1), placement=placement)
 
 

@@ -16,19 +16,21 @@ def utility(speedup: FloatArray, gpus: int) -> float:
     return float(speedup.sum()) / gpus if gpus > 0 else 0.0
 
 
-def desired_nodes(utility_on: Callable[[int], float], nodes: int, min_util: float, max_util: float) -> int:
-    """Nodes to use, of 1..nodes: all if that keeps utility at min_util, else as brings it nearest the band's middle.
+def desired_nodes(
+    utility_on: Callable[[int], float], nodes: int, min_util: float, max_util: float, least: int = 1
+) -> int:
+    """Nodes to use, of least..nodes: all if that keeps utility at min_util, else as brings it nearest the band's middle.
 
     utility_on: utility with the best allocation on so many nodes. It falls with more of them, and is asked for log2 of
-    their number. Where even one node stays below min_util, the answer is 1. Never more with higher thresholds, whatever
-    utility_on returns. After `_desired_nodes` of AdaptDL's policy, which picks among the results of its genetic search.
+    their number. Where even the least stays below min_util, that is the answer. Never more with higher thresholds,
+    whatever utility_on returns. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
     Raises ConfigError unless 0 < min_util < max_util <= 1.
     """
     check_band(min_util, max_util)
-    if utility_on(nodes) >= min_util or nodes <= 1:
+    if utility_on(nodes) >= min_util or nodes <= least:
         return nodes
     middle = (min_util + max_util) / 2
-    enough, few = 0, nodes  # utility reaches the middle on `enough` nodes, not on `few`
+    enough, few = least - 1, nodes  # utility reaches the middle on `enough` nodes, not on `few`
     above = below = 0.0
     while few - enough > 1:
         tried = (enough + few) // 2
@@ -38,7 +40,7 @@ def desired_nodes(utility_on: Callable[[int], float], nodes: int, min_util: floa
         else:
             few, below = tried, reached
     nearer = below >= min_util and middle - below < above - middle
-    return few if nearer or enough == 0 else enough
+    return few if nearer or enough < least else enough
 
 
 def check_band(min_util: float, max_util: float) -> None:
