@@ -89,7 +89,9 @@ def digest_of(name: str) -> str:
 
 def block(name: str, found: Mapping[str, Any]) -> str:
     """The measured part of a page: what is claimed, then the tables."""
-    lines = [f"`python benchmarks/systems.py --only {name}` wrote what follows ({found['cpu_minutes']:.1f} CPU-minutes)."]
+    lines = [
+        f"`python benchmarks/systems.py --only {name}` wrote what follows ({found['cpu_minutes']:.1f} CPU-minutes)."
+    ]
     if found["checks"]:
         rows = [
             {
