@@ -163,8 +163,10 @@ def fit_speed(form: Form, probes: Probes, batch_size: float = 1.0) -> SurfaceFit
         terms, seconds = sync_terms(probes.workers, probes.servers, batch_size), 1.0 / probes.speed
     determined = bool(np.linalg.matrix_rank(terms / terms.mean(axis=0)) == PARAMETERS[form])
     values = _fit_terms(terms, seconds, determined)
-    surface = AsyncSurface(*values) if form == "async" else SyncSurface(*values, batch_size)
-    return SurfaceFit(surface, points, determined)
+    if form == "async":
+        return SurfaceFit(AsyncSurface(*values), points, determined)
+    a, b, c, d, e = values
+    return SurfaceFit(SyncSurface(a, b, c, d, e, batch_size), points, determined)
 
 
 def async_terms(workers: ArrayLike, servers: ArrayLike) -> FloatArray:
