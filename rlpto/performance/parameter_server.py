@@ -214,6 +214,30 @@ def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, 
     return int(w[first]), int(p[first])
 
 
+def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
+    """Coach's mini-epochs: the fewest (workers, servers), and one more of either and of both, as far as allowed."""
+    return [
+        (w, p)
+        for w in range(min_workers, min(min_workers + 1, max_workers) + 1)
+        for p in range(1, min(2, max_servers) + 1)
+    ]
+
+
+def spread_probes(count: int, max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
+    """`count` (workers, servers), fewer if there are no more: the fewest, then always the one farthest from all before.
+
+    Distances are Euclidean in the logarithms of both numbers, since twice as many of either matters alike; the first of
+    equals, workers counting first, is taken.
+    """
+    w, p = np.mgrid[min_workers : max_workers + 1, 1 : max_servers + 1].reshape(2, -1)
+    place = np.log(np.stack([w, p], axis=1))
+    chosen, distance = [0], np.full(len(place), np.inf)
+    while len(chosen) < min(count, len(place)):
+        distance = np.minimum(distance, np.round(np.linalg.norm(place - place[chosen[-1]], axis=1), 9))
+        chosen.append(int(distance.argmax()))
+    return [(int(w[i]), int(p[i])) for i in chosen]
+
+
 _OPEN_WEIGHT = 1e-3
 """Of the size of each term beside the relative errors, where probes leave parameters open: small against any noise."""
 

@@ -16,9 +16,11 @@ from rlpto.performance.parameter_server import (
     SpeedSurface,
     SyncSurface,
     best_configuration,
+    corner_probes,
     fit_speed,
     observed,
     speed_grid,
+    spread_probes,
 )
 
 CORNERS = [(1, 1), (1, 2), (2, 1), (2, 2)]
@@ -120,6 +122,26 @@ def test_the_best_configuration_is_within_limits_and_small() -> None:
     assert best_configuration(np.array([[0, 0, 0], [0, 1, 2], [0, 2, 1.0]])) == (2, 1), "a worker before a server"
     with pytest.raises(ValueError, match="no worker and server within 1"):
         best_configuration(grid, most=1)
+
+
+def test_coachs_probes_are_the_four_smallest() -> None:
+    assert corner_probes(9, 9) == CORNERS
+    assert corner_probes(9, 1, min_workers=3) == [(3, 1), (4, 1)]
+    assert corner_probes(1, 1) == [(1, 1)]
+
+
+@given(count=st.integers(1, 12), lowest=st.integers(1, 4), more=st.integers(0, 9), servers=st.integers(1, 9))
+def test_spread_probes_are_different_and_within_limits(count: int, lowest: int, more: int, servers: int) -> None:
+    chosen = spread_probes(count, lowest + more, servers, lowest)
+    assert chosen[0] == (lowest, 1)
+    assert len(set(chosen)) == len(chosen) == min(count, (more + 1) * servers)
+    assert all(lowest <= w <= lowest + more and 1 <= p <= servers for w, p in chosen)
+
+
+def test_eight_spread_probes_determine_every_form() -> None:
+    assert set(spread_probes(4, 10, 10)) == {(1, 1), (10, 10), (1, 10), (10, 1)}
+    found = probes(AsyncSurface(1, 0.5, 0.1, 0.1), spread_probes(8, 10, 10))
+    assert all(fit_speed(form, found).determined for form in ("async", "sync", "parabola"))
 
 
 @pytest.mark.parametrize(
