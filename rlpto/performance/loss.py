@@ -84,8 +84,8 @@ def has_converged(losses: FloatArray, target: float, patience: int = PATIENCE_EP
     return len(losses) >= patience and bool(np.all(np.asarray(losses)[-patience:] <= target))
 
 
-_LARGEST_TREND = 2.326
-"""Standard deviations that noise alone exceeds once in 100 times."""
+_LARGEST_TREND = 1.645
+"""Standard deviations that noise alone exceeds once in 20 times in either test: a false alarm costs less than trust."""
 _SMALLEST_RESIDUAL = 1e-3
 """Of the whole fall of the loss: a curve this close is right, however its residuals are strung."""
 _SMALLEST_INVERSE = 1e-9

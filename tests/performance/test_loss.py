@@ -54,7 +54,7 @@ def test_noise_alone_is_no_reason_to_distrust() -> None:
     rng = np.random.default_rng(0)
     truth = LossCurve(0.3, 0.4, 0.1)(np.arange(1, 31))
     trusted = [fit_loss(truth + 0.01 * rng.standard_normal(30)).reliable for _ in range(30)]
-    assert sum(trusted) >= 26
+    assert sum(trusted) >= 24
 
 
 def test_a_few_losses_are_not_trusted() -> None:
