@@ -163,7 +163,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.simulator.cluster import SimulatedCluster
 
     config, tables = experiment.config, experiment.tables_by_batch_size
-    model, batch_size = tables.types[0]
+    model, batch_size, *_ = tables.types[0]
     jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
     for name in policies:
         policy = experiment.policy(name)
