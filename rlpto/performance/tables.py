@@ -155,6 +155,11 @@ class SpeedTables:
         return np.where(fits.any(axis=1), found, NO_TYPE)
 
     @cached_property
+    def has_servers(self) -> bool:
+        """True if jobs of some type train through parameter servers."""
+        return bool(self.servers.any())
+
+    @cached_property
     def variants(self) -> IntArray:
         """[T, V] all variants of each type's job in order of their numbers, its own first; NO_TYPE where fewer."""
         return self._choices(np.arange(len(self.own)))
