@@ -12,6 +12,7 @@ from rlpto.errors import ProfileError
 from rlpto.performance.efficiency import goodput, useful_gpus
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import JobType
+from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
 """The throughput model knows one node and several."""
@@ -37,7 +38,9 @@ class FittedProfiles:
     def facts(self, model: str) -> ModelFacts:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
-        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay)
+        law = profile.throughput
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (0, 0)
+        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
         """Compile one job type; see `rates_by_size` for what the rates are.
@@ -45,6 +48,8 @@ class FittedProfiles:
         Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
         """
         profile = self.profile(job_type.model)
+        if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
+            profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         rates = rates_by_size(profile, job_type.batch_size, max_gpus)
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes

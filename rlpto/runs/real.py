@@ -162,8 +162,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.scheduler import DecisionLoop
     from rlpto.simulator.cluster import SimulatedCluster
 
-    config, tables = experiment.config, experiment.tables_by_batch_size
-    model, batch_size = tables.types[0]
+    config, tables = experiment.config, experiment.tables_by_all
+    model, batch_size, *_ = tables.types[0]
     jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
     for name in policies:
         policy = experiment.policy(name)
@@ -241,7 +241,7 @@ def real_cluster(
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_batch_size
+    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
     settings, timing = config.ray, config.simulator
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
