@@ -45,24 +45,41 @@ class CoachOptions(Settings):
 
 
 class Seen:
-    """What has been seen of one job: the last speed at each (workers, servers) that it has trained with."""
+    """What has been seen of one job: its speed at each (workers, servers) that it has trained with, as of now.
+
+    Speed drifts as training goes on, for progress counts statistical efficiency in. When a configuration is seen again,
+    all that was seen before is taken to have changed alike; drift while a job is first probed is taken for a difference
+    of configurations.
+    """
 
     def __init__(self) -> None:
         self._speeds: dict[tuple[int, int], float] = {}
+        self._grids: dict[tuple[Form, int, int], FloatArray] = {}
 
     def __contains__(self, configuration: tuple[int, int]) -> bool:
         return configuration in self._speeds
 
     def add(self, workers: int, servers: int, speed: float) -> None:
         """Keep a speed; one that is not positive is none."""
-        if speed > 0:
-            self._speeds[workers, servers] = speed
+        before = self._speeds.get((workers, servers))
+        if speed <= 0 or speed == before:
+            return
+        self._grids.clear()
+        drift = 1.0 if before is None else speed / before
+        self._speeds = {at: seen * drift for at, seen in self._speeds.items()} | {(workers, servers): speed}
 
     def grid(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
         """[max_workers + 1, max_servers + 1] work per second: what was seen, else the fit to it.
 
         Where what was seen leaves the fit open, 0 with more of either than was seen. All 0 where nothing was.
         """
+        key = (form, max_workers, max_servers)
+        if key not in self._grids:
+            self._grids[key] = self._fit(*key)
+        return self._grids[key]
+
+    def _fit(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
+        """What `grid` says."""
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
         workers, servers = np.array(list(self._speeds), dtype=np.int64).T
