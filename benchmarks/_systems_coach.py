@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from _coach_runs import EPOCHS, trained
 from _common import Check
 
 from rlpto.arrays import FloatArray
@@ -54,7 +55,7 @@ def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:  # n
     """Checks and tables; `data` is not needed."""
     checks: list[Check] = []
     tables: dict[str, list[Row]] = {}
-    for part in (replayed, chosen, limited, ends, concurrent, tuned):
+    for part in (replayed, chosen, limited, ends, concurrent, tuned, simulated):
         found, name, rows = part()
         checks += found
         tables[name] = rows
@@ -189,7 +190,8 @@ def concurrent() -> tuple[list[Check], str, list[Row]]:
     over, worst = 0, np.inf
     gpus = slots = 8
     for count in (1, 2, 3):
-        ratios, blind = [], []
+        ratios: list[float] = []
+        blind: list[float] = []
         for first in range(len(SURFACES)):
             jobs = [SURFACES[(first + step) % len(SURFACES)] for step in range(count)]
             grids = np.stack([speed_grid(surface, MOST, MOST) for _, surface in jobs])
@@ -250,6 +252,16 @@ def tuned() -> tuple[list[Check], str, list[Row]]:
     worst = float(errors["left out (ours)"].mean(axis=1).max())
     check = Check("C6 error of the predicted speed, mean, worst surface", worst, "", 0.20, False)
     return [check], "C6: error of the predicted speed of the chosen configuration", rows
+
+
+def simulated() -> tuple[list[Check], str, list[Row]]:
+    """The policy in the simulator on the synchronous surfaces, probes and restarts included."""
+    rows = trained([surface for _, surface in SURFACES if isinstance(surface, SyncSurface)])
+    longest = [float(str(row["coach"])) for row in rows if row["epochs"] == max(EPOCHS)]
+    check = Check(
+        "policy: mean JCT / best static choice, long jobs, worst number of jobs", max(longest), "", 1.10, False
+    )
+    return [check], "The policy in the simulator: mean JCT / best static choice", rows
 
 
 def _surfaces() -> list[tuple[Form, SpeedSurface]]:
@@ -326,7 +338,7 @@ def _name(configuration: tuple[int, int]) -> str:
     return f"{configuration[0]}w{configuration[1]}s"
 
 
-def _round(value: float | np.floating) -> float:  # type: ignore[type-arg]
+def _round(value: float | np.floating) -> float:
     return round(float(value), 3)
 
 
