@@ -1,8 +1,8 @@
 """ConfigurationManager: parameter-server jobs grow, in workers and servers, into resources that others have freed.
 
 Source: Surya, "Dynamic allocation for distributed TensorFlow on Kubernetes with a ConfigurationManager", ITB 2019
-(thesis 39082, abstract), which says that the manager adds servers and workers once resources are free, and that training
-reports progress to it periodically. The rules below are inferred, see docs/systems/configuration-manager.md.
+(thesis 39082, abstract), which says that the manager adds servers and workers once resources are free, and that
+training reports progress to it periodically. The rules below are inferred: docs/systems/configuration-manager.md.
 """
 
 from __future__ import annotations
