@@ -33,6 +33,7 @@ from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
+from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.task_volume.past import Past, past_of
 from rlpto.task_volume.windows import WindowForecasts
@@ -83,7 +84,8 @@ class Experiment:
         if isinstance(source, FittedProfiles):
             measured = () if folder is None else source.models
             guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
-            source = FittedProfiles({**source.profiles, **guessed})
+            served = {name: program.servers for name, program in programs.items() if program.has_servers}
+            source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
 
     @property
@@ -287,7 +289,9 @@ class Experiment:
             JobStore.from_jobs(self._followed().poll(), self.tables)
             return
         for window in self.windows():
-            if not self.jobs(window, self.config.seed):
+            jobs = self.jobs(window, self.config.seed)
+            check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
+            if not jobs:
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
 
     def outcome(self) -> dict[str, Any]:

@@ -85,6 +85,9 @@ class JobTable:
     """[n] parameter servers that each job has by itself, where nothing is chosen."""
     most_servers: IntArray
     """[n] parameter servers that each job may have at most."""
+    speed_at_servers: FloatArray
+    """[P, n, K + 1] `speed` with 1 to P parameter servers; 0 where a job cannot have so many. Only for policies that
+    choose servers are there speeds with other numbers than each job's own."""
 
     def __init__(
         self,
@@ -203,6 +206,17 @@ class JobTable:
         choices = self._tables.batch_choices[self.type_index]
         return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
 
+    def _gather_speed_at_servers(self) -> FloatArray:
+        """[P, n, K + 1] speeds with 1 to P servers."""
+        tables = self._tables
+        found = np.zeros((int(self.most_servers.max(initial=0)), len(self), tables.max_gpus + 1))
+        for types in tables.server_choices[self.type_index].T:
+            rows = np.flatnonzero((types != NO_TYPE) & (tables.servers[types] > 0))
+            records = self.records[rows]
+            records["type_index"] = types[rows]
+            found[tables.servers[types[rows]] - 1, rows] = self._speed_of(records)
+        return found
+
     def _gather_speed_at_batch_sizes(self) -> FloatArray:
         """[V, n, K + 1] speeds at them."""
         found, work = [], self._tables.known_remaining
@@ -224,6 +238,7 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "servers": lambda table: table._tables.servers[table.type_index],
     "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
     "most_servers": lambda table: table._tables.most_servers[table.type_index],
+    "speed_at_servers": JobTable._gather_speed_at_servers,
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

@@ -184,7 +184,7 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
 
 @kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go first, nodes with most free are taken first."""
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
     for i in range(len(gpus)):
         row = placement[i]
         more = gpus[i] - row.sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,9 +20,13 @@ SPANS = 2
 
 @dataclass(frozen=True)
 class FittedProfiles:
-    """Profiles by model name, as a source of speed tables."""
+    """Profiles by model name, as a source of speed tables.
+
+    served: parameter servers that jobs of a model have by itself, where its law does not know of servers.
+    """
 
     profiles: Mapping[str, Profile]
+    served: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -39,7 +43,7 @@ class FittedProfiles:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
         law = profile.throughput
-        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (0, 0)
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
@@ -65,9 +69,8 @@ class FittedProfiles:
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""
         changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
-        return FittedProfiles(
-            {**self.profiles, **{name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}}
-        )
+        chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
+        return replace(self, profiles={**self.profiles, **chosen})
 
 
 def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:

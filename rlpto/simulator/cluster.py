@@ -76,7 +76,8 @@ class SimulatedCluster:
         """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
 
         shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
-        finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`. Raises ConfigError if no GPU is up.
+        finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
+        Raises ConfigError if no GPU is up.
         """
         check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
