@@ -58,7 +58,7 @@ def main() -> None:
 
 def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
     """Checks and tables of a system, as plain data: those that are kept, if nothing has changed since."""
-    path, digest = folder / f"{name}.json", digest_of(name)
+    path, digest = folder / f"{name}.json", digest_of()
     if path.exists() and not fresh:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
@@ -78,10 +78,10 @@ def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
     return found
 
 
-def digest_of(name: str) -> str:
+def digest_of() -> str:
     """Digest of all sources that a measurement depends on."""
     digest = hashlib.sha256()
-    sources = sorted((_common.ROOT / "rlpto").rglob("*.py")) + [Path(__file__).with_name(f"_systems_{name}.py")]
+    sources = [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *sorted(Path(__file__).parent.glob("_*.py"))]
     for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()

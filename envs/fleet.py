@@ -111,6 +111,11 @@ def build_fleet(
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
         raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+    if tables.has_servers or any(node.background or node.background_cpus for node in shape):
+        raise ConfigError(
+            "simulators in a batch know neither parameter servers nor background load: expected models that train "
+            "without servers, and no workload.background, where an agent learns"
+        )
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)

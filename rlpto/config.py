@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.background import BackgroundLoad
 from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
@@ -111,6 +112,8 @@ class WorkloadSettings(Settings):
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mapping: MappingSettings = MappingSettings()
     """How a recorded job is given a model and its work."""
+    background: tuple[BackgroundLoad, ...] = ()
+    """Other processes that hold GPUs and CPU slots from the start until they end; jobs may have what they free."""
     load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
     files: needs `draws`."""

@@ -80,6 +80,16 @@ class JobTable:
     speed_at_batch_sizes: FloatArray
     """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
 
+    servers: IntArray
+    """[n] parameter servers that each job has; of one that waits: will have, if nothing else is chosen; 0 without."""
+    own_servers: IntArray
+    """[n] parameter servers that each job has by itself, where nothing is chosen."""
+    most_servers: IntArray
+    """[n] parameter servers that each job may have at most."""
+    speed_at_servers: FloatArray
+    """[P, n, K + 1] `speed` with 1 to P parameter servers; 0 where a job cannot have so many. Only for policies that
+    choose servers are there speeds with other numbers than each job's own."""
+
     def __init__(
         self,
         store: JobStore,
@@ -121,9 +131,14 @@ class JobTable:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
         return Told(self._tables, self.type_index, self.scale, noise)
 
-    def types_at(self, batch_size: IntArray) -> IntArray:
-        """[n] types of the jobs once a scheduler has chosen batch_size [n]; NO_TYPE where it is not one of theirs."""
-        return self._tables.types_at(self.type_index, batch_size)
+    def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
+        """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
+        return self._tables.types_at(self.type_index, batch_size, servers)
+
+    @property
+    def has_servers(self) -> bool:
+        """True if some jobs of the workload train through parameter servers."""
+        return self._tables.has_servers
 
     def columns(self) -> JobStore:
         """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told."""
@@ -215,6 +230,17 @@ class JobTable:
         choices = self._tables.batch_choices[self.type_index]
         return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
 
+    def _gather_speed_at_servers(self) -> FloatArray:
+        """[P, n, K + 1] speeds with 1 to P servers."""
+        tables = self._tables
+        found = np.zeros((int(self.most_servers.max(initial=0)), len(self), tables.max_gpus + 1))
+        for types in tables.server_choices[self.type_index].T:
+            rows = np.flatnonzero((types != NO_TYPE) & (tables.servers[types] > 0))
+            records = self.records[rows]
+            records["type_index"] = types[rows]
+            found[tables.servers[types[rows]] - 1, rows] = self._speed_of(records)
+        return found
+
     def _gather_speed_at_batch_sizes(self) -> FloatArray:
         """[V, n, K + 1] speeds at them."""
         found, work = [], self._tables.known_remaining
@@ -233,6 +259,10 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "speed": JobTable._gather_speed,
     "waiting": lambda table: table.gpus == 0,
     "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
+    "servers": lambda table: table._tables.servers[table.type_index],
+    "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
+    "most_servers": lambda table: table._tables.most_servers[table.type_index],
+    "speed_at_servers": JobTable._gather_speed_at_servers,
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

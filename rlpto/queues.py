@@ -18,6 +18,7 @@ from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.performance.tables import NO_TYPE
+from rlpto.server_slots import admit_servers
 from rlpto.settings import Settings
 
 CLASSES = len(PRIORITY_CLASSES)
@@ -96,7 +97,8 @@ class Queue:
         A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
         jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
         no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
-        one of those the job has, or a placement that the nodes have no room for.
+        one of those the job has, a placement that the nodes have no room for, or parameter servers that the job cannot
+        have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -110,11 +112,15 @@ class Queue:
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
         order = check_order(allocation.order, len(jobs), policy)
+        servers = allocation.servers
+        if servers is not None:
+            servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
+        servers = admit_servers(servers, state, gpus, policy)
         placement = check_placement(allocation.placement, state, wishes, policy)
         if placement is not None and not np.array_equal(gpus, wishes):
-            free = np.array([node.gpus if node.up else 0 for node in state.shape]) - placement.sum(axis=0)
-            fit_rows(placement, gpus, free)
-        return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy), placement)
+            fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
+        batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
+        return Allocation(gpus, order, batch_size, placement, servers)
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
@@ -145,7 +151,7 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
         return None
     jobs = state.jobs
     chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
-    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # whatever its servers: every size has all their numbers
     if len(wrong):
         known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
         raise PolicyError(
@@ -170,8 +176,7 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
     if len(wrong):
         job, placed = int(state.jobs.index[wrong[0]]), array[wrong[0]].tolist()
         raise PolicyError(f"policy {policy} placed job {job} on {placed}: expected {int(gpus[wrong[0]])} GPUs in all")
-    for number, (node, used) in enumerate(zip(state.shape, array.sum(axis=0).tolist(), strict=True)):
-        room = node.gpus if node.up else 0
+    for number, (room, used) in enumerate(zip(state.shape.offered.tolist(), array.sum(axis=0).tolist(), strict=True)):
         if used > room:
             raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
     return array
@@ -179,7 +184,7 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
 
 @kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in all: small parts go first, from nodes with most free they come."""
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
     for i in range(len(gpus)):
         row = placement[i]
         more = gpus[i] - row.sum()

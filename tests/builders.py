@@ -67,6 +67,8 @@ def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> Speed
         rescale_delay=np.tile(tables.rescale_delay, times),
         own=np.tile(np.arange(count), times),
         batch_size=np.repeat(sizes, count),
+        servers=np.tile(tables.servers, times),
+        most_servers=np.tile(tables.most_servers, times),
     )
 
 

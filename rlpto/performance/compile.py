@@ -57,10 +57,12 @@ def compile_tables(
     gpus_per_node: int,
     *,
     choose_batches: bool = False,
+    choose_servers: bool = False,
 ) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
     choose_batches: with the batch sizes that a scheduler may choose for each type, see `chosen_batch_sizes`.
+    choose_servers: with all the numbers of parameter servers that each type may have.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are given only if
     every type has them. Raises ProfileError if a model is unknown or a batch size cannot be run.
@@ -69,12 +71,13 @@ def compile_tables(
         raise ProfileError("no job types to compile speed tables for")
     if max_gpus < 1 or gpus_per_node < 1:
         raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and gpus_per_node {gpus_per_node}")
-    count = len(types)
-    chosen = [(i, size) for i, kind in enumerate(types) for size in chosen_batch_sizes(profiles, kind)]
-    own, batch_size = np.arange(count), np.zeros(count, dtype=np.int64)
-    if choose_batches and chosen:
-        own, batch_size = np.array([*zip(own, batch_size, strict=True), *chosen]).T
-        types = [*types, *(JobType(types[i].model, size) for i, size in chosen)]
+    variants = [(own, 0, None) for own in range(len(types))]
+    for own, kind in enumerate(types):
+        sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
+        numbers = [None, *(chosen_servers(profiles, kind) if choose_servers else ())]
+        variants += [(own, size, number) for size in sizes for number in numbers if size or number]
+    own_types = [profiles.facts(kind.model) for kind in types]
+    types = [JobType(types[own].model, size or types[own].batch_size, number) for own, size, number in variants]
     parts = [profiles.type_tables(job_type, max_gpus, gpus_per_node) for job_type in types]
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
@@ -96,9 +99,17 @@ def compile_tables(
         exact_rows=exact_rows,
         known_remaining=remaining,
         known_speed=speed,
-        own=own,
-        batch_size=batch_size,
+        own=np.array([own for own, _, _ in variants]),
+        batch_size=np.array([size for _, size, _ in variants]),
+        servers=np.array([number or own_types[own].servers for own, _, number in variants]),
+        most_servers=np.array([own_types[own].most_servers for own, _, _ in variants]),
     )
+
+
+def chosen_servers(profiles: ProfileSource, job_type: JobType) -> list[int]:
+    """Numbers of parameter servers that a scheduler may choose for jobs of a type; without what it has by itself."""
+    facts = profiles.facts(job_type.model)
+    return [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
 
 
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from rlpto.performance.efficiency import BatchLimits, goodput, useful_gpus
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import JobType
+from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
 """The throughput model knows one node and several."""
@@ -20,9 +21,13 @@ SPANS = 2
 
 @dataclass(frozen=True)
 class FittedProfiles:
-    """Profiles by model name, as a source of speed tables."""
+    """Profiles by model name, as a source of speed tables.
+
+    served: parameter servers that jobs of a model have by itself, where its law does not know of servers.
+    """
 
     profiles: Mapping[str, Profile]
+    served: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -38,7 +43,9 @@ class FittedProfiles:
     def facts(self, model: str) -> ModelFacts:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
-        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay)
+        law = profile.throughput
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
+        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
         """Compile one job type; see `rates_by_size` for what the rates are.
@@ -46,6 +53,8 @@ class FittedProfiles:
         Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
         """
         profile = self.profile(job_type.model)
+        if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
+            profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         rates = rates_by_size(profile, job_type.batch_size, max_gpus)
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
@@ -84,9 +93,8 @@ class FittedProfiles:
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""
         changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
-        return FittedProfiles(
-            {**self.profiles, **{name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}}
-        )
+        chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
+        return replace(self, profiles={**self.profiles, **chosen})
 
 
 def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:

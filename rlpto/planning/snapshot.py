@@ -103,8 +103,8 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     if noise is None and tables.known_speed is None:
         return told
     count = len(told.type_index)
-    choices = tables.batch_choices[told.type_index]
-    job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its batch sizes
+    choices = tables.variants[told.type_index]
+    job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
     kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
     present = np.flatnonzero(kind == told.type_index[job])
     rates = _told_rates(tables, kind, gpus_per_node)
@@ -112,7 +112,8 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
         gpus = np.arange(1, rates.shape[2] + 1)
         factor = (noise.speed / noise.remaining)[job]
         rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
-    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], batch_size=tables.batch_size[kind])
+    variants = {name: getattr(tables, name)[kind] for name in ("batch_size", "servers", "most_servers")}
+    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], **variants)
     if tables.known_speed is not None and tables.known_remaining is not None:
         known = replace(
             tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]

@@ -62,6 +62,23 @@ def chooses_batch_sizes(policy: Policy) -> bool:
     return isinstance(policy, BatchSizePolicy) and policy.chooses_batch_sizes
 
 
+@runtime_checkable
+class ServerPolicy(Protocol):
+    """A policy that may choose numbers of parameter servers. Optional, as `BatchSizePolicy` is.
+
+    chooses_servers: whether it does.
+    """
+
+    @property
+    def chooses_servers(self) -> bool:
+        """Whether its allocations may have servers."""
+
+
+def chooses_servers(policy: Policy) -> bool:
+    """Whether a policy's allocations may have numbers of parameter servers."""
+    return isinstance(policy, ServerPolicy) and policy.chooses_servers
+
+
 class NoOptions(Settings):
     """Options of a policy that has none."""
 

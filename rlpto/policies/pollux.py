@@ -116,7 +116,7 @@ def favoured(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) -
         return np.ones(len(jobs))
     seconds = jobs.attained_service if favour == "attained" else jobs.remaining_time(jobs.min_gpus) * jobs.min_gpus
     root = 0.5 * np.log(seconds + SHORTEST_S)
-    return np.exp(root - root.mean())
+    return np.asarray(np.exp(root - root.mean()))
 
 
 def restart_factor(age: FloatArray, restarts: IntArray, delay: FloatArray) -> FloatArray:

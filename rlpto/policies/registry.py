@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from rlpto.errors import ConfigError, RlptoError
 from rlpto.policies.base import Policy, PolicyClass
+from rlpto.policies.coach import Coach
+from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.equal_share import EqualShare
 from rlpto.policies.fifo import Fifo
@@ -36,7 +38,7 @@ ENTRY_POINTS = "rlpto.policies"
 
 _CLASSES = (
     *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
-    *(RewardGreedy, Index, Pollux, RandomPolicy),
+    *(RewardGreedy, Index, Pollux, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""

@@ -118,19 +118,21 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
 
     with ExitStack() as stack:
         if address is None:
-            nodes = [group.gpus for group in config.cluster.nodes for _ in range(group.count)]
-            stack.enter_context(LocalCluster(nodes, on_progress=on_wait))
+            nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
+            gpus, slots = [group.gpus for group in nodes], [group.cpus for group in nodes]
+            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        gpus = [node.gpus for node in RayBackend("").nodes()]
-        if not gpus:
+        sizes = [(node.gpus, node.cpus) for node in RayBackend("").nodes()]
+        if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            groups = tuple(NodeGroup(count=n, gpus=size) for size, n in sorted(Counter(gpus).items(), reverse=True))
+            found = sorted(Counter(sizes).items(), reverse=True)
+            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus) for (gpus, cpus), n in found)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 
@@ -162,8 +164,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.scheduler import DecisionLoop
     from rlpto.simulator.cluster import SimulatedCluster
 
-    config, tables = experiment.config, experiment.tables_by_batch_size
-    model, batch_size = tables.types[0]
+    config, tables = experiment.config, experiment.tables_by_all
+    model, batch_size, *_ = tables.types[0]
     jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
     for name in policies:
         policy = experiment.policy(name)
@@ -241,8 +243,8 @@ def real_cluster(
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_batch_size
-    settings, timing = config.ray, config.simulator
+    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
+    settings, timing, background = config.ray, config.simulator, config.workload.background
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
 
@@ -256,22 +258,19 @@ def real_cluster(
     if config.knowledge.mode != "online":
         noise = estimate_noise(config.knowledge, len(jobs), own_seed)
         return RayCluster(
-            backend,
-            jobs,
-            specs,
-            tables,
-            database,
-            rules,
-            noise,
-            observers,
+            *(backend, jobs, specs, tables, database, rules, noise, observers),
             source=source,
             specs_of=specs_of,
+            background=background,
             remaining=remaining,
         )
     samples = tables.samples[[tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
     online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
     return RayCluster(
-        backend, jobs, specs, tables, database, rules, None, observers, estimates=online, remaining=remaining
+        *(backend, jobs, specs, tables, database, rules, None, observers),
+        estimates=online,
+        background=background,
+        remaining=remaining,
     )
 
 

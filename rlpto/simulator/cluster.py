@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.background import HeldByOthers, background_at
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.job_table import JobTable
@@ -16,9 +17,10 @@ from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.remaining import RemainingKnowledge, told_remaining
+from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import choose_types, reread_row, take_row
+from rlpto.simulator.job_kernels import choose_types, reread_row, restart_jobs, take_row
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.online import ROWS_PER_JOB, FactsCache, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.placing import apply_placement
@@ -34,7 +36,8 @@ class SimulatedCluster:
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
     noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
-    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
+    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. background:
+    what other processes hold of the nodes, and until when.
     left: what policies are told of remaining work, see `rlpto.remaining`. beliefs: what jobs may choose from, where
     they know of their speeds only what they observe, as policies do; None: all know the truth. shared_fits: with
     beliefs, jobs of a type share them.
@@ -50,6 +53,8 @@ class SimulatedCluster:
         seed: int = 0,
         noise: EstimateNoise | None = None,
         source: JobSource | None = None,
+        background: Sequence[HeldByOthers] = (),
+        *,
         left: RemainingKnowledge = "declared",
         beliefs: FactsCache | None = None,
         shared_fits: bool = False,
@@ -58,8 +63,9 @@ class SimulatedCluster:
         shape = ClusterShape(nodes)
         check_jobs_fit(jobs, shape.capacity)
         store = JobStore.from_jobs(jobs, tables)
+        check_servers_fit(jobs, store, tables, shape)
         online = None if beliefs is None else OnlineJobs(jobs, store, tables, beliefs, shared=shared_fits)
-        self._build(shape, jobs, store, tables, settings, seed, noise, online, left)
+        self._build(shape, jobs, store, tables, settings, seed, noise, background, online, left)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
         self._await_jobs()
@@ -81,8 +87,9 @@ class SimulatedCluster:
     ) -> Self:
         """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
 
-        shape: no node of it fails or comes back. jobs: M, all submitted and not finished, in the order of the store,
-        which is taken over. tables: hold a type for every `store.type_index`. Raises ConfigError if no GPU is up.
+        shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
+        finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
+        Raises ConfigError if no GPU is up.
         """
         check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
@@ -90,7 +97,7 @@ class SimulatedCluster:
         self._build(shape, jobs, store, tables, settings, 0, noise)
         self._source = None
         world, up = self._world, np.array([node.up for node in shape])
-        world.machines["up"][0], world.free[0] = up, np.where(up, shape.node_gpus, 0)
+        world.machines["up"][0], world.free[0] = up, shape.offered
         world.clusters["capacity"] = shape.up_gpus
         for job, nodes in enumerate(placement.nodes):
             world.nodes[0, job, : len(nodes)] = nodes
@@ -107,10 +114,14 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int,
         noise: EstimateNoise | None,
+        background: Sequence[HeldByOthers] = (),
         online: OnlineJobs | None = None,
         left: RemainingKnowledge = "declared",
     ) -> None:
         """The state before any time has passed."""
+        self._background = tuple(background)
+        if background:
+            shape = shape.with_background(*background_at(background, 0.0, len(shape)))
         self._shape = shape
         self.jobs = tuple(jobs)
         self.tables = tables
@@ -119,12 +130,14 @@ class SimulatedCluster:
         self.store = store
         self._online, self._left = online, None if left == "declared" else partial(told_remaining, left, store)
         rows = tables if online is None else with_own_rows(tables, len(store))
-        self._world = build_world(store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True)
+        self._world = build_world(
+            store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background
+        )
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
         self.time, self._logged = 0.0, 0
-        self._batches_chosen = bool(tables.batch_size[store.type_index].any())
+        self._types_chosen = bool((tables.own[store.type_index] != store.type_index).any())
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -156,8 +169,10 @@ class SimulatedCluster:
                 f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
             )
         check_jobs_fit(jobs, self._shape.capacity)
+        store = JobStore.from_jobs(jobs, self.tables)
+        check_servers_fit(jobs, store, self.tables, self._shape)
         self._drain_log()
-        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.store.append(store.records)
         self.jobs = (*self.jobs, *jobs)
         most = int(min(self._shape.capacity, self.store.records["max_gpus"].max(initial=1)))
         self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
@@ -172,10 +187,15 @@ class SimulatedCluster:
     @property
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
+        nodes = len(self._shape)
         if self._settings.failures.mtbf_hours:
-            up = self._world.machines["up"][0] == 1
+            up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)
+        if self._background:
+            held = background_at(self._background, self.time, nodes)
+            if held != ([node.background for node in self._shape], [node.background_cpus for node in self._shape]):
+                self._shape = self._shape.with_background(*held)
         return self._shape
 
     def nodes_of(self, job: int) -> IntArray:
@@ -218,22 +238,33 @@ class SimulatedCluster:
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
-        self._place(state, allocation)
-        if self._online is not None:
-            self._start_own_rows(state.jobs.index)
-
-    def _place(self, state: ClusterState, allocation: Allocation) -> None:
-        """What compiled code does of `apply`."""
-        if allocation.batch_size is not None or self._batches_chosen:
-            chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-            choose_types(self._world, 0, state.jobs.index, state.jobs.types_at(chosen))
-            self._batches_chosen = bool(chosen.any())
+        index, restarted = state.jobs.index, self._take_types(state, allocation)
+        rescales = self.store.rescales[restarted]
         if allocation.placement is not None:
-            apply_placement(self._world, 0, state.jobs.index, allocation.placement)
+            apply_placement(self._world, 0, index, allocation.placement)
             self._see(outlook(self._world, 0))
-            return
-        order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
-        self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
+        else:
+            order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
+            self._see(apply_and_look(self._world, 0, index, allocation.gpus, order))
+        if len(restarted):
+            restart_jobs(self._world, 0, restarted, rescales)
+        if self._online is not None:
+            self._start_own_rows(index)
+
+    def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
+        """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
+        nobody, index = np.zeros(0, dtype=np.int64), state.jobs.index
+        if self._online is not None:
+            return nobody  # jobs choose their batches themselves
+        if allocation.batch_size is None and allocation.servers is None and not self._types_chosen:
+            return nobody
+        chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
+        types, servers = state.jobs.types_at(chosen, allocation.servers), self.tables.servers
+        runs_on = (allocation.gpus > 0) & (self.store.gpus[index] > 0)
+        others: IntArray = index[runs_on & (servers[types] != servers[self.store.type_index[index]])]
+        choose_types(self._world, 0, index, types)
+        self._types_chosen = bool((types != self.tables.own[types]).any())
+        return others
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""

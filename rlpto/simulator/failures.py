@@ -24,7 +24,7 @@ def next_toggle_after(now: float, mean: float, seed: int, node: int, toggles: in
 def schedule_failures(w: World, b: int) -> None:
     """Draw the first failure of every node of cluster b."""
     rules, cluster = w.rules[0], w.clusters[b]
-    for node in range(w.machines.shape[1]):
+    for node in range(w.free.shape[1]):
         first = next_toggle_after(0.0, rules.mtbf, cluster.seed, node, 0)
         w.machines[b, node].toggle_at = first
         cluster.next_toggle = min(cluster.next_toggle, first)

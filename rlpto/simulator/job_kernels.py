@@ -130,6 +130,29 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
 
 
 @kernel()
+def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
+    """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
+
+    rescales: [n] of theirs before the decision. Who got other GPUs by it too starts but once.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        delay = float(w.types[job.type_index].delay)
+        resized = job.rescales > rescales[i]
+        if resized and w.rules[0].overlap == 0:
+            continue
+        if not resized:
+            job.rescales += 1
+            w.sums[b].rescales += 1
+        w.sums[b].rescale_seconds += delay
+        job.rescale_left = delay
+        train_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
 def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
     """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
     spans = w.row.shape[1]

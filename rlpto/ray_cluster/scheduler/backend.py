@@ -24,11 +24,12 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus: it offers to jobs. address: of its machine."""
+    """A node that is alive. id: Ray's. gpus, cpus: GPUs and CPU slots it offers to jobs. address: of its machine."""
 
     id: str
     gpus: int
     address: str = ""
+    cpus: int = 0
 
 
 class Backend(Protocol):
@@ -104,7 +105,12 @@ class RayBackend:
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
         found = [
-            NodeInfo(entry["NodeID"], int(entry["Resources"].get("GPU", 0)), entry["NodeManagerAddress"])
+            NodeInfo(
+                entry["NodeID"],
+                int(entry["Resources"].get("GPU", 0)),
+                entry["NodeManagerAddress"],
+                int(entry["Resources"].get("CPU", 0)),
+            )
             for entry in alive_nodes()
         ]
         return sorted((node for node in found if node.gpus), key=lambda node: (node.address, node.id))

@@ -96,9 +96,30 @@ def known_placement(
     )
 
 
-def shape_with(before: ClusterShape, gpus: Iterable[int]) -> ClusterShape:
-    """The cluster with nodes of so many GPUs up. Capacity is the most that was up at once: what is missing is down."""
-    up = [Node(count) for count in gpus]
+def place_servers(
+    slots: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Where the parameter servers of the jobs of `wanted` (as many as each is to have) are to be, by node id.
+
+    slots: CPU slots of every node. present: where they are now. Servers that stay keep their nodes; those that were
+    added last go first; others go to the node with most free slots. A job gets fewer where there are no more slots.
+    """
+    placed = {job: [node for node in present.get(job, ()) if node in slots][:count] for job, count in wanted.items()}
+    free = dict(slots)
+    for job in {**present, **wanted}:
+        for node in placed.get(job, present.get(job, ())):
+            free[node] = free.get(node, 0) - 1
+    for job, count in wanted.items():
+        while len(placed[job]) < count and max(free.values(), default=0) > 0:
+            node = max(free, key=free.__getitem__)
+            free[node] -= 1
+            placed[job].append(node)
+    return {job: tuple(nodes) for job, nodes in placed.items()}
+
+
+def shape_with(before: ClusterShape, nodes: Iterable[Node]) -> ClusterShape:
+    """The cluster with these nodes up. Capacity is the most that was up at once: what is missing is down."""
+    up = list(nodes)
     missing = before.capacity - sum(node.gpus for node in up)
     largest = max([before.gpus_per_node, *(node.gpus for node in up)], default=0)
     while missing > 0:
