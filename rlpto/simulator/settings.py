@@ -43,9 +43,9 @@ class SimulatorSettings(Settings):
     """Round the moment an epoch ends within an interval to multiples of this many seconds, as the Pollux simulator
     does with 1 s; only with `decide_on: interval`; 0: exact."""
     share: int = Field(1, ge=1, le=64)
-    """Jobs that may share a GPU. From 2 on, every node has so many times its GPUs to give, a job may hold at most as many
-    as the smallest node has GPUs, and capacity and utilisation count these places; only with `decide_on: events`."""
-    share_slowdown: float = Field(0.4, ge=0, le=1)
+    """Jobs that may share a GPU. From 2 on, every node has so many times its GPUs to give, a job may hold at most as
+    many as the smallest node has GPUs, and capacity and utilisation count these places; needs `decide_on: events`."""
+    share_slowdown: float = Field(0.6, ge=0, le=1)
     """How much jobs on one GPU slow each other: with m of them, each runs at 1 / (1 + share_slowdown * (m - 1)) of its
     speed. 0: not at all; 1: they take turns."""
     max_hours: float | None = Field(None, gt=0, le=10**6)

@@ -1,7 +1,8 @@
 """GPUs that several jobs share: which GPUs each job has, and how much its neighbours slow it.
 
-Under `simulator.share: k` a node of g GPUs offers k * g places to workers. Nodes are all that compiled code knows; which
-of a node's GPUs a worker is on, and what follows from it, is kept here, and reaches jobs as a factor on their speed.
+Under `simulator.share: k` a node of g GPUs offers k * g places to workers. Nodes are all that compiled code knows;
+which of a node's GPUs a worker is on, and what follows from it, is kept here, and reaches jobs as a factor on their
+speed.
 """
 
 from __future__ import annotations

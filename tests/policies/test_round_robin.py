@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rlpto.arrays import IntArray
 from rlpto.cluster import ClusterShape, Node
+from rlpto.policies.one_node import place_waiting
 from rlpto.policies.registry import make_policy
-from rlpto.policies.round_robin import rotate, where_kept
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -24,7 +24,7 @@ def turns(requests: list[int], free: list[int], turn: int = 0, backfill: bool = 
     """Where waiting jobs go on nodes of four GPUs, and on whose turn it is then."""
     placement = np.zeros((len(requests), len(free)), dtype=np.int64)
     waiting = np.ones(len(requests), dtype=np.bool_)
-    after = rotate(np.array(requests), waiting, np.array(free), 4, turn, backfill, placement)
+    after = place_waiting(np.array(requests), waiting, np.array(free), 4, turn, True, backfill, placement)
     return placement.tolist(), after
 
 
@@ -60,14 +60,7 @@ class TestRotation:
         assert 0 <= after < len(free)
 
 
-class TestRunningJobs:
-    def test_they_stay_on_their_nodes_with_what_an_elastic_policy_gave_them(self) -> None:
-        held = np.array([[0, 3, 0], [1, 1, 0]])
-        assert where_kept(held, np.array([3, 2]), np.array([4, 4, 4])).tolist() == held.tolist()
-
-    def test_what_they_may_not_keep_goes_from_the_node_with_least_of_it(self) -> None:
-        assert where_kept(np.array([[1, 3]]), np.array([2]), np.array([4, 4])).tolist() == [[0, 2]]
-
+class TestPolicy:
     def test_nobody_is_on_a_node_that_is_down(self) -> None:
         policy = make_policy("round_robin")
         state = make_state([J(requested=2), J(requested=2), J(requested=2)], 24)
