@@ -116,6 +116,8 @@ def build_fleet(
             "simulators in a batch know neither parameter servers nor background load: expected models that train "
             "without servers, and no workload.background, where an agent learns"
         )
+    if simulator.share != 1:
+        raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)

@@ -90,6 +90,13 @@ class BackfillOptions(Settings):
     """Let later jobs that fit pass a job that does not; without it the first one that does not fit blocks."""
 
 
+class OneNodeOptions(BackfillOptions):
+    """Options of a policy that may keep every job on one node."""
+
+    one_node: bool = False
+    """Start a job only where one node has room for it, on the first that has, as long as any node is large enough."""
+
+
 OptionsT = TypeVar("OptionsT", bound=Settings)
 
 

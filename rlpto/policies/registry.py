@@ -26,6 +26,7 @@ from rlpto.policies.optimus import Optimus
 from rlpto.policies.pollux import Pollux
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.round_robin import RoundRobin
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
 from rlpto.policies.srtf import Srtf
@@ -37,7 +38,7 @@ ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
 
 _CLASSES = (
-    *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
+    *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
     *(RewardGreedy, Index, Pollux, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}

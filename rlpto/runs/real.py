@@ -291,8 +291,8 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Live
 
 
 def looking_ahead(settings: SimulatorSettings) -> SimulatorSettings:
-    """How time passes in predictions: real jobs train on while new workers start, and stay where they are."""
-    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0})
+    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})
 
 
 def run_session(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import IntArray
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import kernel, njit
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.placement import release, span
@@ -148,6 +148,25 @@ def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
         w.sums[b].rescale_seconds += delay
         job.rescale_left = delay
         train_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
+    """Job index[i] goes on at scale[i] times the rates of its row, and loses nothing by that.
+
+    What it has trained until now counts as saved by a checkpoint.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        if job.scale == scale[i]:
+            continue
+        job.scale = scale[i]
+        if job.gpus == 0:
+            continue
+        run_at(w, b, j, job.row)
         if w.rules[0].resolution == 0.0:
             job.finish_at = finish_time(w, b, j)
 
