@@ -10,6 +10,7 @@ from typing import Any
 from rlpto.cluster import ONE_KIND
 from rlpto.config import Config
 from rlpto.files import digest
+from rlpto.performance.metrics import DEFAULT_METRIC
 from rlpto.settings import Settings
 from rlpto.workloads.files import KEYS
 
@@ -42,6 +43,7 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "queue.converging": lambda config: config.queue.converging.gained == 1,
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
     "simulator.growth": lambda config: config.simulator.growth == "pause",
+    "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
     "workload.jobs": lambda config: config.workload.source != "jobs",
 }
 """Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found
@@ -65,6 +67,9 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
     for group in settings["cluster"]["nodes"]:
         if group["gpu"] == ONE_KIND:
             del group["gpu"]
+    for job in settings["workload"].get("jobs", ()):
+        if job["metric"] is None:
+            del job["metric"]
     return settings
 
 

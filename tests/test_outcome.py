@@ -16,6 +16,7 @@ ON: dict[str, dict[str, Any]] = {
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
+    "workload.metric": {"workload": {"metric": "throughput"}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 

@@ -74,7 +74,7 @@ def compile_tables(
     own, batch_size = np.arange(count), np.zeros(count, dtype=np.int64)
     if choose_batches and chosen:
         own, batch_size = np.array([*zip(own, batch_size, strict=True), *chosen]).T
-        types = [*types, *(JobType(types[i].model, size) for i, size in chosen)]
+        types = [*types, *(types[i]._replace(batch_size=size) for i, size in chosen)]
     parts = [profiles.type_tables(job_type, max_gpus, gpus_per_node) for job_type in types]
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
@@ -98,6 +98,7 @@ def compile_tables(
         known_speed=speed,
         own=own,
         batch_size=batch_size,
+        score_rates=_score_rates(parts, offsets, own, rates),
     )
 
 
@@ -127,6 +128,20 @@ def _rows(
         held = np.minimum(np.arange(spans), part.row.shape[0] - 1)
         row[i, :, 1:] = part.row[held] + offsets[i]
     return row
+
+
+def _score_rates(parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray) -> FloatArray | None:
+    """[R, P] `SpeedTables.score_rates`. own: [T] as there."""
+    if all(part.score is None for part in parts):
+        return None
+    told = rates.copy()
+    for part, start, kind in zip(parts, offsets, own.tolist(), strict=False):
+        mine = parts[kind].score
+        if part.score is not None and mine is not None:
+            alone = parts[kind].exact.get((1,), int(parts[kind].row[0, 0]))
+            unit = parts[kind].rates[alone] / mine[alone]
+            told[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
+    return told
 
 
 def _exact(
