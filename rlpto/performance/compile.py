@@ -98,7 +98,7 @@ def compile_tables(
         known_speed=speed,
         own=own,
         batch_size=batch_size,
-        score_rates=_score_rates(parts, offsets, own, rates),
+        score_rates=_score_rates(types, parts, offsets, own, rates),
     )
 
 
@@ -130,17 +130,25 @@ def _rows(
     return row
 
 
-def _score_rates(parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray) -> FloatArray | None:
-    """[R, P] `SpeedTables.score_rates`. own: [T] as there."""
-    if all(part.score is None for part in parts):
+def _score_rates(
+    types: Sequence[JobType], parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray
+) -> FloatArray | None:
+    """[R, P] `SpeedTables.score_rates`. own: [T] as there.
+
+    Where a job's batch is fixed and nobody has chosen another, there is nothing to score: the truth is told.
+    """
+    scored = [i for i, part in enumerate(parts) if part.score is not None]
+    scored = [i for i in scored if types[i].batch_size is None or own[i] != i]
+    if not scored:
         return None
     told = rates.copy()
-    for part, start, kind in zip(parts, offsets, own.tolist(), strict=False):
-        mine = parts[kind].score
-        if part.score is not None and mine is not None:
-            alone = parts[kind].exact.get((1,), int(parts[kind].row[0, 0]))
-            unit = parts[kind].rates[alone] / mine[alone]
-            told[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
+    for i in scored:
+        part, mine, start = parts[i], parts[own[i]], offsets[i]
+        assert part.score is not None
+        assert mine.score is not None, "variants of a type have its metric"
+        alone = mine.exact.get((1,), int(mine.row[0, 0]))
+        unit = mine.rates[alone] / mine.score[alone]
+        told[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
     return told
 
 
