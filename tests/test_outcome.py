@@ -18,6 +18,7 @@ ON: dict[str, dict[str, Any]] = {
     "simulator.growth": {"simulator": {"growth": "overlap"}},
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},
+    "workload.metric": {"workload": {"metric": "throughput"}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 

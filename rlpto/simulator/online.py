@@ -14,6 +14,7 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.jobs import Job, JobStore
 from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, follow_choices
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
@@ -84,7 +85,7 @@ class OnlineJobs:
 
     def type_of(self, job: int) -> JobType:
         """Model of a job, and its batch size if that is fixed."""
-        return JobType(self._jobs[job].model, self._jobs[job].batch_size)
+        return self._jobs[job].type
 
     def fit_of(self, job: int) -> ThroughputBelief:
         """What a job believes of its throughput."""
@@ -92,7 +93,8 @@ class OnlineJobs:
         if key not in self._fits:
             kind = self.type_of(job)
             limits = self._facts.source.limits(kind.model)
-            self._fits[key] = ThroughputBelief(limits, kind.batch_size, self._truth.max_gpus)
+            exponent = METRICS[kind.metric].exponent
+            self._fits[key] = ThroughputBelief(limits, kind.batch_size, self._truth.max_gpus, exponent)
         return self._fits[key]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
@@ -167,10 +169,11 @@ class OnlineJobs:
         believed, first = np.zeros(0), 0
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), facts.batches.gpus)
-            first = choose(believed, scales, *seen)
+            first = choose(believed, scales, *seen, fit.exponent)
         rates = np.empty(facts.rates.shape[1])
         follow_choices(
-            believed, scales, facts.grad_sqr, facts.grad_var, facts.rates, epoch, first, rates, running.choices
+            *(believed, scales, facts.grad_sqr, facts.grad_var, facts.rates),
+            *(epoch, first, fit.exponent, rates, running.choices),
         )
         return rates
 
@@ -190,7 +193,7 @@ class OnlineJobs:
         """Write what a job believes into its rows."""
         seen = self.seen_by(job)
         worth = self._facts.source.epoch_samples(self.type_of(job).model)
-        goodput = self.fit_of(job).goodput(*((1.0, 0.0) if seen is None else seen))
+        goodput = self.fit_of(job).score(*((1.0, 0.0) if seen is None else seen))
         slot, last = self._slots[job], len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(self.tables.rates.shape[1]), last)]
         rows = self.tables.row[slot, :, 1:].reshape(-1)
