@@ -1,0 +1,24 @@
+"""Pollux against its acceptance: the objective; about one CPU-minute."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from _common import Check
+from _pollux_instances import load
+from pollux_objective import STORED, latency, objective
+
+Row = dict[str, object]
+
+
+def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:
+    """Checks and tables; nothing without `data`, which has the stored rounds."""
+    path = None if data is None else data / "pollux" / STORED
+    if path is None or not path.is_file():
+        return [], {}
+    stored = load(path)
+    stored[0].solve(1, 0)  # compile
+    near, quality = objective(stored)
+    fast, times = latency(json.loads(path.read_text()))
+    return near + fast, {"The objective on stored rounds": quality, "A decision, by size": times}
