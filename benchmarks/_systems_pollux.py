@@ -1,4 +1,4 @@
-"""Pollux against its acceptance: the objective; about 10 CPU-seconds."""
+"""Pollux against its acceptance: the objective and the thresholds; about 10 CPU-seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from _common import Check
 from _pollux_instances import load
-from pollux_objective import STORED, latency, objective
+from pollux_objective import STORED, latency, objective, thresholds
 
 Row = dict[str, object]
 
@@ -20,5 +20,7 @@ def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:
     stored = load(path)
     stored[0].solve(1, 0)  # compile
     near, quality = objective(stored)
-    fast, times = latency(json.loads(path.read_text()))
-    return near + fast, {"The objective on stored rounds": quality, "Crowds": times}
+    limited, bands = thresholds(stored)
+    fast, crowds = latency(json.loads(path.read_text()))
+    tables = {"The objective on stored rounds": quality, "Thresholds on stored rounds": bands, "Crowds": crowds}
+    return near + limited + fast, tables

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import _common
@@ -16,6 +17,7 @@ from _pollux_instances import Round, load, rounds
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.policies.pollux import PolluxOptions
+from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.pollux_objective import power_mean
 from rlpto.policies.pollux_search import least_cost
 
@@ -29,6 +31,9 @@ CROWDS = (
     (1000, 250, 4, 20, 1000.0),
     (250, 250, 4, 20, 1000.0),
 )
+
+BANDS = ((0.35, 0.65), (0.5, 0.8), (0.6, 0.9))
+"""AdaptDL's thresholds of utility, and raised ones."""
 
 Row = dict[str, object]
 
@@ -55,8 +60,8 @@ def objective(stored: list[Round]) -> tuple[list[_common.Check], list[Row]]:
     checks = [
         _common.Check("stored bounds that come out otherwise", sum(error > 1e-12 for error in bounds), "", 0, False),
         _common.Check("stored costs that come out to the digit", sum(error < 1e-12 for error in off), "", 36, True),
-        _common.Check("share of the relaxed bound, mean", of_best.mean(), "", 0.995, True),
-        _common.Check("share of the genetic search, least", of_genetic.min(), "", 0.99, True),
+        _common.Check("share of the relaxed bound, mean", float(of_best.mean()), "", 0.995, True),
+        _common.Check("share of the genetic search, least", float(of_genetic.min()), "", 0.99, True),
     ]
     rows: list[Row] = []
     for name, part in (("3 to 8", ~crowded), ("16 to 29", crowded)):
@@ -110,6 +115,44 @@ def latency(entries: list[dict[str, object]]) -> tuple[list[_common.Check], list
     return checks, rows
 
 
+def thresholds(stored: list[Round]) -> tuple[list[_common.Check], list[Row]]:
+    """AdaptDL's thresholds (A5), with what the search finds on 1 to 16 nodes in every stored round."""
+    chosen, inside, feasible, useful = [], [], [], []
+    for rows in stored:
+        found = [_utility_on(rows, nodes) for nodes in range(1, len(rows.size) + 1)]
+        counts = [desired_nodes(lambda nodes, u=found: u[nodes - 1], len(found), *band) for band in BANDS]
+        chosen.append(counts)
+        useful.append([found[count - 1] for count in counts])
+        feasible.append([any(low <= u <= high for u in found) for low, high in BANDS])
+        inside.append([low <= found[count - 1] <= high for count, (low, high) in zip(counts, BANDS, strict=True)])
+    grown = sum(int(np.sum(np.diff(counts) > 0)) for counts in chosen)
+    lost = [int(np.sum(np.array(feasible)[:, band] & ~np.array(inside)[:, band])) for band in range(len(BANDS))]
+    rows_: list[Row] = [
+        {
+            "thresholds": f"{low:.2f} to {high:.2f}",
+            "nodes": round(float(np.mean(np.array(chosen)[:, band])), 1),
+            "utility": round(float(np.mean(np.array(useful)[:, band])), 2),
+            "rounds inside": f"{int(np.sum(np.array(inside)[:, band]))} of {int(np.sum(np.array(feasible)[:, band]))}",
+        }
+        for band, (low, high) in enumerate(BANDS)
+    ]
+    checks = [
+        _common.Check("A5 raised thresholds that add nodes", grown, "cases", 0, False),
+        _common.Check("A5 rounds outside of .35 to .65 where some nodes are inside", lost[0], "rounds", 0, False),
+    ]
+    return checks, rows_
+
+
+def _utility_on(rows: Round, nodes: int) -> float:
+    """Utility of the best placement on the first so many nodes."""
+    size = np.where(np.arange(len(rows.size)) < nodes, rows.size, 0)
+    placement = replace(rows, size=size).solve(STEPS, 0)
+    pace = rows.speedup[
+        np.arange(len(placement)), np.clip((placement > 0).sum(axis=1), 1, 2) - 1, placement.sum(axis=1)
+    ]
+    return utility(pace / rows.speedup[:, 0, 1], int(size.sum()))
+
+
 def main() -> None:
     arguments = _common.parser(__doc__.split("\n")[0])
     arguments.add_argument("--instances", type=Path, help=f"a file like {STORED}")
@@ -118,8 +161,10 @@ def main() -> None:
     entries, stored = json.loads(path.read_text()), load(path)
     stored[0].solve(1, 0)  # compile
     near, quality = objective(stored)
+    limited, bands = thresholds(stored)
     fast, times = latency(entries)
-    _common.finish(near + fast, options.json, steps=STEPS, seeds=SEEDS, rounds=quality, crowds=times)
+    checks = near + limited + fast
+    _common.finish(checks, options.json, steps=STEPS, seeds=SEEDS, rounds=quality, bands=bands, crowds=times)
 
 
 if __name__ == "__main__":
