@@ -1,7 +1,7 @@
 """Pollux: power mean of the jobs' speed-ups over a fair share, with a factor for restarts.
 
-Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, 4.2,
-with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
+Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021,
+section 4.2, with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
 Adapted: the objective is optimised by dynamic programming and neighbourhood search (`pollux_search`) instead of a
 genetic search, which finds better allocations in a thousandth of the time. A job's own rescale delay stands where the
 original has 30 s for all. min_gpus of a job are given whole or not at all, and to begin with.
