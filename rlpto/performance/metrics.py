@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+
 MetricName = Literal["goodput", "throughput", "efficiency"]
 """What a job may be told to maximise."""
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
@@ -38,6 +42,21 @@ class UtilityBand:
     def holds(self, utility: float) -> bool:
         """Whether a utility lies between the bounds, both included."""
         return self.min_util <= utility <= self.max_util
+
+    def gpus(self, utility: FloatArray) -> IntArray:
+        """[n] GPUs whose utility is closest to the middle and not below min_util; else those of most utility.
+
+        utility: [n, K] of 1 to K GPUs for n jobs, -inf where a number is no choice. AdaptDL's rule for the size of a
+        cluster (`_desired_nodes`), for one job at a time. Numbers that a larger one equals or beats in utility are no
+        choice, so that a higher band never asks for more GPUs.
+        """
+        best_beyond = np.full_like(utility, -np.inf)
+        best_beyond[:, :-1] = np.maximum.accumulate(utility[:, ::-1], axis=1)[:, -2::-1]
+        choice = utility > best_beyond
+        enough = choice & (utility >= self.min_util)
+        nearest = np.where(enough, np.abs(utility - self.middle), np.inf).argmin(axis=1)
+        most = np.where(choice, utility, -np.inf).argmax(axis=1)
+        return np.asarray(np.where(enough.any(axis=1), nearest, most) + 1)
 
 
 STOCK_BAND = UtilityBand(0.35, 0.65)

@@ -80,17 +80,11 @@ def predict_training(
 
 
 def chosen_gpus(utility: FloatArray, gpus: Sequence[int], band: UtilityBand) -> int:
-    """The one of `gpus` whose utility is closest to the middle of the band and not below it; else that of most utility.
-
-    utility: [K] of 1 to K GPUs. AdaptDL's rule for the size of a cluster (`_desired_nodes`), for a single job. Numbers
-    that a larger one equals or beats in utility are no choice, so that a higher band never asks for more GPUs.
-    """
-    choices: list[int] = []
-    for count in sorted(gpus, reverse=True):
-        if not choices or utility[count - 1] > utility[choices[-1] - 1]:
-            choices.append(count)
-    enough = [count for count in choices if utility[count - 1] >= band.min_util]
-    return min(enough, key=lambda count: (abs(utility[count - 1] - band.middle), count)) if enough else choices[-1]
+    """The one of `gpus` that a band asks for, see `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
+    asked = np.full((1, len(utility)), -np.inf)
+    at = np.array(gpus) - 1
+    asked[0, at] = utility[at]
+    return int(band.gpus(asked)[0])
 
 
 def _training_seconds(tables: SpeedTables, kind: int, rates: FloatArray, gpus_per_node: int) -> FloatArray:
