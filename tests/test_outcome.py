@@ -16,6 +16,7 @@ ON: dict[str, dict[str, Any]] = {
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
+    "workload.background": {"workload": {"background": [{"gpus": 2, "until": 60}]}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 
