@@ -16,13 +16,10 @@ ON: dict[str, dict[str, Any]] = {
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
-<<<<<<< HEAD
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},
     "workload.metric": {"workload": {"metric": "throughput"}},
-=======
     "workload.background": {"workload": {"background": [{"gpus": 2, "until": 60}]}},
->>>>>>> cm
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 
