@@ -1,4 +1,4 @@
-"""Pollux against its acceptance: the objective, the thresholds, and parity with its simulator; about two CPU-minutes."""
+"""Pollux against its acceptance: objective, thresholds, and parity with its simulator; about two CPU-minutes."""
 
 from __future__ import annotations
 

@@ -74,6 +74,8 @@ class JobTable:
     """[n] True for jobs that hold no GPUs."""
     keepable: IntArray
     """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+    metric: IntArray
+    """[n] number of each job's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
     batch_sizes: IntArray
     """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
     first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
@@ -266,6 +268,7 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
     "most_servers": lambda table: table._tables.most_servers[table.type_index],
     "speed_at_servers": JobTable._gather_speed_at_servers,
+    "metric": lambda table: table._tables.metric[table.type_index],
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

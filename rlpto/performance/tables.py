@@ -129,6 +129,12 @@ class SpeedTables:
         return np.array([METRICS[kind.metric].exponent for kind in self.types])
 
     @cached_property
+    def metric(self) -> IntArray:
+        """[T] number of every type's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
+        names = list(METRICS)
+        return np.array([names.index(kind.metric) for kind in self.types], dtype=np.int64)
+
+    @cached_property
     def fixed_batch(self) -> FloatArray:
         """[T] fixed total batch size in samples; NaN where a job of the type chooses its own."""
         return np.array([np.nan if kind.batch_size is None else kind.batch_size for kind in self.types])
