@@ -235,6 +235,7 @@ class Experiment:
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         knowledge = self.config.knowledge
+        self.check_simulated()
         noise = estimate_noise(knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
@@ -250,6 +251,20 @@ class Experiment:
             beliefs=self._facts if knowledge.mode == "online" else None,
             shared_fits=knowledge.fits == "shared",
         )
+
+    def check_simulated(self) -> None:
+        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told."""
+        if self.config.knowledge.mode != "online":
+            return
+        if self.config.simulator.share > 1:
+            raise ConfigError(
+                "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
+            )
+        if self.tables.has_servers:
+            raise ConfigError(
+                "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
+                "without them, exact or noisy, or a real cluster"
+            )
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
