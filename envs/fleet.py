@@ -111,6 +111,11 @@ def build_fleet(
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
         raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+    if len(shape.kinds) > 1:
+        raise ConfigError(
+            f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "
+            "nodes with the same `gpu`"
+        )
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)

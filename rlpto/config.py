@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
-from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.files import file_there, is_there
 from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
+from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings

@@ -215,7 +215,7 @@ class JobStore:
         Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
         """
         records = np.zeros(len(jobs), dtype=JOB)
-        index = {tables.types[i]: i for i in np.flatnonzero(tables.batch_size == 0).tolist()}
+        index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
         for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
             records[column] = [getattr(job, column) for job in jobs]
         if np.any(np.diff(records["submit_time"]) < 0):

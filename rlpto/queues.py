@@ -17,6 +17,7 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.kinds import onto_kinds, spans_kinds
 from rlpto.performance.tables import NO_TYPE
 from rlpto.settings import Settings
 
@@ -93,10 +94,11 @@ class Queue:
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
-        jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
+        A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
+        placed, see `rlpto.kinds.onto_kinds`, unless the policy has done that. Where the state says so, GPUs are held
+        back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
         no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
-        one of those the job has, or a placement that the nodes have no room for.
+        one of those the job has, or a placement that the nodes have no room for or that spreads a job over kinds.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -111,7 +113,11 @@ class Queue:
             )
         order = check_order(allocation.order, len(jobs), policy)
         placement = check_placement(allocation.placement, state, wishes, policy)
-        if placement is not None and not np.array_equal(gpus, wishes):
+        if len(state.shape.kinds) > 1:
+            if placement is None or not np.array_equal(gpus, wishes):
+                placement = onto_kinds(state, gpus)
+            gpus = placement.sum(axis=1)
+        elif placement is not None and not np.array_equal(gpus, wishes):
             free = np.array([node.gpus if node.up else 0 for node in state.shape]) - placement.sum(axis=0)
             fit_rows(placement, gpus, free)
         return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy), placement)
@@ -174,6 +180,9 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
         room = node.gpus if node.up else 0
         if used > room:
             raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
+    if len(state.shape.kinds) > 1 and len(wrong := spans_kinds(array, state.shape)):
+        job = int(state.jobs.index[wrong[0]])
+        raise PolicyError(f"policy {policy} placed job {job} on GPUs of several kinds: expected one kind a job")
     return array
 
 

@@ -11,7 +11,7 @@ from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
 from rlpto.performance.efficiency import goodput, useful_gpus
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
-from rlpto.performance.tables import JobType
+from rlpto.performance.tables import ONE_KIND, JobType
 
 SPANS = 2
 """The throughput model knows one node and several."""
@@ -39,12 +39,13 @@ class FittedProfiles:
         profile = self.profile(model)
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
-        """Compile one job type; see `rates_by_size` for what the rates are.
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+        """Compile one job type on GPUs of a kind; see `rates_by_size` for what the rates are.
 
-        Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
+        Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is out of its
+        limits.
         """
-        profile = self.profile(job_type.model)
+        profile = self.profile(job_type.model).on(gpu)
         rates = rates_by_size(profile, job_type.batch_size, max_gpus)
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes

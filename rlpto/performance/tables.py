@@ -4,6 +4,8 @@ A *job type* is a model together with how its batch size is chosen. A type's spe
 number of GPUs, on how many nodes they span, and on the epoch the job is in (the gradient noise
 scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one
 such curve over epochs each; `row` says which row serves (type, nodes spanned, GPUs).
+
+A type has *variants*, types of their own: one for every batch size that a scheduler may choose, on every kind of GPU.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ NO_GPUS = 0
 """Row of a job that holds no GPUs: its rate is zero."""
 
 
-TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
-"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve."""
+TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("kind", "i8")], align=True)
+"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve, number of its kind of GPU."""
 
 _UNKNOWN = np.zeros((0, 0))
+_ANY_SIZE = np.iinfo(np.int64).max
 NO_TYPE = -1
 """In place of a type where there is none."""
+ONE_KIND = "gpu"
+"""Kind of the GPUs of nodes that are not given one."""
 
 
 def _no_types() -> IntArray:
@@ -61,8 +66,10 @@ class SpeedTables:
     known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
         of an epoch and work per second by GPUs in the units an operator of these profiles would
         know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
-    own, batch_size: [T] int64. Type t is the type own[t] while a scheduler has chosen the batch size of its jobs, in
-        samples; 0 and t itself where the job has its own choice. Empty: so for all types.
+    own, batch_size: [T] int64. Type t is a variant of the type own[t]: while a scheduler has chosen the batch size of
+        its jobs, in samples (0: the job's own choice), and on GPUs of kind[t]. Empty: all types are their own.
+    kinds: G kinds of GPU, by name. kind: [T] int64, number of each type's; a type that is its own is of kind 0.
+    node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both follow: nodes may be of any size.
     """
 
     types: tuple[JobType, ...]
@@ -79,6 +86,9 @@ class SpeedTables:
     known_speed: FloatArray | None = None
     own: IntArray = field(default_factory=_no_types)
     batch_size: IntArray = field(default_factory=_no_types)
+    kinds: tuple[str, ...] = (ONE_KIND,)
+    kind: IntArray = field(default_factory=_no_types)
+    node_gpus: IntArray = field(default_factory=_no_types)
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -92,6 +102,9 @@ class SpeedTables:
         if len(self.own) == 0:
             object.__setattr__(self, "own", np.arange(len(self.types)))
             object.__setattr__(self, "batch_size", np.zeros(len(self.types), dtype=np.int64))
+        if len(self.kinds) == 1:
+            object.__setattr__(self, "kind", np.zeros(len(self.types), dtype=np.int64))
+            object.__setattr__(self, "node_gpus", np.full(len(self.types), _ANY_SIZE))
 
     @property
     def max_gpus(self) -> int:
@@ -104,17 +117,28 @@ class SpeedTables:
         facts = np.zeros(len(self.types), dtype=TYPE)
         facts["delay"] = self.rescale_delay
         facts["epochs"] = self.epochs
+        facts["kind"] = self.kind
         return facts
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of: its own choice of a batch size first; then those a scheduler
-        may choose, by size; NO_TYPE where there are fewer."""
-        found = [np.flatnonzero(self.own == own) for own in self.own]
+        """[T, V] types that a job of each type can be of on the same kind of GPU: its own choice of a batch size first;
+        then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
+        alike = zip(self.own, self.kind, strict=True)
+        found = [np.flatnonzero((self.own == own) & (self.kind == kind)) for own, kind in alike]
         choices = np.full((len(found), max(map(len, found), default=1)), NO_TYPE, dtype=np.int64)
         for row, types in zip(choices, found, strict=True):
             row[: len(types)] = types[np.argsort(self.batch_size[types], kind="stable")]
         return choices
+
+    @cached_property
+    def by_kind(self) -> IntArray:
+        """[T, G] what a job of each type is on GPUs of each kind, with the same batch size."""
+        if len(self.kinds) == 1:
+            return np.arange(len(self.types))[:, None]
+        found = {key: t for t, key in enumerate(zip(self.own, self.batch_size, self.kind, strict=True))}
+        same = zip(self.own, self.batch_size, strict=True)
+        return np.array([[found[own, size, g] for g in range(len(self.kinds))] for own, size in same])
 
     def types_at(self, types: IntArray, batch_size: IntArray) -> IntArray:
         """[n] what jobs of `types` [n] become when a scheduler chooses their batch_size [n]; 0: the job's own choice.
@@ -125,6 +149,12 @@ class SpeedTables:
         fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
+
+    @cached_property
+    def variants(self) -> list[IntArray]:
+        """For every type all that a job of it can be: types of the same own one, that one first."""
+        found = [np.flatnonzero(self.own == own) for own in self.own]
+        return [types[np.argsort(types != own, kind="stable")] for types, own in zip(found, self.own, strict=True)]
 
     @property
     def told_remaining(self) -> FloatArray:
@@ -139,26 +169,32 @@ class SpeedTables:
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
 
-        The row measured for that very placement where there is one, else the one of its size.
-        Computed once for each node size.
+        The row measured for that very placement where there is one, else the one of its size. Where a type's kind of
+        GPU has smaller nodes, those. Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
             self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
         return self._packed[gpus_per_node]
 
     def _find_packed_rows(self, gpus_per_node: int) -> IntArray:
+        size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
         gpus = np.arange(self.max_gpus + 1)
-        nodes = np.clip(-(-gpus // gpus_per_node), 1, self.row.shape[1])
-        rows = self.row[:, nodes - 1, gpus].astype(np.int64)
-        if len(self.exact_keys) == 0 or gpus_per_node >= PLACEMENT_BASE:
-            return rows
+        nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
+        rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
+        for each in np.unique(size) if len(self.exact_keys) else ():
+            self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
+        return rows
+
+    def _take_exact_rows(self, rows: IntArray, types: IntArray, gpus_per_node: int) -> None:
+        """Put the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
+        if gpus_per_node >= PLACEMENT_BASE:
+            return
         for k in range(1, min(self.max_gpus, MAX_EXACT_GROUPS * gpus_per_node) + 1):
             full, rest = divmod(k, gpus_per_node)
             groups = (gpus_per_node,) * full + ((rest,) if rest else ())
-            keys = placement_key(0, groups) + TYPE_STRIDE * np.arange(len(self.types))
+            keys = placement_key(0, groups) + TYPE_STRIDE * types
             at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
-            rows[:, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[:, k])
-        return rows
+            rows[types, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[types, k])
 
     def best_rates(self, kind: int) -> FloatArray:
         """[K + 1, P] best rate of a type in every epoch with at most k GPUs, over all placements. Computed once."""

@@ -12,6 +12,7 @@ from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Nod
 from rlpto.errors import ConfigError, JobError
 from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.kinds import kinds_of
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
@@ -47,7 +48,7 @@ class SimulatedCluster:
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
         shape = ClusterShape(nodes)
-        check_jobs_fit(jobs, shape.capacity)
+        check_jobs_fit(jobs, shape.most_gpus)
         self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
@@ -139,11 +140,11 @@ class SimulatedCluster:
             raise JobError(
                 f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
             )
-        check_jobs_fit(jobs, self._shape.capacity)
+        check_jobs_fit(jobs, self._shape.most_gpus)
         self._drain_log()
         self.store.append(JobStore.from_jobs(jobs, self.tables).records)
         self.jobs = (*self.jobs, *jobs)
-        most = int(min(self._shape.capacity, self.store.records["max_gpus"].max(initial=1)))
+        most = int(min(self._shape.most_gpus, self.store.records["max_gpus"].max(initial=1)))
         self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
         self._order = np.arange(len(self.store))
 
@@ -202,9 +203,14 @@ class SimulatedCluster:
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
-        if allocation.batch_size is not None or self._batches_chosen:
+        several_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
+        if allocation.batch_size is not None or self._batches_chosen or several_kinds:
             chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-            choose_types(self._world, 0, state.jobs.index, state.jobs.types_at(chosen))
+            types = state.jobs.types_at(chosen)
+            if allocation.placement is not None and several_kinds:
+                kind = kinds_of(allocation.placement, self._shape)
+                types = state.jobs.types_on(types, kind, self._shape.kinds)
+            choose_types(self._world, 0, state.jobs.index, types)
             self._batches_chosen = bool(chosen.any())
         if allocation.placement is not None:
             apply_placement(self._world, 0, state.jobs.index, allocation.placement)
@@ -252,9 +258,11 @@ class SimulatedCluster:
 
 
 def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:
-    """Raise ConfigError if there are no GPUs, JobError for a job that wants more than there are."""
+    """Raise ConfigError if there are no GPUs, JobError for a job that wants more than `capacity`."""
     if capacity == 0:
         raise ConfigError("the cluster has no GPUs: expected nodes with at least one")
     for job in jobs:
         if job.requested_gpus > capacity:
-            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+            raise JobError(
+                f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+            )

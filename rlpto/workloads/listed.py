@@ -57,7 +57,7 @@ class ListedJob(Settings):
 
 
 def listed_jobs(entries: Sequence[ListedJob], facts: Callable[[str], ModelFacts], capacity: int) -> list[Job]:
-    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs of the cluster.
+    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs that a job can have at most.
 
     Raises JobError for a name that is taken or a job that the cluster cannot run, ProfileError for an unknown model.
     """
@@ -68,7 +68,9 @@ def listed_jobs(entries: Sequence[ListedJob], facts: Callable[[str], ModelFacts]
         raise JobError(f"workload.jobs: two jobs are called {twice}, expected a name of its own for each")
     for job in jobs:
         if job.requested_gpus > capacity:
-            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+            raise JobError(
+                f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+            )
     return sorted(jobs, key=lambda job: job.submit_time)
 
 
@@ -95,7 +97,9 @@ def listed_job(entry: ListedJob, number: int, facts: Callable[[str], ModelFacts]
     """The first job of an entry, which is the one with this number. Raises as `listed_jobs`."""
     (job, *_) = _several(entry, number, facts(entry.model))
     if job.requested_gpus > capacity:
-        raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+        raise JobError(
+            f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+        )
     return job
 
 

@@ -21,7 +21,7 @@ from rlpto.performance.efficiency import efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
@@ -170,7 +170,13 @@ class _Parts:
     def facts(self, model: str) -> ModelFacts:
         return next(part.facts for kind, part in self.parts.items() if kind.model == model)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:  # noqa: ARG002
+    def type_tables(
+        self,
+        job_type: JobType,
+        max_gpus: int,  # noqa: ARG002
+        gpus_per_node: int,  # noqa: ARG002
+        gpu: str = ONE_KIND,  # noqa: ARG002
+    ) -> TypeTables:
         return self.parts[job_type]
 
 
