@@ -16,6 +16,7 @@ from rlpto.policies.base import Policy, PolicyClass
 from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.equal_share import EqualShare
 from rlpto.policies.fifo import Fifo
+from rlpto.policies.gavel import Gavel
 from rlpto.policies.hesrpt import Hesrpt
 from rlpto.policies.index import Index
 from rlpto.policies.las import Las
@@ -23,6 +24,7 @@ from rlpto.policies.max_throughput import MaxThroughput
 from rlpto.policies.optimus import Optimus
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.sia import Sia
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
 from rlpto.policies.srtf import Srtf
@@ -36,6 +38,7 @@ ENTRY_POINTS = "rlpto.policies"
 _CLASSES = (
     *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
     *(RewardGreedy, Index, RandomPolicy),
+    *(Sia, Gavel),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""

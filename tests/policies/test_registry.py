@@ -11,7 +11,7 @@ import pytest
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import ConfigError
 from rlpto.policies.base import NoOptions
-from rlpto.policies.registry import available, make_policy, options_of
+from rlpto.policies.registry import BUILT_IN, available, make_policy, options_of
 from rlpto.rewards import RewardWeights
 
 from .builders import J, make_state
@@ -119,7 +119,7 @@ def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
 def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> None:
     plugins["fifo"] = f"{__name__}:GreedyPlugin"
     assert not isinstance(make_policy("fifo"), GreedyPlugin)
-    assert len(available()) == 13
+    assert len(available()) == len(BUILT_IN)
 
 
 @pytest.mark.parametrize("target", ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY"])
