@@ -51,12 +51,15 @@ class KindSpeed:
     """How fast a model trains on one kind of GPU.
 
     throughput: as in `Profile`. max_local: samples one such GPU computes at once at most; None: as in `Profile.batch`.
+    throughput_median, throughput_p90: as in `FitErrors`; None: not known.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     throughput: AnyLaw
     max_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    throughput_median: Annotated[float, Field(ge=0)] | None = None
+    throughput_p90: Annotated[float, Field(ge=0)] | None = None
 
 
 @dataclass(frozen=True)

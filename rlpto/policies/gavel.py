@@ -63,11 +63,11 @@ class Gavel(BasePolicy[GavelOptions]):
         stays = np.full(len(jobs), False) if anew else kind != NO_KIND
         wish, room = jobs.requested_gpus, room_of(shape)
         speed = np.stack([jobs.speed_on_gpu(gpu)[np.arange(len(jobs)), wish] for gpu in shape.kinds], axis=1)
-        np.subtract.at(room, kind[stays], held.sum(axis=1)[stays])
+        np.subtract.at(room, kind[stays], jobs.keepable[stays])
         share = fair_shares(speed, wish, room_of(shape))
         waited = np.maximum(state.time - jobs.submit_time, 1.0)
         chosen = give_by_priority(share, received / waited[:, None], speed, wish, room, stays)
-        gpus = np.where(stays, held.sum(axis=1), np.where(chosen == NO_KIND, 0, wish))
+        gpus = np.where(stays, jobs.keepable, np.where(chosen == NO_KIND, 0, wish))
         chosen = np.where(stays, kind, chosen)
         placement = place_on_kinds(shape, held, gpus, chosen)
         self._decided = state.time
