@@ -111,6 +111,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
     from rlpto.config import ClusterSettings, NodeGroup
+    from rlpto.performance.tables import ONE_KIND
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
     from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
@@ -118,19 +119,23 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
 
     with ExitStack() as stack:
         if address is None:
-            nodes = [group.gpus for group in config.cluster.nodes for _ in range(group.count)]
-            stack.enter_context(LocalCluster(nodes, on_progress=on_wait))
+            nodes = [(group.gpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)]
+            gpus, kinds = zip(*nodes, strict=True)
+            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, kinds=kinds))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        gpus = [node.gpus for node in RayBackend("").nodes()]
-        if not gpus:
+        found = [(node.gpus, node.gpu) for node in RayBackend("").nodes()]
+        if not found:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            groups = tuple(NodeGroup(count=n, gpus=size) for size, n in sorted(Counter(gpus).items(), reverse=True))
+            if len({kind for _, kind in found}) == 1:  # there is nothing to tell apart
+                found = [(size, ONE_KIND) for size, _ in found]
+            alike = sorted(Counter(found).items(), reverse=True)
+            groups = tuple(NodeGroup(count=n, gpus=size, gpu=kind) for (size, kind), n in alike)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 

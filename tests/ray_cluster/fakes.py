@@ -71,7 +71,8 @@ class FakeController:
 
 @dataclass
 class FakeBackend:
-    """A cluster in memory. gpus: by node. delay: s until a command is in force. rate: epochs/s of a worker."""
+    """A cluster in memory. gpus: by node; kinds: of those. delay: s until a command is in force. rate: epochs/s of a
+    worker."""
 
     world: FakeTime
     gpus: dict[str, int]
@@ -83,11 +84,12 @@ class FakeBackend:
     most: Counter[str] = field(default_factory=Counter)
     told: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
+    kinds: dict[str, str] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node, gpus) for node, gpus in self.gpus.items()]
+        return [NodeInfo(node, gpus, gpu=self.kinds.get(node, "gpu")) for node, gpus in self.gpus.items()]
 
     def find(self) -> set[str]:
         return set(self.controllers)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job
+from rlpto.kinds import NO_KIND, kinds_of
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -68,15 +69,17 @@ class RayCluster:
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
     ) -> None:
-        nodes = {node.id: node.gpus for node in backend.nodes()}
-        check_jobs_fit(jobs, sum(nodes.values()))
-        self.jobs = tuple(jobs)
         self.tables = tables
+        self.shape = ClusterShape()
+        self._backend = backend
+        self._kinds: dict[str, str] = {}  # of GPU, by node
+        nodes = self._nodes_alive()
+        check_jobs_fit(jobs, self._shape_of(nodes).most_gpus)
+        self.jobs = tuple(jobs)
         self.database = database
         self.columns = JobColumns(jobs, tables)
         self.store = self.columns.store
         self.reports: dict[str, JobReport] = {}
-        self._backend = backend
         self.ids = tuple(spec.id for spec in specs)
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
@@ -95,7 +98,6 @@ class RayCluster:
         self._written = -np.inf
         self._fatal: RlptoError | None = None
         self.changed = True
-        self.shape = ClusterShape()
         self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
@@ -178,7 +180,11 @@ class RayCluster:
                 placed = place_as_chosen(claims.capacity, nodes, dict(zip(ids, allocation.placement, strict=True)))
             plans = {job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job)) for job in ids}
             self._give({job: plan for job, plan in plans.items() if plan != present[job]})
-            self._take_types(state.jobs.index, state.jobs.types_at(chosen))
+            types = state.jobs.types_at(chosen)
+            if allocation.placement is not None:
+                kind = kinds_of(allocation.placement, self.shape)
+                types = state.jobs.types_on(types, kind, self.shape.kinds)
+            self._take_types(state.jobs.index, types)
             self._count()
             policy, latency = self._policy
             self.database.decision(
@@ -260,7 +266,7 @@ class RayCluster:
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
-        alive = {node.id: node.gpus for node in self._backend.nodes()}
+        alive = self._nodes_alive()
         if dead := [node for node in claims.capacity if node not in alive]:
             self._nodes_down(dead)
         for node, gpus in alive.items():
@@ -276,6 +282,22 @@ class RayCluster:
                 "wait: expected one to come back"
             )
 
+    def _nodes_alive(self) -> dict[str, int]:
+        """GPUs of the nodes that are alive, by id; takes note of their kinds.
+
+        Nodes of a kind on which no speed is known are left alone; where no kinds are told apart, all are of one.
+        """
+        kinds, alive = self.tables.kinds, {}
+        for node in self._backend.nodes():
+            gpu = node.gpu if len(kinds) > 1 else kinds[0]
+            if gpu in kinds:
+                self._kinds[node.id], alive[node.id] = gpu, node.gpus
+        return alive
+
+    def _shape_of(self, nodes: Mapping[str, int]) -> ClusterShape:
+        """The cluster with nodes of so many GPUs up, by id."""
+        return shape_with(self.shape, [Node(gpus, gpu=self._kinds[node]) for node, gpus in nodes.items()])
+
     def _node_up(self, node: str, gpus: int) -> None:
         number = self._node_numbers.setdefault(node, len(self._node_numbers))
         self._nodes_changed()
@@ -284,7 +306,7 @@ class RayCluster:
 
     def _nodes_changed(self) -> None:
         """Take over which nodes are up."""
-        self.shape = shape_with(self.shape, self._commands.claims.capacity.values())
+        self.shape = self._shape_of(self._commands.claims.capacity)
         self.up_gpus = self.shape.up_gpus
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
@@ -307,7 +329,7 @@ class RayCluster:
         jobs = [] if self._source is None else self._source.poll()
         if not jobs or self._specs_of is None:
             return
-        check_jobs_fit(jobs, self.shape.capacity)
+        check_jobs_fit(jobs, self.shape.most_gpus)
         self.columns.append(jobs)
         specs = self._specs_of(jobs, len(self.jobs))
         self.jobs = (*self.jobs, *jobs)
@@ -466,4 +488,7 @@ class RayCluster:
         sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
         jobs = self.table_of(index)
         types = jobs.types_at(sizes)
-        self._take_types(index, np.where(types == NO_TYPE, jobs.type_index, types))
+        types = np.where(types == NO_TYPE, jobs.type_index, types)
+        on = [self._kinds.get(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
+        self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))
