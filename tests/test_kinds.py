@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.errors import ConfigError, PolicyError
+from rlpto.config import load_config
+from rlpto.envs.fleet import Workload, build_fleet
+from rlpto.errors import ConfigError, JobError, PolicyError, ProfileError
+from rlpto.experiment import Experiment
 from rlpto.jobs import Job
 from rlpto.kinds import NO_KIND, kinds_of, onto_kinds, place_on_kinds, room_of, spans_kinds, up_gpus
+from rlpto.planning.prediction import predict
+from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
+from rlpto.scheduler import DecisionLoop, run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -196,6 +201,54 @@ class TestTheRule:
         wrong = Allocation(np.array([2]), placement=np.array([[0, 1, 1]]))
         with pytest.raises(PolicyError, match="policy mine placed job 0 on GPUs of several kinds: expected one kind"):
             Queue(QueueSettings()).admit(cluster.state(), wrong, "mine")
+
+
+class TestExperiment:
+    def test_the_example_runs_on_three_kinds(self) -> None:
+        experiment = Experiment(load_config("kinds", ["workload.days=2", "workload.windows.limit=1"]))
+        assert experiment.shape.kinds == experiment.tables.kinds == ("t4", "a100", "rtx2080ti")
+        assert experiment.shape.most_gpus == experiment.tables.max_gpus == 24
+        window = experiment.windows()[0]
+        record = experiment.run_policy(experiment.policy("sia"), window, 0, max_hours=1.0)
+        assert np.isfinite(record.jobs.start_time).any()
+
+    def test_an_unknown_kind_is_named(self) -> None:
+        experiment = Experiment(load_config("kinds", ["cluster.nodes.1.gpu=h100"]))
+        with pytest.raises(ProfileError, match=r"no speeds on GPUs of kind 'h100'.*cluster.nodes: gpu"):
+            experiment.check()
+
+    def test_a_job_that_no_kind_has_room_for_is_refused(self) -> None:
+        with pytest.raises(JobError, match="job0 wants 9 GPUs, but the cluster has 8 in all for one job"):
+            two_kinds([job(0, gpus=9)])
+
+    def test_many_clusters_learn_on_one_kind_only(self) -> None:
+        experiment = Experiment(load_config("kinds", ["workload.days=3"]))
+        with pytest.raises(ConfigError, match="learn at once on one kind of GPU, not on t4, a100, rtx2080ti"):
+            build_fleet(
+                1,
+                experiment.shape,
+                [Workload("w", (), 0, 1.0)],
+                experiment.tables,
+                experiment.config.simulator,
+                QueueSettings(),
+                RewardWeights(),
+            )
+
+
+def test_what_is_predicted_comes_true_on_several_kinds() -> None:
+    jobs = [job(j, submit=0.0, epochs=5.0 + j, gpus=1, max_gpus=6) for j in range(6)]
+    cluster, policy, queue = two_kinds(jobs, delay=20.0), make_policy("equal_share"), QueueSettings()
+    loop = DecisionLoop(cluster, queue)
+    for _ in range(3):
+        state = loop.state()
+        loop.carry_out(state, policy(state), "equal_share")
+        loop.advance()
+    expected = predict(take_snapshot(cluster, loop.state()), policy, queue, SimulatorSettings(interval=60.0))
+    while not cluster.done:
+        state = loop.state()
+        loop.carry_out(state, policy(state), "equal_share")
+        loop.advance()
+    assert expected.finish == pytest.approx(cluster.store.finish_time[expected.index])
 
 
 def shape_of(*nodes: tuple[str, int]) -> ClusterShape:

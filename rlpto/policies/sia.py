@@ -103,8 +103,8 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
     jobs, shape = state.jobs, state.shape
     grid = configurations(shape)
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
-    factor = restart_factor(state.time - jobs.submit_time, jobs.rescales, jobs.rescale_delay)
-    factor = np.where(gpus > 0, factor, 1.0)  # to start loses nothing, and who waits must not wait for ever
+    restarts = np.where(gpus > 0, jobs.rescales, 0)  # whoever has lost its GPUs must not wait for ever
+    factor = restart_factor(state.time - jobs.submit_time, restarts, jobs.rescale_delay)
     rows, kinds, counts, speeds = [], [], [], []
     for number, (gpu, sizes) in enumerate(zip(shape.kinds, grid, strict=True)):
         room = int(room_of(shape)[number])
