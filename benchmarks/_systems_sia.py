@@ -73,13 +73,13 @@ def compare(experiment: Experiment) -> Table:
 def latencies(shape: ClusterShape, name: str) -> list[float]:
     """Seconds of each of the first decisions while 160 adaptive jobs are active; without the first, which imports."""
     profiles = load_profiles(None)
-    models = [model for model in profiles.models if model != "cifar10"] * 40
+    models = list(profiles.models) * LATENCY_JOBS
     tables = compile_tables(
         profiles, [JobType(model) for model in profiles.models], shape.most_gpus, 8, kinds=shape.kind_sizes
     )
     facts = [profiles.facts(model) for model in models[:LATENCY_JOBS]]
     jobs = [
-        Job(str(number), 0.0, models[number], 10.0 * fact.epochs, fact.samples, 1, 1, shape.most_gpus)
+        Job(str(number), 0.0, models[number], 1000.0 * fact.epochs, fact.samples, 1, 1, shape.most_gpus)
         for number, fact in enumerate(facts)
     ]
     cluster, queue = (
