@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CASES  := $(filter-out benchmarks/_% benchmarks/results.py,$(wildcard benchmarks/*.py))
+CASES  := $(filter-out benchmarks/_% benchmarks/results.py benchmarks/systems.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help quickstart install dev test test-quick test-cluster lint bench results clean
+.PHONY: help quickstart install dev test test-quick test-cluster lint bench results systems clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -41,6 +41,9 @@ bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls shor
 
 results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
 	$(BIN)/python benchmarks/results.py
+
+systems: $(VENV)/.installed  ## measure the published systems, write the tables of docs/systems (an hour; resumable)
+	$(BIN)/python benchmarks/systems.py
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,6 +4,8 @@
 
 FILE.csv has columns policy, workload, mean_jct (s); without it the figures are those published with the simulator
 (OSDI'21 artifact of Pollux). Exits 1 if one of them is missed by more than so many percent, or is of no workload there.
+Policy pollux schedules jobs that choose their batch sizes by their own fits (`knowledge.mode: online`), the others jobs
+whose batch sizes are fixed: so the published figures came about.
 """
 
 from __future__ import annotations
@@ -28,8 +30,20 @@ PUBLISHED = {
     ("optimus", "workload-2"): 6913.9,
     ("optimus", "workload-3"): 3944.0,
     ("optimus", "workload-4"): 5967.8,
+    ("pollux", "workload-1"): 2089.0,
+    ("pollux", "workload-2"): 3323.0,
+    ("pollux", "workload-3"): 2188.0,
+    ("pollux", "workload-4"): 2721.0,
 }
 """Mean JCT [s] by policy and workload."""
+ONLINE = {
+    "pollux": (
+        "knowledge.mode=online",
+        "workload.mapping.adaptive_batch=true",
+        "workload.mapping.fixed_batch_models=[ncf]",
+    )
+}
+"""What else is set for policies whose jobs choose their batch sizes. In the simulator ncf always trains at 32,768."""
 
 
 def main() -> None:
@@ -50,14 +64,17 @@ def main() -> None:
     ]
     checks, facts = [], {}
     with _common.bad_input():
-        experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
-        windows = experiment.windows()
+        experiments = {
+            policy: Experiment(load_config(_common.CONFIGS / "pollux.yaml", [*overrides, *ONLINE.get(policy, ())]))
+            for policy in policies
+        }
+        windows = experiments[policies[0]].windows()
         lacking = [window for policy, window in expected if policy in policies and window not in windows]
         if options.expect is not None and lacking:  # of the published ones, those that are there count
             _common.refuse(f"{options.expect}: {lacking[0]}: {workloads} has no such workload")
         for policy in policies:
             for window in windows:
-                jobs = experiment.run_cell(Cell(policy, window, 0)).jobs
+                jobs = experiments[policy].run_cell(Cell(policy, window, 0)).jobs
                 ours = float(np.mean(jobs.finish_time - jobs.submit_time))
                 facts[f"{policy} on {window}, mean JCT [s]"] = round(ours, 2)
                 if (policy, window) in expected:

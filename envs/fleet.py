@@ -116,6 +116,13 @@ def build_fleet(
             f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "
             "nodes with the same `gpu`"
         )
+    if tables.has_servers or any(node.background or node.background_cpus for node in shape):
+        raise ConfigError(
+            "simulators in a batch know neither parameter servers nor background load: expected models that train "
+            "without servers, and no workload.background, where an agent learns"
+        )
+    if simulator.share != 1:
+        raise ConfigError(f"simulator.share: in an environment jobs share no GPUs, expected 1, not {simulator.share}")
     for workload in workloads:
         check_jobs_fit(workload.jobs, shape.capacity)
     tables = tables.with_rescale_delay(simulator.rescale_delay)

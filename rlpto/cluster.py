@@ -19,12 +19,17 @@ from rlpto.records import INTERVAL, AllocationChanges
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works."""
+    """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works.
+
+    background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
+    """
 
     gpus: int
     cpus: int = 0
     gpu: str = ONE_KIND
     up: bool = True
+    background: int = 0
+    background_cpus: int = 0
 
     def __post_init__(self) -> None:
         if self.gpus < 0 or self.cpus < 0:
@@ -41,8 +46,23 @@ class ClusterShape(tuple[Node, ...]):
 
     @cached_property
     def up_gpus(self) -> int:
-        """GPUs on nodes that are up."""
-        return sum(node.gpus for node in self if node.up)
+        """GPUs that jobs may hold now: those on nodes that are up, without what other processes hold."""
+        return int(self.offered.sum())
+
+    @cached_property
+    def cpu_slots(self) -> int:
+        """CPU slots with all nodes up."""
+        return sum(node.cpus for node in self)
+
+    @cached_property
+    def up_cpu_slots(self) -> int:
+        """CPU slots that jobs may hold now."""
+        return sum(node.cpus - node.background_cpus for node in self if node.up)
+
+    @cached_property
+    def offered(self) -> IntArray:
+        """[N] GPUs of every node that jobs may hold now."""
+        return np.array([node.gpus - node.background if node.up else 0 for node in self], dtype=np.int64)
 
     @cached_property
     def gpus_per_node(self) -> int:
@@ -77,6 +97,13 @@ class ClusterShape(tuple[Node, ...]):
     def with_up(self, up: Iterable[bool]) -> ClusterShape:
         """The same nodes; `up` [N] says which of them are up."""
         return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
+
+    def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
+        """The same nodes; other processes hold so many GPUs and CPU slots of them, [N] each."""
+        return ClusterShape(
+            replace(node, background=int(held), background_cpus=int(slots))
+            for node, held, slots in zip(self, gpus, cpus, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +156,13 @@ class ClusterState:
 
     @property
     def capacity(self) -> int:
-        """GPUs on nodes that are up."""
+        """GPUs that jobs may hold: on nodes that are up, and not held by other processes."""
         return self.shape.up_gpus
+
+    @property
+    def cpu_slots(self) -> int:
+        """CPU slots that parameter servers may hold, likewise."""
+        return self.shape.up_cpu_slots
 
     @property
     def gpus_per_node(self) -> int:
@@ -149,12 +181,15 @@ class Allocation:
         A change of it alone costs a running job nothing.
     placement: [n, N] GPUs of every job on every node of the shape, `gpus` in all; None: the cluster places them. A job
         that holds just these is not touched.
+    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: as many as the job has by itself.
+        A change of it restarts a running job.
     """
 
     gpus: IntArray
     order: IntArray | None = None
     batch_size: IntArray | None = None
     placement: IntArray | None = None
+    servers: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +277,7 @@ class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 
     jobs, store, tables: the workload, its state, and the speed tables of its types.
-    time: seconds since the start of the workload. up_gpus: GPUs on nodes that are up. held_gpus: GPUs
+    time: seconds since the start of the workload. up_gpus: GPUs that jobs may hold now. held_gpus: GPUs
     held by jobs. active_jobs: jobs submitted and not finished. changed: True if a job arrived or
     finished or a node changed in the last `advance`.
     """

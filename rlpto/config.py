@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.background import BackgroundLoad
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.files import file_there, is_there
@@ -18,6 +19,7 @@ from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings
 from rlpto.reading import one_line
+from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
 from rlpto.settings import LARGEST_SEED, Settings
 from rlpto.settings_text import described_yaml, first_problem
@@ -110,6 +112,8 @@ class WorkloadSettings(Settings):
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mapping: MappingSettings = MappingSettings()
     """How a recorded job is given a model and its work."""
+    background: tuple[BackgroundLoad, ...] = ()
+    """Other processes that hold GPUs and CPU slots from the start until they end; jobs may have what they free."""
     load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
     files: needs `draws`."""
@@ -144,7 +148,12 @@ class KnowledgeSettings(Settings):
 
     mode: Literal["exact", "noisy", "online"] = "exact"
     """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
-    what each job's own reports tell so far (on a real cluster only: simulated jobs report nothing)."""
+    what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
+    fits: Literal["own", "shared"] = "own"
+    """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
+    remaining: RemainingKnowledge = "declared"
+    """Epochs left that policies are told of; declared: the truth (with the errors below, if noisy); learnt: what
+    finished jobs of the same model had; unknown: as many as a job has done already."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)

@@ -19,7 +19,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
-from rlpto.experiment import Experiment, estimate_noise, prepare
+from rlpto.experiment import Experiment, estimate_noise, prepare, refuse_for_learning
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
@@ -167,6 +167,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
 
     group: see `Workload`. prefix: of its name.
     """
+    refuse_for_learning(experiment.config.knowledge)
     jobs = tuple(experiment.jobs(window, seed))
     own_seed = experiment.window_seed(window, seed)
     span = experiment.window_traces[window].window

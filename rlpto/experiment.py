@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from rlpto.background import background_at, place_background
 from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
@@ -25,14 +26,16 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.base import Policy, chooses_batch_sizes
+from rlpto.policies.base import Policy, chooses_batch_sizes, chooses_servers
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
 from rlpto.records import RunRecord
 from rlpto.scheduler import run
+from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.online import FactsCache
 from rlpto.task_volume.past import Past, past_of
 from rlpto.task_volume.windows import WindowForecasts
 from rlpto.workloads.calibration import load_calibration
@@ -68,9 +71,11 @@ class Experiment:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.shape = ClusterShape(
+        shape = ClusterShape(
             Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
         )
+        self.background = place_background(config.workload.background, shape)
+        self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
@@ -80,8 +85,14 @@ class Experiment:
         if isinstance(source, FittedProfiles):
             measured = () if folder is None else source.models
             guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
-            source = FittedProfiles({**source.profiles, **guessed})
+            served = {name: program.servers for name, program in programs.items() if program.has_servers}
+            source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
+
+    @cached_property
+    def _facts(self) -> FactsCache:
+        """What is true of the batches that jobs may choose."""
+        return FactsCache(self.profiles)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -154,6 +165,19 @@ class Experiment:
         )
 
     @cached_property
+    def tables_by_servers(self) -> SpeedTables:
+        """Speed tables with the numbers of parameter servers that a policy may choose."""
+        types, most = self._job_types
+        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, choose_servers=True)
+
+    @cached_property
+    def tables_by_all(self) -> SpeedTables:
+        """Speed tables with all that any policy may choose."""
+        types, most = self._job_types
+        sizes = self.shape.gpus_per_node
+        return compile_tables(self.profiles, types, most, sizes, choose_batches=True, choose_servers=True)
+
+    @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
         """Every job type of the workload, and the most GPUs a job may hold."""
         workload, most = self.config.workload, self.shape.most_gpus
@@ -194,21 +218,37 @@ class Experiment:
         )
 
     def cluster(
-        self, window: str, seed: int, max_hours: float | None = None, *, choose_batches: bool = False
+        self,
+        window: str,
+        seed: int,
+        max_hours: float | None = None,
+        *,
+        choose_batches: bool = False,
+        choose_servers: bool = False,
     ) -> SimulatedCluster:
         """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say.
 
-        choose_batches: for a policy that chooses batch sizes.
+        choose_batches, choose_servers: for a policy that chooses batch sizes, or numbers of parameter servers.
         """
         source = self.source()
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
-        noise = estimate_noise(self.config.knowledge, len(jobs), own_seed)
+        knowledge = self.config.knowledge
+        noise = estimate_noise(knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        tables = self.tables_by_batch_size if choose_batches else self.tables
-        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, noise, source)
+        if choose_servers:
+            tables = self.tables_by_all if choose_batches else self.tables_by_servers
+        else:
+            tables = self.tables_by_batch_size if choose_batches else self.tables
+        return SimulatedCluster(
+            *(self.shape, jobs, tables, settings, own_seed, noise, source),
+            background=self.background,
+            left=knowledge.remaining,
+            beliefs=self._facts if knowledge.mode == "online" else None,
+            shared_fits=knowledge.fits == "shared",
+        )
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -222,7 +262,8 @@ class Experiment:
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
         """Let a policy schedule the jobs of a window, for at most so many hours."""
-        cluster = self.cluster(window, seed, max_hours, choose_batches=chooses_batch_sizes(policy))
+        chosen = {"choose_batches": chooses_batch_sizes(policy), "choose_servers": chooses_servers(policy)}
+        cluster = self.cluster(window, seed, max_hours, **chosen)
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
@@ -264,7 +305,9 @@ class Experiment:
             JobStore.from_jobs(self._followed().poll(), self.tables)
             return
         for window in self.windows():
-            if not self.jobs(window, self.config.seed):
+            jobs = self.jobs(window, self.config.seed)
+            check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
+            if not jobs:
                 raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
 
     def outcome(self) -> dict[str, Any]:
@@ -416,21 +459,19 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
     return prepare(config).run_cell(cell)
 
 
-def refuse_online(knowledge: KnowledgeSettings) -> None:
-    """Raise ConfigError if policies are to be told what jobs report, where jobs are simulated."""
-    if knowledge.mode == "online":
+def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
+    """Raise ConfigError if policies are to be told what the compiled clusters that agents learn on do not tell."""
+    if knowledge.mode == "online" or knowledge.remaining != "declared":
+        key, value = ("mode", "online") if knowledge.mode == "online" else ("remaining", knowledge.remaining)
         raise ConfigError(
-            "knowledge.mode online: simulated jobs report nothing; expected --cluster ray, or exact or noisy"
+            f"knowledge.{key} {value}: agents learn on clusters that tell the truth or estimates with errors; expected "
+            "knowledge.mode exact or noisy, and remaining declared"
         )
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
-    """Errors of what policies are told about each of `jobs` jobs; None if they are told the truth.
-
-    Raises ConfigError if they are to be told what jobs report: simulated ones do not.
-    """
-    refuse_online(knowledge)
-    if knowledge.mode == "exact":
+    """Errors of what policies are told about each of `jobs` jobs; None if there are none."""
+    if knowledge.mode != "noisy":
         return None
     rng = np.random.default_rng([seed, 2])
     return EstimateNoise(

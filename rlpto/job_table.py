@@ -38,7 +38,8 @@ class JobTable:
 
     Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of what is told, or None.
+    priority class after aging. noise: errors of what is told, or None. left: epochs [n] that policies are told
+    jobs number [n] have left; None: the truth.
     """
 
     submit_time: FloatArray
@@ -80,6 +81,16 @@ class JobTable:
     speed_at_batch_sizes: FloatArray
     """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
 
+    servers: IntArray
+    """[n] parameter servers that each job has; of one that waits: will have, if nothing else is chosen; 0 without."""
+    own_servers: IntArray
+    """[n] parameter servers that each job has by itself, where nothing is chosen."""
+    most_servers: IntArray
+    """[n] parameter servers that each job may have at most."""
+    speed_at_servers: FloatArray
+    """[P, n, K + 1] `speed` with 1 to P parameter servers; 0 where a job cannot have so many. Only for policies that
+    choose servers are there speeds with other numbers than each job's own."""
+
     def __init__(
         self,
         store: JobStore,
@@ -88,11 +99,13 @@ class JobTable:
         effective_priority: IntArray,
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
+        left: Callable[[IntArray], FloatArray] | None = None,
     ) -> None:
         self.store = store
         self._tables = tables
         self._gpus_per_node = gpus_per_node
         self._noise = noise
+        self._left = left
         self.index = index
         self.effective_priority = effective_priority
 
@@ -119,18 +132,32 @@ class JobTable:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
         return Told(self._tables, self.type_index, self.scale, noise)
 
-    def types_at(self, batch_size: IntArray) -> IntArray:
-        """[n] types of the jobs once a scheduler has chosen batch_size [n]; NO_TYPE where it is not one of theirs."""
-        return self._tables.types_at(self.type_index, batch_size)
+    def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
+        """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
+        return self._tables.types_at(self.type_index, batch_size, servers)
+
+    @property
+    def has_servers(self) -> bool:
+        """True if some jobs of the workload train through parameter servers."""
+        return self._tables.has_servers
 
     def columns(self) -> JobStore:
-        """A copy of the columns of these n jobs, as a store of their own."""
-        return self.store.take(self.index)
+        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told."""
+        columns = self.store.take(self.index)
+        if self._left is not None:
+            columns.epochs[:] = self.epochs
+        return columns
 
     def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
         """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""
         return JobTable(
-            self.store, self._tables, self.index[rows], effective_priority, self._gpus_per_node, self._noise
+            self.store,
+            self._tables,
+            self.index[rows],
+            effective_priority,
+            self._gpus_per_node,
+            self._noise,
+            self._left,
         )
 
     def speed_on(self, spans: int) -> FloatArray:
@@ -178,11 +205,15 @@ class JobTable:
 
     def accuracy_at(self, progress: FloatArray) -> FloatArray:
         """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""
+        return self._accuracy_of(self.type_index, progress)
+
+    def _accuracy_of(self, types: IntArray, progress: FloatArray) -> FloatArray:
+        """[n] the same for jobs of `types` [n]."""
         curve = self._tables.accuracy
-        last = self._tables.epochs[self.type_index]
+        last = self._tables.epochs[types]
         at = np.minimum(progress, last)
         low = np.minimum(at.astype(np.int64), last - 1)
-        start, end = curve[self.type_index, low], curve[self.type_index, low + 1]
+        start, end = curve[types, low], curve[types, low + 1]
         accuracy: FloatArray = start + (at - low) * (end - start)
         return accuracy
 
@@ -198,6 +229,14 @@ class JobTable:
         jobs = self.store.records
         fill_limits(jobs, self.index, self.effective_priority, view)
         fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
+        if self._left is not None:
+            left, declared = self._left(self.index), view["epochs"] - view["progress"]
+            if tables.known_remaining is not None:  # in a unit of its own
+                view["remaining"] *= np.divide(left, declared, out=np.ones_like(left), where=declared > 0)
+            else:
+                view["remaining"] = left if self._noise is None else left * self._noise.remaining[self.index]
+            view["epochs"] = view["progress"] + left
+            view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
         return view
 
     def _gather_speed(self) -> FloatArray:
@@ -218,6 +257,17 @@ class JobTable:
         choices = self._tables.batch_choices[self.type_index]
         return np.where(choices == NO_TYPE, NO_BATCH_SIZE, self._tables.batch_size[choices])
 
+    def _gather_speed_at_servers(self) -> FloatArray:
+        """[P, n, K + 1] speeds with 1 to P servers."""
+        tables = self._tables
+        found = np.zeros((int(self.most_servers.max(initial=0)), len(self), tables.max_gpus + 1))
+        for types in tables.server_choices[self.type_index].T:
+            rows = np.flatnonzero((types != NO_TYPE) & (tables.servers[types] > 0))
+            records = self.records[rows]
+            records["type_index"] = types[rows]
+            found[tables.servers[types[rows]] - 1, rows] = self._speed_of(records)
+        return found
+
     def _gather_speed_at_batch_sizes(self) -> FloatArray:
         """[V, n, K + 1] speeds at them."""
         found, work = [], self._tables.known_remaining
@@ -236,6 +286,10 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "speed": JobTable._gather_speed,
     "waiting": lambda table: table.gpus == 0,
     "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
+    "servers": lambda table: table._tables.servers[table.type_index],
+    "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
+    "most_servers": lambda table: table._tables.most_servers[table.type_index],
+    "speed_at_servers": JobTable._gather_speed_at_servers,
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

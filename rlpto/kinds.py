@@ -19,14 +19,9 @@ NOWHERE = -1
 """In place of the number of a node, likewise."""
 
 
-def up_gpus(shape: ClusterShape) -> IntArray:
-    """[N] GPUs of every node, 0 for those that are down."""
-    return np.array([node.gpus if node.up else 0 for node in shape], dtype=np.int64)
-
-
 def room_of(shape: ClusterShape) -> IntArray:
-    """[G] GPUs of every kind on nodes that are up."""
-    return np.bincount(shape.node_kinds, up_gpus(shape), minlength=len(shape.kinds)).astype(np.int64)
+    """[G] GPUs of every kind that jobs may hold now."""
+    return np.bincount(shape.node_kinds, shape.offered, minlength=len(shape.kinds)).astype(np.int64)
 
 
 def kinds_of(placement: IntArray, shape: ClusterShape) -> IntArray:
@@ -51,7 +46,7 @@ def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
     min_gpus everywhere waits, and the kind with most GPUs left is kept for it: no job behind it takes any of those.
     """
     jobs, shape = state.jobs, state.shape
-    held = np.where(up_gpus(shape) > 0, state.held_nodes, 0)
+    held = np.where(shape.offered > 0, state.held_nodes, 0)
     count, own = held.sum(axis=1), kinds_of(held, shape)
     if np.array_equal(count, wishes):
         return held
@@ -96,7 +91,7 @@ def place_on_kinds(
     stays = (gpus > 0) & (kinds_of(held, shape) == kind)
     placement = np.where(stays[:, None], held, 0)
     _shrink(placement, gpus)
-    free = up_gpus(shape) - placement.sum(axis=0)
+    free = shape.offered - placement.sum(axis=0)
     grows = np.flatnonzero((gpus > 0) & (placement.sum(axis=1) < gpus))
     home = np.where(placement.any(axis=1), placement.argmax(axis=1), NOWHERE)
     free += placement[grows].sum(axis=0)

@@ -42,6 +42,9 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "queue.converging": lambda config: config.queue.converging.gained == 1,
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
     "simulator.growth": lambda config: config.simulator.growth == "pause",
+    "workload.background": lambda config: not config.workload.background,
+    "simulator.share": lambda config: config.simulator.share == 1,
+    "simulator.share_slowdown": lambda config: config.simulator.share == 1,
     "workload.jobs": lambda config: config.workload.source != "jobs",
 }
 """Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found

@@ -19,6 +19,7 @@ from rlpto.errors import PolicyError
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.kinds import onto_kinds, spans_kinds
 from rlpto.performance.tables import NO_TYPE
+from rlpto.server_slots import admit_servers
 from rlpto.settings import Settings
 
 CLASSES = len(PRIORITY_CLASSES)
@@ -95,10 +96,11 @@ class Queue:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
         A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
-        placed, see `rlpto.kinds.onto_kinds`, unless the policy has done that. Where the state says so, GPUs are held
+        placed, see `rlpto.kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so, GPUs are held
         back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
         no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
-        one of those the job has, or a placement that the nodes have no room for or that spreads a job over kinds.
+        one of those the job has, a placement that the nodes have no room for, or parameter servers that the job cannot
+        have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -112,15 +114,21 @@ class Queue:
                 f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
             )
         order = check_order(allocation.order, len(jobs), policy)
+        servers = allocation.servers
+        if servers is not None:
+            servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
+        servers = admit_servers(servers, state, gpus, policy)
         placement = check_placement(allocation.placement, state, wishes, policy)
         if len(state.shape.kinds) > 1:
-            if placement is None or not np.array_equal(gpus, wishes):
-                placement = onto_kinds(state, gpus)
+            trimmed = not np.array_equal(gpus, wishes)
+            if placement is None or trimmed or len(spans_kinds(placement, state.shape)):
+                placement = onto_kinds(state, gpus)  # who places jobs without a thought of kinds has counted GPUs
             gpus = placement.sum(axis=1)
+            servers = servers if servers is None else np.where(gpus > 0, servers, 0)
         elif placement is not None and not np.array_equal(gpus, wishes):
-            free = np.array([node.gpus if node.up else 0 for node in state.shape]) - placement.sum(axis=0)
-            fit_rows(placement, gpus, free)
-        return Allocation(gpus, order, check_batch_size(allocation.batch_size, state, gpus, policy), placement)
+            fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
+        batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
+        return Allocation(gpus, order, batch_size, placement, servers)
 
 
 def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
@@ -151,7 +159,7 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
         return None
     jobs = state.jobs
     chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
-    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # whatever its servers: every size has all their numbers
     if len(wrong):
         known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
         raise PolicyError(
@@ -176,19 +184,15 @@ def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy:
     if len(wrong):
         job, placed = int(state.jobs.index[wrong[0]]), array[wrong[0]].tolist()
         raise PolicyError(f"policy {policy} placed job {job} on {placed}: expected {int(gpus[wrong[0]])} GPUs in all")
-    for number, (node, used) in enumerate(zip(state.shape, array.sum(axis=0).tolist(), strict=True)):
-        room = node.gpus if node.up else 0
+    for number, (room, used) in enumerate(zip(state.shape.offered.tolist(), array.sum(axis=0).tolist(), strict=True)):
         if used > room:
             raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
-    if len(state.shape.kinds) > 1 and len(wrong := spans_kinds(array, state.shape)):
-        job = int(state.jobs.index[wrong[0]])
-        raise PolicyError(f"policy {policy} placed job {job} on GPUs of several kinds: expected one kind a job")
     return array
 
 
 @kernel()
 def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
-    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go first, nodes with most free are taken first."""
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
     for i in range(len(gpus)):
         row = placement[i]
         more = gpus[i] - row.sum()

@@ -158,10 +158,13 @@ class ProgressWatch:
 
 
 def starved(cluster: Cluster) -> bool:
-    """True if no job holds GPUs although every active one could have those it asked for."""
+    """True if no job holds GPUs although every active one could have those it asked for, and its servers."""
     if cluster.held_gpus or not cluster.active_jobs:
         return False
-    return int(cluster.state().jobs.requested_gpus.max()) <= cluster.up_gpus
+    state = cluster.state()
+    if int(state.jobs.own_servers.max()) > state.cpu_slots:
+        return False
+    return int(state.jobs.requested_gpus.max()) <= cluster.up_gpus
 
 
 class DecisionLog:

@@ -67,6 +67,8 @@ def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> Speed
         rescale_delay=np.tile(tables.rescale_delay, times),
         own=np.tile(np.arange(count), times),
         batch_size=np.repeat(sizes, count),
+        servers=np.tile(tables.servers, times),
+        most_servers=np.tile(tables.most_servers, times),
     )
 
 
@@ -88,6 +90,8 @@ def with_kinds(tables: SpeedTables, kinds: Mapping[str, tuple[float, int]]) -> S
         rescale_delay=np.tile(tables.rescale_delay, times),
         own=np.tile(tables.own, times),
         batch_size=np.tile(tables.batch_size, times),
+        servers=np.tile(tables.servers, times),
+        most_servers=np.tile(tables.most_servers, times),
         kinds=tuple(kinds),
         kind=np.repeat(np.arange(times), count),
         node_gpus=np.repeat([gpus for _, gpus in kinds.values()], count),

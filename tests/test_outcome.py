@@ -16,6 +16,8 @@ ON: dict[str, dict[str, Any]] = {
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
+    "simulator.share": {"simulator": {"share": 2}},
+    "simulator.share_slowdown": {"simulator": {"share": 2}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 

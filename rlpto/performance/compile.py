@@ -58,11 +58,13 @@ def compile_tables(
     gpus_per_node: int,
     *,
     choose_batches: bool = False,
+    choose_servers: bool = False,
     kinds: Mapping[str, int] | None = None,
 ) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
     choose_batches: with the batch sizes that a scheduler may choose for each type, see `chosen_batch_sizes`.
+    choose_servers: with all the numbers of parameter servers that each type may have.
     kinds: kinds of GPU in the cluster and how many the largest node of each has; every type then has a variant for each
     kind. None: one kind, on nodes of `gpus_per_node`.
 
@@ -72,18 +74,19 @@ def compile_tables(
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")
-    sizes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
-    if max_gpus < 1 or min(sizes.values(), default=0) < 1:
-        raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {sizes}")
-    count = len(types)
-    chosen = [(i, size) for i, kind in enumerate(types) for size in chosen_batch_sizes(profiles, kind)]
-    own, batch_size = np.arange(count), np.zeros(count, dtype=np.int64)
-    if choose_batches and chosen:
-        own, batch_size = np.array([*zip(own, batch_size, strict=True), *chosen]).T
-        types = [*types, *(JobType(types[i].model, size) for i, size in chosen)]
-    parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in sizes.items() for job_type in types]
-    alike, several = len(types), len(sizes)
-    own, batch_size, types = np.tile(own, several), np.tile(batch_size, several), [*types] * several
+    nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
+    if max_gpus < 1 or min(nodes.values(), default=0) < 1:
+        raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
+    variants = [(own, 0, None) for own in range(len(types))]
+    for own, kind in enumerate(types):
+        sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
+        numbers = [None, *(chosen_servers(profiles, kind) if choose_servers else ())]
+        variants += [(own, size, number) for size in sizes for number in numbers if size or number]
+    own_types = [profiles.facts(kind.model) for kind in types]
+    types = [JobType(types[own].model, size or types[own].batch_size, number) for own, size, number in variants]
+    parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
+    on_each, several = len(types), len(nodes)
+    variants, types = variants * several, [*types] * several
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
     rates = np.zeros((int(offsets[-1]), epochs))
@@ -104,12 +107,20 @@ def compile_tables(
         exact_rows=exact_rows,
         known_remaining=remaining,
         known_speed=speed,
-        own=own,
-        batch_size=batch_size,
-        kinds=tuple(sizes),
-        kind=np.repeat(np.arange(several), alike),
-        node_gpus=np.repeat(np.array(list(sizes.values())), alike),
+        own=np.array([own for own, _, _ in variants]),
+        batch_size=np.array([size for _, size, _ in variants]),
+        servers=np.array([number or own_types[own].servers for own, _, number in variants]),
+        most_servers=np.array([own_types[own].most_servers for own, _, _ in variants]),
+        kinds=tuple(nodes),
+        kind=np.repeat(np.arange(several), on_each),
+        node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
     )
+
+
+def chosen_servers(profiles: ProfileSource, job_type: JobType) -> list[int]:
+    """Numbers of parameter servers that a scheduler may choose for jobs of a type; without what it has by itself."""
+    facts = profiles.facts(job_type.model)
+    return [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
 
 
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
-from rlpto.performance.efficiency import goodput, useful_gpus
+from rlpto.performance.efficiency import BatchLimits, goodput, useful_gpus
+from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
+from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
 """The throughput model knows one node and several."""
@@ -19,9 +21,13 @@ SPANS = 2
 
 @dataclass(frozen=True)
 class FittedProfiles:
-    """Profiles by model name, as a source of speed tables."""
+    """Profiles by model name, as a source of speed tables.
+
+    served: parameter servers that jobs of a model have by itself, where its law does not know of servers.
+    """
 
     profiles: Mapping[str, Profile]
+    served: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -37,7 +43,9 @@ class FittedProfiles:
     def facts(self, model: str) -> ModelFacts:
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         profile = self.profile(model)
-        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay)
+        law = profile.throughput
+        servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
+        return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type on GPUs of a kind; see `rates_by_size` for what the rates are.
@@ -46,6 +54,8 @@ class FittedProfiles:
         limits.
         """
         profile = self.profile(job_type.model).on(gpu)
+        if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
+            profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         rates = rates_by_size(profile, job_type.batch_size, max_gpus)
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
@@ -58,12 +68,34 @@ class FittedProfiles:
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
         )
 
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+        """See `BatchFactsSource`."""
+        profile = self.profile(job_type.model)
+        batches = own_batches(job_type.batch_size, sum(placement), profile.batch.with_chosen())
+        size = (len(placement), batches.gpus, batches.taken)
+        step = profile.throughput.step_time(*size)
+        computing = profile.throughput.step_time(*size, 1) - step
+        noise = profile.noise(np.arange(profile.epochs))
+        sqr = np.ones((len(batches.taken), profile.epochs))
+        var = np.broadcast_to(noise / profile.batch.base, sqr.shape)
+        seconds = step + computing * batches.accumulation
+        gain = gained(sqr, var, (batches.total / profile.batch.base)[:, None])
+        rates = gain * profile.batch.base / seconds[:, None] / profile.samples
+        return BatchFacts(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
+
+    def limits(self, model: str) -> BatchLimits:
+        """See `BatchFactsSource`."""
+        return self.profile(model).batch.with_chosen()
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """See `BatchFactsSource`."""
+        return np.full(self.profile(model).epochs, self.profile(model).samples)
+
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
         """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""
         changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
-        return FittedProfiles(
-            {**self.profiles, **{name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}}
-        )
+        chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
+        return replace(self, profiles={**self.profiles, **chosen})
 
 
 def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:

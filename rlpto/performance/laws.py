@@ -12,10 +12,12 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetPydanticSchema
 from pydantic_core import CoreSchema, core_schema
 
+from rlpto.performance.server_law import ServerParams
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 
 LAWS: Mapping[str, type[ThroughputLaw]] = {
     "pollux": ThroughputParams,
+    "parameter_server": ServerParams,
 }
 """Classes of parameters."""
 DEFAULT_LAW = "pollux"

@@ -28,6 +28,7 @@ from rlpto.performance.efficiency import (
     useful_gpus,
 )
 from rlpto.performance.measurements import Measurements, measured_kinds, read_measurements, smallest_rotation
+from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import (
     ModelFacts,
     TypeTables,
@@ -134,18 +135,18 @@ class MeasuredModel:
     def gain(self, batch: IntArray) -> FloatArray:
         """[N, epochs] progress of one step, in base iterations, with total batches [N] in each epoch.
 
-        Gradient statistics are linear in the batch size between the two neighbouring runs. Where
-        they are so noisy that no gain follows from them (a squared norm that is not positive), noise
-        is taken to outweigh it: the gain is batch / base batch.
+        Where gradient statistics are so noisy that no gain follows from them (a squared norm that is not positive),
+        noise is taken to outweigh it: the gain is batch / base batch.
         """
+        return gained(*self.statistics(batch), (batch / self.limits.base)[:, None])
+
+    def statistics(self, batch: IntArray) -> tuple[FloatArray, FloatArray]:
+        """[N, epochs] squared norm and variance of the gradient with total batches [N], linear between runs."""
         low, high, weight = self._neighbours(batch)
         sqr, var = (
             (1 - weight)[:, None] * stacked[low] + weight[:, None] * stacked[high] for stacked in self._statistics
         )
-        scale = (batch / self.limits.base)[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            gained = (var + sqr) / (var / scale + sqr)
-        return np.where(np.isfinite(gained) & (gained > 0), gained, scale)
+        return sqr, var
 
     def iterations(self, batch: int) -> FloatArray:
         """[epochs] iterations at the end of each epoch with a fixed total batch size, linear between runs."""
@@ -224,6 +225,35 @@ class MeasuredProfiles:
             largest_chosen=self._largest_chosen.get(model),
         )
         return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
+
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+        """See `BatchFactsSource`. A batch that was not measured on that very placement has the time of its size."""
+        model = self.model(job_type.model)
+        batches = own_batches(job_type.batch_size, sum(placement), model.limits)
+        measured = smallest_rotation(placement)
+        if measured in model.measured.placements:
+            steps = model.exact_steps(measured, batches.taken)
+        else:
+            steps = Steps(*np.full((2, len(batches.taken)), np.nan))
+        by_size = np.flatnonzero(np.isnan(steps.step))
+        if len(by_size):
+            count = len(by_size)
+            found = model.size_steps(
+                np.full(count, len(placement)), np.full(count, batches.gpus), batches.taken[by_size]
+            )
+            steps.step[by_size], steps.sync[by_size] = found.step, found.sync
+        sqr, var = model.statistics(batches.total)
+        seconds = steps.with_accumulation(batches.accumulation)
+        rates = model.gain(batches.total) / seconds[:, None] / model.epoch_progress
+        return BatchFacts(batches, steps.step, steps.sync, sqr, var, rates)
+
+    def limits(self, model: str) -> BatchLimits:
+        """See `BatchFactsSource`."""
+        return self.model(model).limits
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """See `BatchFactsSource`."""
+        return self.model(model).epoch_progress * self.model(model).limits.base
 
     def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
         """As `FittedProfiles.choosing`; nothing is known of sizes beyond those that were measured."""

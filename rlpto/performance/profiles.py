@@ -111,12 +111,17 @@ class Profile:
 
 
 class ModelFacts(NamedTuple):
-    """What a workload needs to know of a model: fields as in `Profile`."""
+    """What a workload needs to know of a model: fields as in `Profile`.
+
+    servers, most_servers: parameter servers that a job has by itself, and those it may have at most; 0: it has none.
+    """
 
     samples: float
     epochs: int
     batch: BatchLimits
     rescale_delay: float
+    servers: int = 0
+    most_servers: int = 0
 
 
 @dataclass(frozen=True)

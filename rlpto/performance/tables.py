@@ -42,10 +42,12 @@ class JobType(NamedTuple):
 
     batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise
     goodput, as Pollux does.
+    servers: parameter servers; None: as many as the model's profile says.
     """
 
     model: str
     batch_size: int | None = None
+    servers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,11 @@ class SpeedTables:
     known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
         of an epoch and work per second by GPUs in the units an operator of these profiles would
         know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
-    own, batch_size: [T] int64. Type t is a variant of the type own[t]: while a scheduler has chosen the batch size of
-        its jobs, in samples (0: the job's own choice), and on GPUs of kind[t]. Empty: all types are their own.
+    own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t] (that of the job itself, its own
+        variant): what that becomes while a scheduler has chosen the batch size of its jobs, in samples (0: the job has
+        its own choice), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's
+        own variant has the lowest number. own empty: every type has one variant, itself.
+    most_servers: [T] int64, parameter servers that a job may have at most; empty: as many as it has.
     kinds: G kinds of GPU, by name. kind: [T] int64, number of each type's; a type that is its own is of kind 0.
     node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both follow: nodes may be of any size.
     """
@@ -89,6 +94,8 @@ class SpeedTables:
     kinds: tuple[str, ...] = (ONE_KIND,)
     kind: IntArray = field(default_factory=_no_types)
     node_gpus: IntArray = field(default_factory=_no_types)
+    servers: IntArray = field(default_factory=_no_types)
+    most_servers: IntArray = field(default_factory=_no_types)
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -105,6 +112,10 @@ class SpeedTables:
         if len(self.kinds) == 1:
             object.__setattr__(self, "kind", np.zeros(len(self.types), dtype=np.int64))
             object.__setattr__(self, "node_gpus", np.full(len(self.types), _ANY_SIZE))
+        if len(self.servers) == 0:
+            object.__setattr__(self, "servers", np.zeros(len(self.types), dtype=np.int64))
+        if len(self.most_servers) == 0:
+            object.__setattr__(self, "most_servers", self.servers)
 
     @property
     def max_gpus(self) -> int:
@@ -122,39 +133,57 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of on the same kind of GPU: its own choice of a batch size first;
-        then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
-        alike = zip(self.own, self.kind, strict=True)
-        found = [np.flatnonzero((self.own == own) & (self.kind == kind)) for own, kind in alike]
-        choices = np.full((len(found), max(map(len, found), default=1)), NO_TYPE, dtype=np.int64)
-        for row, types in zip(choices, found, strict=True):
-            row[: len(types)] = types[np.argsort(self.batch_size[types], kind="stable")]
-        return choices
+        """[T, V] types that a job of each type can be of with as many servers on the same kind of GPU: its own choice of
+        a batch size first; then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
+        return self._choices(self.batch_size, self.servers, self.kind)
+
+    @cached_property
+    def server_choices(self) -> IntArray:
+        """[T, V] types that a job of each type can be of with its batch size on the same kind of GPU, by their number
+        of parameter servers; NO_TYPE where there are fewer."""
+        return self._choices(self.servers, self.batch_size, self.kind)
 
     @cached_property
     def by_kind(self) -> IntArray:
-        """[T, G] what a job of each type is on GPUs of each kind, with the same batch size."""
+        """[T, G] what a job of each type is on GPUs of each kind, with the same batch size and servers."""
         if len(self.kinds) == 1:
             return np.arange(len(self.types))[:, None]
-        found = {key: t for t, key in enumerate(zip(self.own, self.batch_size, self.kind, strict=True))}
-        same = zip(self.own, self.batch_size, strict=True)
-        return np.array([[found[own, size, g] for g in range(len(self.kinds))] for own, size in same])
+        return self._choices(self.kind, self.batch_size, self.servers)
 
-    def types_at(self, types: IntArray, batch_size: IntArray) -> IntArray:
+    def _choices(self, by: IntArray, *kept: IntArray) -> IntArray:
+        """[T, V] variants of the same job that are alike in `kept` [T] each, in order of `by` [T]."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        keys = [*zip(self.own.tolist(), *(column.tolist() for column in kept), strict=True)]
+        for kind in np.argsort(by, kind="stable").tolist():
+            groups.setdefault(keys[kind], []).append(kind)
+        choices = np.full((len(keys), max(map(len, groups.values()), default=1)), NO_TYPE, dtype=np.int64)
+        for row, key in zip(choices, keys, strict=True):
+            row[: len(groups[key])] = groups[key]
+        return choices
+
+    def types_at(self, types: IntArray, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
         """[n] what jobs of `types` [n] become when a scheduler chooses their batch_size [n]; 0: the job's own choice.
 
-        NO_TYPE where that size is not among `batch_choices`.
+        servers: [n] parameter servers that it chooses; 0, or None for all: as many as the job has by itself.
+        NO_TYPE where there is no such variant.
         """
-        choices = self.batch_choices[types]
+        own = self.own[types]
+        wanted = self.servers[own] if servers is None else np.where(servers > 0, servers, self.servers[own])
+        choices = self.variants[types]
         fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
+        fits &= (self.servers[choices] == wanted[:, None]) & (self.kind[choices] == self.kind[types][:, None])
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
 
     @cached_property
-    def variants(self) -> list[IntArray]:
-        """For every type all that a job of it can be: types of the same own one, that one first."""
-        found = [np.flatnonzero(self.own == own) for own in self.own]
-        return [types[np.argsort(types != own, kind="stable")] for types, own in zip(found, self.own, strict=True)]
+    def has_servers(self) -> bool:
+        """True if jobs of some type train through parameter servers."""
+        return bool(self.servers.any())
+
+    @cached_property
+    def variants(self) -> IntArray:
+        """[T, V] all variants of each type's job in order of their numbers, its own first; NO_TYPE where fewer."""
+        return self._choices(np.arange(len(self.own)))
 
     @property
     def told_remaining(self) -> FloatArray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,28 @@ class ThroughputLaw(Protocol):
         nodes, replicas: nodes spanned and GPUs in total. local_batch: samples one GPU computes at once. accumulation:
         how often gradients of so many samples are computed and added up before the last, synchronised computation.
         """
+        ...
+
+
+@runtime_checkable
+class ServerLaw(ThroughputLaw, Protocol):
+    """A law of jobs that train through parameter servers, which a scheduler may choose the number of.
+
+    servers: how many the step times are for; those that a job has by itself. most_servers: a job may have at most.
+    """
+
+    @property
+    def servers(self) -> int:
+        """How many the step times are for."""
+        ...
+
+    @property
+    def most_servers(self) -> int:
+        """How many a job may have at most."""
+        ...
+
+    def with_servers(self, servers: int) -> ServerLaw:
+        """The same law with another number of servers."""
         ...
 
 

@@ -15,7 +15,7 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.job_table import Told
 from rlpto.jobs import EstimateNoise, Job, JobStore
-from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -103,23 +103,18 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     if noise is None and tables.known_speed is None:
         return told
     count = len(told.type_index)
-    variants = [tables.variants[of_job] for of_job in told.type_index.tolist()]
-    job = np.repeat(np.arange(count), list(map(len, variants)))  # every job has types of its own, with all variants
-    kind, own = np.concatenate(variants), np.searchsorted(job, np.arange(count))
+    choices = tables.variants[told.type_index]
+    job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
+    kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
     present = np.flatnonzero(kind == told.type_index[job])
     rates = _told_rates(tables, kind, gpus_per_node)
     if noise is not None:
         gpus = np.arange(1, rates.shape[2] + 1)
         factor = (noise.speed / noise.remaining)[job]
         rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
-    tables_of_jobs = replace(
-        _tables_of(tables, kind, rates),
-        own=own[job],
-        batch_size=tables.batch_size[kind],
-        kinds=tables.kinds,
-        kind=tables.kind[kind],
-        node_gpus=tables.node_gpus[kind],
-    )
+    columns = ("batch_size", "servers", "most_servers", "kind", "node_gpus")
+    variants = {name: getattr(tables, name)[kind] for name in columns}
+    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], kinds=tables.kinds, **variants)
     if tables.known_speed is not None and tables.known_remaining is not None:
         known = replace(
             tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]

@@ -62,6 +62,23 @@ def chooses_batch_sizes(policy: Policy) -> bool:
     return isinstance(policy, BatchSizePolicy) and policy.chooses_batch_sizes
 
 
+@runtime_checkable
+class ServerPolicy(Protocol):
+    """A policy that may choose numbers of parameter servers. Optional, as `BatchSizePolicy` is.
+
+    chooses_servers: whether it does.
+    """
+
+    @property
+    def chooses_servers(self) -> bool:
+        """Whether its allocations may have servers."""
+
+
+def chooses_servers(policy: Policy) -> bool:
+    """Whether a policy's allocations may have numbers of parameter servers."""
+    return isinstance(policy, ServerPolicy) and policy.chooses_servers
+
+
 class NoOptions(Settings):
     """Options of a policy that has none."""
 
@@ -71,6 +88,13 @@ class BackfillOptions(Settings):
 
     backfill: bool = False
     """Let later jobs that fit pass a job that does not; without it the first one that does not fit blocks."""
+
+
+class OneNodeOptions(BackfillOptions):
+    """Options of a policy that may keep every job on one node."""
+
+    one_node: bool = False
+    """Start a job only where one node has room for it, on the first that has, as long as any node is large enough."""
 
 
 OptionsT = TypeVar("OptionsT", bound=Settings)

@@ -2,8 +2,9 @@
 
 Source: Schedulearn (Raya, NTHU thesis; public code bsraya/schedulearn), as it was meant: take back what jobs hold
 beyond their request when another arrives, and let the oldest grow when one finishes.
-Adapted: GPUs of a job may be on several nodes; a job is grown only to sizes at which it is faster, and only if the time
-it saves is longer than the delay of the change and the job is not about to finish, as our notes on that system specify.
+Adapted: GPUs of a job may be on several nodes, unless `one_node` keeps them on one, as there; a job is grown only to
+sizes at which it is faster, and only if the time it saves is longer than the delay of the change and the job is not
+about to finish, as our notes on that system specify (5.5).
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
 from rlpto.job_table import JobTable
-from rlpto.policies.base import BackfillOptions, BasePolicy
+from rlpto.policies.base import BasePolicy, OneNodeOptions
+from rlpto.policies.one_node import node_sizes, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
 """A running job is not grown once it will finish within so many times the delay of the change."""
 
 
-class ElasticFifo(BasePolicy[BackfillOptions]):
+class ElasticFifo(BasePolicy[OneNodeOptions]):
     """Nobody is preempted, but what a job holds beyond its request is surplus, which others may ask back."""
 
     name = "elastic_fifo"
     summary = "requested GPUs in queue order, left-over GPUs lent to jobs that gain by them, oldest first, elastic"
     source = "Raya, NTHU thesis (Schedulearn, Elastic FIFO)"
-    Options = BackfillOptions
+    Options = OneNodeOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Requests first, then the surplus that jobs hold, then more of it."""
+        if self.options.one_node:
+            return on_one_node_each(state, self.options.backfill)
         jobs = state.jobs
         kept, backfill = jobs.keepable, self.options.backfill
         guaranteed = serve_requests(kept, jobs.requested_gpus, jobs.min_gpus, state.capacity, backfill)
@@ -37,6 +41,17 @@ class ElasticFifo(BasePolicy[BackfillOptions]):
         return Allocation(
             grant_surplus(guaranteed, kept, fastest(seconds, jobs), seconds, jobs.rescale_delay, state.capacity)
         )
+
+
+def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
+    """The same where no job spans nodes; who spans some since another policy decided keeps what it holds there."""
+    jobs, sizes = state.jobs, node_sizes(state)
+    placement, seconds = where_kept(state, sizes), finishing_times(jobs)
+    held, free = placement.copy(), sizes - placement.sum(axis=0)
+    largest, delay = int(sizes.max()), jobs.rescale_delay
+    serve_on_nodes(placement, jobs.requested_gpus, jobs.min_gpus, seconds, delay, free, largest, backfill)
+    grow_on_nodes(placement, held, fastest(seconds, jobs), seconds, delay, free)
+    return Allocation(placement.sum(axis=1), placement=placement)
 
 
 def finishing_times(jobs: JobTable) -> FloatArray:
@@ -80,6 +95,127 @@ def serve_requests(held: IntArray, requested: IntArray, lowest: IntArray, capaci
 
 
 @njit()
+def serve_on_nodes(
+    placement: IntArray,
+    requested: IntArray,
+    lowest: IntArray,
+    seconds: FloatArray,
+    delay: FloatArray,
+    free: IntArray,
+    largest: int,
+    backfill: bool,
+) -> None:
+    """Let waiting rows of placement [n, N] start, each on one node, in row order; free: [N] GPUs; both are changed.
+
+    A row takes its request on the first node that has it free; else on the node where least has to be taken back of
+    what others hold beyond their requests; else the largest free block, or what can be made free on one node, if
+    that is its lowest at least. A row that asks for more than the `largest` node has gets it on several, emptied one
+    after the other, or waits. Rows that started with less than they ask for take what they lack on their
+    node before later rows start, where that pays. Without `backfill` the first waiting row that cannot start stops all
+    behind it.
+    """
+    count = len(free)
+    held = placement.sum(axis=1)
+    home = np.full(len(held), -1)
+    spare = np.zeros(count, dtype=np.int64)
+    for row in range(len(held)):
+        node = int(np.argmax(placement[row]))
+        if held[row] > 0 and placement[row, node] == held[row]:
+            home[row] = node
+            spare[node] += max(held[row] - requested[row], 0)
+    for row in range(len(held)):
+        wish = requested[row]
+        if held[row] > 0:
+            node = home[row]
+            if node < 0 or held[row] >= wish:
+                continue
+            reached = min(wish, held[row] + free[node] + spare[node])
+            if not pays(seconds[row], held[row], reached, delay[row]):
+                continue
+        elif wish > largest:
+            if free.sum() >= wish:
+                for node in range(count):
+                    placement[row, node] = min(free[node], wish - placement[row].sum())
+                    free[node] -= placement[row, node]
+            elif not backfill:
+                break
+            continue
+        else:
+            node = node_for(wish, lowest[row], free, spare)
+            if node < 0:
+                if backfill:
+                    continue
+                break
+            reached = min(wish, free[node] + spare[node])
+            if free[node] < wish and free[node] + spare[node] < wish and free[node] >= lowest[row]:
+                reached = free[node]
+        missing = reached - placement[row, node] - free[node]
+        donor = len(held) - 1
+        while missing > 0:
+            surplus = placement[donor, node] - requested[donor] if home[donor] == node else 0
+            taken = max(min(surplus, missing), 0)
+            placement[donor, node] -= taken
+            free[node] += taken
+            spare[node] -= taken
+            missing -= taken
+            donor -= 1
+        free[node] -= reached - placement[row, node]
+        placement[row, node] = reached
+
+
+@njit()
+def node_for(wish: int, lowest: int, free: IntArray, spare: IntArray) -> int:
+    """Node on which a waiting job starts, see `serve_on_nodes`; -1: none has room. spare: [N] that others can give."""
+    best = -1
+    for node in range(len(free)):
+        if free[node] >= wish:
+            return node
+        if free[node] + spare[node] >= wish and (best < 0 or free[node] > free[best]):
+            best = node
+    if best >= 0:
+        return best
+    for node in range(len(free)):
+        if free[node] >= lowest and (best < 0 or free[node] > free[best]):
+            best = node
+    if best >= 0:
+        return best
+    for node in range(len(free)):
+        room = free[node] + spare[node]
+        if room >= lowest and (best < 0 or room > free[best] + spare[best]):
+            best = node
+    return best
+
+
+@njit()
+def pays(seconds: FloatArray, held: int, grown: int, delay: float) -> bool:
+    """Whether a running job gains by growing: more than the delay it costs, and not when it is about to finish.
+
+    seconds: [K + 1] to finish by GPUs. delay: seconds of a change.
+    """
+    left = seconds[held]
+    return bool(left - seconds[grown] > delay and left > MIN_REMAINING_DELAYS * delay)
+
+
+@njit()
+def grow_on_nodes(
+    placement: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, free: IntArray
+) -> None:
+    """Let rows of placement [n, N] that are on one node grow to `most` [n] there, in row order, as in `grant_surplus`.
+
+    held: [n, N] GPUs now. free: [N]. placement and free are changed.
+    """
+    for row in range(len(most)):
+        node = int(np.argmax(placement[row]))
+        gpus = placement[row, node]
+        grown = min(most[row], gpus + free[node])
+        if gpus == 0 or grown <= gpus or placement[row].sum() > gpus:
+            continue
+        if gpus != held[row, node] or pays(seconds[row], gpus, grown, delay[row]):
+            free[node] -= grown - gpus
+            placement[row, node] = grown
+
+
+@njit()
 def grant_surplus(
     guaranteed: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, capacity: int
 ) -> IntArray:
@@ -99,10 +235,8 @@ def grant_surplus(
         grown = min(most[row], gpus[row] + free)
         if gpus[row] == 0 or grown <= gpus[row]:
             continue
-        left = seconds[row, gpus[row]]
         # A job that is changed in any case pays the delay whatever it grows to.
-        pays = left - seconds[row, grown] > delay[row] and left > MIN_REMAINING_DELAYS * delay[row]
-        if gpus[row] != held[row] or pays:
+        if gpus[row] != held[row] or pays(seconds[row], gpus[row], grown, delay[row]):
             free -= grown - gpus[row]
             gpus[row] = grown
     return gpus

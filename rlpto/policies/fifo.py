@@ -10,20 +10,27 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BackfillOptions, BasePolicy, StandsUntilEvent
+from rlpto.policies.base import BasePolicy, OneNodeOptions, StandsUntilEvent
 from rlpto.policies.filling import fit_waiting
+from rlpto.policies.one_node import node_sizes, place_waiting, where_kept
 
 
-class Fifo(BasePolicy[BackfillOptions], StandsUntilEvent):
+class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
     """Running jobs keep their GPUs; waiting jobs start in queue order, all or nothing."""
 
     name = "fifo"
     summary = "requested GPUs in queue order, never preempted; the head of the queue blocks"
     source = "Jeon et al., USENIX ATC 2019 (Philly)"
-    Options = BackfillOptions
+    Options = OneNodeOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Start waiting jobs in row order."""
         jobs = state.jobs
+        if self.options.one_node:
+            sizes = node_sizes(state)
+            placement = where_kept(state, sizes)
+            free, backfill = sizes - placement.sum(axis=0), self.options.backfill
+            place_waiting(jobs.requested_gpus, jobs.waiting, free, int(sizes.max()), 0, False, backfill, placement)
+            return Allocation(placement.sum(axis=1), placement=placement)
         order = np.arange(len(jobs))
         return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill))

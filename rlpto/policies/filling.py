@@ -26,6 +26,18 @@ def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
 
 
 @njit()
+def keep_running(held: IntArray, capacity: int) -> IntArray:
+    """Rows keep what they hold; should that exceed capacity (a node went down), the last rows lose theirs."""
+    gpus = np.zeros(len(held), dtype=np.int64)
+    free = capacity
+    for row in range(len(held)):
+        if held[row] <= free:
+            gpus[row] = held[row]
+            free -= held[row]
+    return gpus
+
+
+@njit()
 def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, backfill: bool) -> IntArray:
     """Running rows keep what they hold; waiting rows of `order` in turn get their wish if it fits.
 

@@ -17,7 +17,7 @@ from scipy.sparse import block_array, csr_array
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.kinds import NO_KIND, kinds_of, place_on_kinds, room_of, up_gpus
+from rlpto.kinds import NO_KIND, kinds_of, place_on_kinds, room_of
 from rlpto.policies.base import BasePolicy
 from rlpto.settings import Settings
 
@@ -54,7 +54,7 @@ class Gavel(BasePolicy[GavelOptions]):
     def __call__(self, state: ClusterState) -> Allocation:
         """At the end of a round everybody's GPUs are given out anew, in between only those that are free."""
         jobs, shape = state.jobs, state.shape
-        held = np.where(up_gpus(shape) > 0, state.held_nodes, 0)
+        held = np.where(shape.offered > 0, state.held_nodes, 0)
         kind = kinds_of(held, shape)
         received = self._count(state, kind)
         anew = state.time >= self._round_ends

@@ -20,8 +20,9 @@ import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.base import BasePolicy
-from rlpto.policies.index_weights import IndexWeights, load_index_weights
+from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steer, steering_weights
+from rlpto.policies.steering_file import load_steering_weights
 from rlpto.settings import Settings
 
 
@@ -29,7 +30,8 @@ class IndexOptions(Settings):
     """Options of `index`."""
 
     weights: Path | None = None
-    """YAML file of weights, as `rlpto tune index` writes it; null: the two-parameter form."""
+    """YAML file of index weights, as `rlpto tune index` writes it, or of steering weights, which are constants for all
+    that an agent steers; null: the two-parameter form."""
 
 
 class Index(BasePolicy[IndexOptions]):
@@ -42,9 +44,11 @@ class Index(BasePolicy[IndexOptions]):
 
     def __init__(self, options: IndexOptions | None = None, weights: IndexWeights | None = None) -> None:
         super().__init__(options)
-        if weights is None:
-            weights = IndexWeights() if self.options.weights is None else load_index_weights(self.options.weights)
-        self._weights = np.atleast_2d(steering_weights(weights.vector()))
+        if self.options.weights is not None and weights is None:
+            found = load_steering_weights(self.options.weights)
+        else:
+            found = steering_weights((weights or IndexWeights()).vector())
+        self._weights = np.atleast_2d(found)
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Score all steps and take the best."""

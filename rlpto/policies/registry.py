@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from rlpto.errors import ConfigError, RlptoError
 from rlpto.policies.base import Policy, PolicyClass
+from rlpto.policies.coach import Coach
+from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.equal_share import EqualShare
 from rlpto.policies.fifo import Fifo
@@ -22,8 +24,10 @@ from rlpto.policies.index import Index
 from rlpto.policies.las import Las
 from rlpto.policies.max_throughput import MaxThroughput
 from rlpto.policies.optimus import Optimus
+from rlpto.policies.pollux import Pollux
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.round_robin import RoundRobin
 from rlpto.policies.sia import Sia
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
@@ -36,9 +40,8 @@ ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
 
 _CLASSES = (
-    *(Fifo, ElasticFifo, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
-    *(RewardGreedy, Index, RandomPolicy),
-    *(Sia, Gavel),
+    *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
+    *(RewardGreedy, Index, Pollux, Sia, Gavel, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""

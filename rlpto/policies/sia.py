@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterShape, ClusterState
-from rlpto.kinds import kinds_of, place_on_kinds, room_of, up_gpus
+from rlpto.kinds import kinds_of, place_on_kinds, room_of
 from rlpto.policies.base import BasePolicy
 from rlpto.settings import Settings
 
@@ -65,7 +65,7 @@ class Sia(BasePolicy[SiaOptions]):
     def __call__(self, state: ClusterState) -> Allocation:
         """Jobs that are still starting stay; the others get what the programme says, small ones making room."""
         jobs, shape = state.jobs, state.shape
-        held = np.where(up_gpus(shape) > 0, state.held_nodes, 0)
+        held = np.where(shape.offered > 0, state.held_nodes, 0)
         gpus, kind = held.sum(axis=1), kinds_of(held, shape)
         pinned = (jobs.rescale_left > 0) & (gpus >= jobs.min_gpus) & (gpus <= jobs.max_gpus) & (gpus > 0)
         room = room_of(shape)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import Policy, StandingPolicy, chooses_batch_sizes
+from rlpto.policies.base import Policy, StandingPolicy, chooses_batch_sizes, chooses_servers
 from rlpto.records import PolicySwitches
 
 
@@ -37,6 +37,11 @@ class SwitchingPolicy:
     def chooses_batch_sizes(self) -> bool:
         """Whether any of the policies does."""
         return any(map(chooses_batch_sizes, self._policies))
+
+    @property
+    def chooses_servers(self) -> bool:
+        """Whether any of the policies does."""
+        return any(map(chooses_servers, self._policies))
 
     def switch(self, policy: Policy, time: float) -> None:
         """Let another policy decide from `time` [s] on, until the next set time."""

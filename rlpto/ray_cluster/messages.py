@@ -57,11 +57,14 @@ Nodes = tuple[str, ...]
 class Plan:
     """What a job is given: one worker on each of `nodes`, none while it waits.
 
-    batch_size: samples of a step, all workers together; None: the job's own choice.
+    batch_size: samples of a step, all workers together; None: the job's own choice. servers: Ray's node id of every
+    parameter server, in order of the parts of the weights that they hold; none: as many as the job's specification
+    says, beside its controller.
     """
 
     nodes: Nodes = ()
     batch_size: int | None = None
+    servers: Nodes = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class JobSpec:
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
     checkpoint_interval: s between checkpoints. heartbeat_timeout: s without a sign of life after which a worker is
-        replaced. retries: failures in a row, without progress in between, after which the job has failed.
+        replaced. start_timeout: s after which a job that trains gives up workers and servers that have not come up, and
+        goes on as before. retries: failures in a row, without progress in between, after which the job has failed.
         backoff: s before the first retry, doubled for each further one.
     float64: train in double precision. device: where workers train ("auto": CUDA where there is some).
     pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
@@ -103,6 +107,7 @@ class JobSpec:
     seed: int = 0
     checkpoint_interval: float = 30.0
     heartbeat_timeout: float = 5.0
+    start_timeout: float = 120.0
     retries: int = 3
     backoff: float = 1.0
     float64: bool = False
@@ -113,7 +118,8 @@ class JobSpec:
         for key in ("id", "session"):
             if not _ID.fullmatch(getattr(self, key)):
                 raise JobError(f"job {self.name!r}: {key} is {getattr(self, key)!r}: expected letters, digits, - and _")
-        for key in ("batch_size", "data_size", "epochs", "servers", "checkpoint_interval", "heartbeat_timeout", "pace"):
+        positive = ("batch_size", "data_size", "epochs", "servers", "pace")
+        for key in (*positive, "checkpoint_interval", "heartbeat_timeout", "start_timeout"):
             value = getattr(self, key)
             if value is not None and not 0 < value < math.inf:
                 raise JobError(f"job {self.name!r}: {key} is {value}: expected a positive number")
@@ -144,12 +150,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Measured:
-    """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes."""
+    """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes.
+
+    servers: parameter servers beside the workers, 0 where workers average gradients among themselves.
+    """
 
     workers: int
     nodes: int
     samples_per_second: float
     count: int
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,9 @@ class JobReport:
 
     job: its id. generation: of the newest command taken. applied: newest generation that is wholly in force.
     holding: node id of every worker that is alive or being started: the truth about GPUs in use.
-    training_on: node ids of the workers that train together now. batch_size: samples of their steps; 0: none yet.
+    training_on: node ids of the workers that train together now. serving_on: node ids of the parameter servers that are
+        alive or being started. rolled_back: newest generation whose new workers and servers have not come up in time:
+        it was given up, and the job goes on with those it had. batch_size: samples of their steps; 0: none yet.
     step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
         evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
     accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
@@ -178,6 +190,8 @@ class JobReport:
     state: JobState = "waiting"
     holding: tuple[str, ...] = ()
     training_on: tuple[str, ...] = ()
+    serving_on: tuple[str, ...] = ()
+    rolled_back: int = 0
     batch_size: int = 0
     step: int = 0
     progress: float = 0.0

@@ -49,7 +49,9 @@ class ProgramSettings(Settings):
     architecture: Architecture = "all_reduce"
     """all_reduce: workers average gradients among themselves; parameter_server: through server actors."""
     servers: int = Field(1, ge=1)
-    """parameter_server: number of servers."""
+    """parameter_server: number of servers; each takes a CPU slot of a node (`cluster.nodes` has `cpus`)."""
+    most_servers: int | None = Field(None, ge=1, le=1024)
+    """parameter_server: most servers that a policy may choose for a job; null: as many as above."""
     asynchronous: bool = False
     """parameter_server: apply every gradient as it comes."""
     float64: bool = False
@@ -60,6 +62,17 @@ class ProgramSettings(Settings):
     """Seconds to which a step is stretched at one worker, for logical GPUs; null: as fast as it goes."""
     guess: GuessSettings = GuessSettings()
     """What policies are told where there is no profile."""
+
+    @property
+    def has_servers(self) -> bool:
+        """True if jobs train through parameter servers."""
+        return self.architecture == "parameter_server"
+
+    @model_validator(mode="after")
+    def _servers_fit(self) -> ProgramSettings:
+        if self.most_servers is not None and self.most_servers < self.servers:
+            raise ValueError(f"most_servers {self.most_servers} is below servers {self.servers}")
+        return self
 
 
 class RaySettings(Settings):
@@ -73,6 +86,8 @@ class RaySettings(Settings):
     """Seconds between checkpoints of a job: what is trained in it may be lost by a fault."""
     heartbeat_timeout: float = Field(10.0, gt=0)
     """Seconds without a sign of life after which a worker is replaced."""
+    start_timeout: float = Field(120.0, gt=0)
+    """Seconds after which a job that trains gives up new workers and servers that have not come up."""
     retries: int = Field(3, ge=0)
     """Failures in a row, without progress in between, after which a job has failed."""
     backoff: float = Field(1.0, ge=0)

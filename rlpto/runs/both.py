@@ -9,7 +9,6 @@ from rlpto.config import Config
 from rlpto.errors import ConfigError
 from rlpto.evaluation.fidelity import Fidelity, compare, write_fidelity
 from rlpto.evaluation.runner import FinishedCell
-from rlpto.experiment import refuse_online
 from rlpto.performance.compile import load_profiles
 from rlpto.runs.evaluation import labelled, run_cells
 from rlpto.runs.real import RealRun, run_real_cells
@@ -30,7 +29,6 @@ def evaluate_both(
     on both. show: told which of the two is finished, with its configuration, cells and folder. Raises ConfigError where
     programs are not measured: a guess is no simulation of them.
     """
-    refuse_online(config.knowledge)
     _refuse_guesses(config)
     config, real = run_real_cells(config, folder / REAL, how)
     show(REAL, config, real, folder / REAL)

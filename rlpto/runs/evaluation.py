@@ -13,7 +13,7 @@ from rlpto.config import Config, resolved_yaml
 from rlpto.errors import ConfigError, RlptoError
 from rlpto.evaluation.runner import FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
-from rlpto.experiment import prepare, refuse_online, run_cell
+from rlpto.experiment import prepare, run_cell
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
 from rlpto.runs.folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
@@ -100,7 +100,6 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
 
     jobs: processes. progress: show a bar. Raises Interrupted after Ctrl-C.
     """
-    refuse_online(config.knowledge)
     experiment = prepare(config)
     cells = experiment.cells()
     experiment.check()

@@ -119,23 +119,23 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
 
     with ExitStack() as stack:
         if address is None:
-            nodes = [(group.gpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)]
-            gpus, kinds = zip(*nodes, strict=True)
-            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, kinds=kinds))
+            nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
+            gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
+            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        found = [(node.gpus, node.gpu) for node in RayBackend("").nodes()]
-        if not found:
+        sizes = [(node.gpus, node.cpus, node.gpu) for node in RayBackend("").nodes()]
+        if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            if len({kind for _, kind in found}) == 1:  # there is nothing to tell apart
-                found = [(size, ONE_KIND) for size, _ in found]
-            alike = sorted(Counter(found).items(), reverse=True)
-            groups = tuple(NodeGroup(count=n, gpus=size, gpu=kind) for (size, kind), n in alike)
+            if len({kind for _, _, kind in sizes}) == 1:  # there is nothing to tell apart
+                sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
+            found = sorted(Counter(sizes).items(), reverse=True)
+            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 
@@ -167,8 +167,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.scheduler import DecisionLoop
     from rlpto.simulator.cluster import SimulatedCluster
 
-    config, tables = experiment.config, experiment.tables_by_batch_size
-    model, batch_size = tables.types[0]
+    config, tables = experiment.config, experiment.tables_by_all
+    model, batch_size, *_ = tables.types[0]
     jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
     for name in policies:
         policy = experiment.policy(name)
@@ -246,8 +246,8 @@ def real_cluster(
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_batch_size
-    settings, timing = config.ray, config.simulator
+    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
+    settings, timing, background = config.ray, config.simulator, config.workload.background
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
 
@@ -257,14 +257,24 @@ def real_cluster(
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
     rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    remaining = config.knowledge.remaining
     if config.knowledge.mode != "online":
         noise = estimate_noise(config.knowledge, len(jobs), own_seed)
         return RayCluster(
-            backend, jobs, specs, tables, database, rules, noise, observers, source=source, specs_of=specs_of
+            *(backend, jobs, specs, tables, database, rules, noise, observers),
+            source=source,
+            specs_of=specs_of,
+            background=background,
+            remaining=remaining,
         )
     samples = tables.samples[[tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
     online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
-    return RayCluster(backend, jobs, specs, tables, database, rules, None, observers, estimates=online)
+    return RayCluster(
+        *(backend, jobs, specs, tables, database, rules, None, observers),
+        estimates=online,
+        background=background,
+        remaining=remaining,
+    )
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
@@ -284,8 +294,8 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Live
 
 
 def looking_ahead(settings: SimulatorSettings) -> SimulatorSettings:
-    """How time passes in predictions: real jobs train on while new workers start, and stay where they are."""
-    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0})
+    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})
 
 
 def run_session(

@@ -23,7 +23,7 @@ from rlpto.environments import start_weights, training_setup
 from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.runner import evaluate as run_cells
-from rlpto.experiment import Experiment, refuse_online
+from rlpto.experiment import Experiment, refuse_for_learning
 from rlpto.files import file_there
 from rlpto.interrupts import interruptible
 from rlpto.outcome import Result, deciding, differing_keys
@@ -55,7 +55,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
             f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
             "or use another --run-dir, or --fresh to train anew"
         )
-    refuse_online(config.knowledge)
+    refuse_for_learning(config.knowledge)
     experiments = by_load(config)
     for spec in ranked_policies(config):
         experiments[0].policy(spec)

@@ -7,11 +7,13 @@ of a microsecond, and a decision takes a handful of such calls.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.background import HeldByOthers
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL
 from rlpto.simulator.settings import SimulatorSettings
@@ -36,8 +38,9 @@ that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 
 finished or a node changed in the last advance; logged: entries in the log;
 seed of its nodes' failures."""
 
-NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8")], align=True)
-"""One node: next failure or repair [s], its GPUs, 1 while it is up, failures and repairs so far."""
+NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8")], align=True)
+"""One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
+number. Or what other processes hold of a node: when they free it [s], GPUs, 0 until then, 0, number of the node."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
 """A change of a job's GPUs, see `rlpto.records.AllocationChanges`."""
@@ -64,7 +67,8 @@ class World(NamedTuple):
 
     jobs: [B, M] `rlpto.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
     clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
-    sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N] NODE.
+    sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
+    what other processes hold of them.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
     types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
@@ -91,24 +95,38 @@ class World(NamedTuple):
 
 
 def build_world(
-    jobs: AnyArray, node_gpus: IntArray, tables: SpeedTables, settings: SimulatorSettings, seed: int, *, keep_log: bool
+    jobs: AnyArray,
+    node_gpus: IntArray,
+    tables: SpeedTables,
+    settings: SimulatorSettings,
+    seed: int,
+    *,
+    keep_log: bool,
+    background: Sequence[HeldByOthers] = (),
 ) -> World:
     """The world of a batch of equal clusters before any time has passed.
 
     jobs: [B, M] JOB, filled with the workloads. seed: cluster b draws failures from
     seed + b. keep_log: note every change of GPUs; the caller then empties the log when it is half full.
+    background: what other processes hold, out of node_gpus [N].
     """
     batch, count = jobs.shape
+    nodes, most = len(node_gpus), int(min(node_gpus.sum(), jobs["max_gpus"].max(initial=1)))
+    freed = np.zeros(len(background), dtype=NODE)
+    for row, part in zip(freed, background, strict=True):
+        row["toggle_at"], row["size"], row["node"] = part.until, part.gpus, part.node
+    node_gpus = node_gpus - np.bincount(freed["node"], freed["size"], nodes).astype(np.int64)
     clusters = np.zeros(batch, dtype=CLUSTER)
     clusters["jobs"] = count
     clusters["capacity"] = node_gpus.sum()
-    clusters["next_toggle"] = np.inf
+    clusters["next_toggle"] = freed["toggle_at"].min(initial=np.inf)
     clusters["seed"] = seed + np.arange(batch)
-    machines = np.zeros((batch, len(node_gpus)), dtype=NODE)
-    machines["size"] = node_gpus
-    machines["up"] = 1
-    machines["toggle_at"] = np.inf
-    most = int(min(node_gpus.sum(), jobs["max_gpus"].max(initial=1)))
+    machines = np.zeros((batch, nodes + len(freed)), dtype=NODE)
+    machines["size"][:, :nodes] = node_gpus
+    machines["up"][:, :nodes] = 1
+    machines["toggle_at"][:, :nodes] = np.inf
+    machines["node"][:, :nodes] = np.arange(nodes)
+    machines[:, nodes:] = freed
     return World(
         jobs=jobs,
         nodes=np.zeros((batch, count, most), dtype=np.int32),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.background import HeldByOthers, background_at
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.job_table import JobTable
@@ -15,13 +17,17 @@ from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.kinds import kinds_of
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
+from rlpto.remaining import RemainingKnowledge, told_remaining
+from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.job_kernels import choose_types
+from rlpto.simulator.job_kernels import change_scale, choose_types, reread_row, restart_jobs, take_row
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
+from rlpto.simulator.online import ROWS_PER_JOB, FactsCache, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.placing import apply_placement
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
 
 LONGEST_RUN = 256
 """Decision points that are passed at most without looking up."""
@@ -31,8 +37,13 @@ class SimulatedCluster:
     """Runs `jobs` on `nodes` in virtual time: same jobs, settings, seed and decisions, same result.
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
+    nodes have the GPUs that there are; under `share` each counts as several, see `rlpto.simulator.sharing`.
     noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
-    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known.
+    no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. background:
+    what other processes hold of the nodes, and until when.
+    left: what policies are told of remaining work, see `rlpto.remaining`. beliefs: what jobs may choose from, where
+    they know of their speeds only what they observe, as policies do; None: all know the truth. shared_fits: with
+    beliefs, jobs of a type share them.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
@@ -45,16 +56,26 @@ class SimulatedCluster:
         seed: int = 0,
         noise: EstimateNoise | None = None,
         source: JobSource | None = None,
+        background: Sequence[HeldByOthers] = (),
+        *,
+        left: RemainingKnowledge = "declared",
+        beliefs: FactsCache | None = None,
+        shared_fits: bool = False,
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
-        shape = ClusterShape(nodes)
+        shape = with_places(ClusterShape(nodes), settings.share)
         check_jobs_fit(jobs, shape.most_gpus)
-        self._build(shape, jobs, JobStore.from_jobs(jobs, tables), tables, settings, seed, noise)
+        check_sharing(jobs, shape, settings.share)
+        store = JobStore.from_jobs(jobs, tables)
+        check_servers_fit(jobs, store, tables, shape)
+        online = None if beliefs is None else OnlineJobs(jobs, store, tables, beliefs, shared=shared_fits)
+        self._build(shape, jobs, store, tables, settings, seed, noise, background, online, left)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
         self._await_jobs()
         advance(self._world, 0)
         self._see(outlook(self._world, 0))
+        self._learn()
 
     @classmethod
     def resume(
@@ -70,8 +91,9 @@ class SimulatedCluster:
     ) -> Self:
         """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
 
-        shape: no node of it fails or comes back. jobs: M, all submitted and not finished, in the order of the store,
-        which is taken over. tables: hold a type for every `store.type_index`. Raises ConfigError if no GPU is up.
+        shape: no node of it fails or comes back, and what others hold of it stays held. jobs: M, all submitted and not
+        finished, in the order of the store, which is taken over. tables: hold a type for every `store.type_index`.
+        Raises ConfigError if no GPU is up.
         """
         check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
@@ -79,11 +101,14 @@ class SimulatedCluster:
         self._build(shape, jobs, store, tables, settings, 0, noise)
         self._source = None
         world, up = self._world, np.array([node.up for node in shape])
-        world.machines["up"][0], world.free[0] = up, np.where(up, shape.node_gpus, 0)
+        world.machines["up"][0], world.free[0] = up, shape.offered
         world.clusters["capacity"] = shape.up_gpus
         for job, nodes in enumerate(placement.nodes):
             world.nodes[0, job, : len(nodes)] = nodes
         take_up(world, 0, time, placement.training, placement.spanned, placement.starting)
+        if self._shared is not None:  # the scale that jobs have is the one they have beside their neighbours
+            factors = self._shared.factors(dict(enumerate(placement.nodes)))
+            self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
         self._see(outlook(world, 0))
         return self
 
@@ -96,20 +121,34 @@ class SimulatedCluster:
         settings: SimulatorSettings,
         seed: int,
         noise: EstimateNoise | None,
+        background: Sequence[HeldByOthers] = (),
+        online: OnlineJobs | None = None,
+        left: RemainingKnowledge = "declared",
     ) -> None:
         """The state before any time has passed."""
+        self._background = tuple(background)
+        if background:
+            shape = shape.with_background(*background_at(background, 0.0, len(shape)))
         self._shape = shape
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
         self._noise = noise
         self.store = store
-        self._world = build_world(store.records[None], shape.node_gpus, tables, settings, seed, keep_log=True)
+        self._online, self._left = online, None if left == "declared" else partial(told_remaining, left, store)
+        rows = tables if online is None else with_own_rows(tables, len(store))
+        self._world = build_world(
+            store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background
+        )
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)
         self._order = np.arange(len(jobs))
         self.time, self._logged = 0.0, 0
-        self._batches_chosen = bool(tables.batch_size[store.type_index].any())
+        self._types_chosen = bool((tables.own[store.type_index] != store.type_index).any())
+        self._shared: SharedGpus | None = None
+        self._alone: dict[int, float] = {}  # by running job: its scale without neighbours
+        if settings.share > 1:
+            self._shared = SharedGpus(shape.node_gpus // settings.share, settings.share_slowdown)
 
     def _see(self, outlook: tuple[float, int, int, int, int, int, bool]) -> None:
         """Take over where the compiled code stands."""
@@ -141,8 +180,11 @@ class SimulatedCluster:
                 f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
             )
         check_jobs_fit(jobs, self._shape.most_gpus)
+        store = JobStore.from_jobs(jobs, self.tables)
+        check_servers_fit(jobs, store, self.tables, self._shape)
+        check_sharing(jobs, self._shape, self._settings.share)
         self._drain_log()
-        self.store.append(JobStore.from_jobs(jobs, self.tables).records)
+        self.store.append(store.records)
         self.jobs = (*self.jobs, *jobs)
         most = int(min(self._shape.most_gpus, self.store.records["max_gpus"].max(initial=1)))
         self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
@@ -157,10 +199,15 @@ class SimulatedCluster:
     @property
     def shape(self) -> ClusterShape:
         """The nodes as they are now, in the order they were given in."""
+        nodes = len(self._shape)
         if self._settings.failures.mtbf_hours:
-            up = self._world.machines["up"][0] == 1
+            up = self._world.machines["up"][0, :nodes] == 1
             if not np.array_equal(up, [node.up for node in self._shape]):
                 self._shape = self._shape.with_up(up)
+        if self._background:
+            held = background_at(self._background, self.time, nodes)
+            if held != ([node.background for node in self._shape], [node.background_cpus for node in self._shape]):
+                self._shape = self._shape.with_background(*held)
         return self._shape
 
     def nodes_of(self, job: int) -> IntArray:
@@ -196,28 +243,44 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        return JobTable(
-            self.store, self.tables, index, self.store.priority[index], self._shape.gpus_per_node, self._noise
-        )
+        told = self.tables if self._online is None else self._online.tables
+        gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
+        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
-        several_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
-        if allocation.batch_size is not None or self._batches_chosen or several_kinds:
-            chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-            types = state.jobs.types_at(chosen)
-            if allocation.placement is not None and several_kinds:
-                kind = kinds_of(allocation.placement, self._shape)
-                types = state.jobs.types_on(types, kind, self._shape.kinds)
-            choose_types(self._world, 0, state.jobs.index, types)
-            self._batches_chosen = bool(chosen.any())
+        index, restarted = state.jobs.index, self._take_types(state, allocation)
+        rescales = self.store.rescales[restarted]
         if allocation.placement is not None:
-            apply_placement(self._world, 0, state.jobs.index, allocation.placement)
+            apply_placement(self._world, 0, index, allocation.placement)
             self._see(outlook(self._world, 0))
-            return
-        order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
-        self._see(apply_and_look(self._world, 0, state.jobs.index, allocation.gpus, order))
+        else:
+            order = self._order[: len(allocation.gpus)] if allocation.order is None else allocation.order
+            self._see(apply_and_look(self._world, 0, index, allocation.gpus, order))
+        if len(restarted):
+            restart_jobs(self._world, 0, restarted, rescales)
+        if self._online is not None:
+            self._start_own_rows(index)
+        self._slow_sharing_jobs()
+
+    def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
+        """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
+        nobody, index = np.zeros(0, dtype=np.int64), state.jobs.index
+        if self._online is not None:
+            return nobody  # jobs choose their batches themselves
+        on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
+        if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
+            return nobody
+        chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
+        types, servers = state.jobs.types_at(chosen, allocation.servers), self.tables.servers
+        if allocation.placement is not None and on_kinds:
+            types = state.jobs.types_on(types, kinds_of(allocation.placement, self._shape), self._shape.kinds)
+        runs_on = (allocation.gpus > 0) & (self.store.gpus[index] > 0)
+        others: IntArray = index[runs_on & (servers[types] != servers[self.store.type_index[index]])]
+        choose_types(self._world, 0, index, types)
+        self._types_chosen = bool((types != self.tables.own[types]).any())
+        return others
 
     def advance(self) -> Progress:
         """Run until the next decision is due. Sums cover the time since the previous one."""
@@ -231,10 +294,62 @@ class SimulatedCluster:
         self._await_jobs()
         if self._source is not None and not self._source.closed:
             until = -np.inf  # what is known by now is enough for one decision point
+        if self._online is not None:
+            until = -np.inf  # jobs look at what they have observed
         count, seen = advance_until(self._world, 0, until, self._passed)
         self._see(seen)
+        self._slow_sharing_jobs()
         self._keep_log_room()
+        self._learn()
         return self._passed[:count]
+
+    def _start_own_rows(self, index: IntArray) -> None:
+        """Jobs number `index` that have just been given GPUs choose their batches, and train as those say."""
+        assert self._online is not None
+        rows = len(self.tables.rates)
+        for job in index.tolist():
+            record = self.store.records[job]
+            joining = bool(record["grow_left"] > 0)
+            if record["gpus"] == 0:
+                self._online.stop(job)
+            elif record["next_row" if joining else "row"] < rows:
+                spare = rows + ROWS_PER_JOB * job
+                spare += int(record["row"] == spare)
+                groups = group_sizes(self.nodes_of(job))
+                self._write_row(spare, self._online.start(job, groups, joining))
+                take_row(self._world, 0, job, spare, joining)
+        self._see(outlook(self._world, 0))
+
+    def _learn(self) -> None:
+        """Running jobs look at what they have observed; what policies are told follows."""
+        if self._online is None:
+            return
+        active = self._world.active[0, : self.active_jobs]
+        self._online.meet(active)
+        for job in active.tolist():
+            record = self.store.records[job]
+            if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
+                self._write_row(int(record["row"]), self._online.speeds(job))
+                reread_row(self._world, 0, job)
+        self._online.tell()
+
+    def _write_row(self, row: int, rates: FloatArray) -> None:
+        """Write a job's own row of the speed tables: epochs per second in every epoch."""
+        world = self._world
+        world.rates[row, : len(rates)], world.rates[row, len(rates) :] = rates, rates[-1]
+        world.elapsed[row, 1:] = np.cumsum(1.0 / world.rates[row])
+
+    def _slow_sharing_jobs(self) -> None:
+        """Jobs that share GPUs go on at the speed that their present neighbours leave them."""
+        if self._shared is None:
+            return
+        records = self.store.records
+        running = [job for job in self._world.active[0, : self.active_jobs].tolist() if records["gpus"][job] > 0]
+        scale = {job: self._alone.pop(job) for job in self._alone.keys() - set(running)}
+        for job, factor in self._shared.factors({job: self.nodes_of(job) for job in running}).items():
+            scale[job] = factor * self._alone.setdefault(job, float(records["scale"][job]))
+        if scale:
+            change_scale(self._world, 0, np.array(list(scale)), np.array(list(scale.values())))
 
     def changes(self) -> AllocationChanges:
         """Every change of a job's GPUs so far."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import IntArray
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.compiled import kernel, njit
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
 from rlpto.placement import release, span
@@ -133,6 +133,48 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
 
 
 @kernel()
+def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
+    """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
+
+    rescales: [n] of theirs before the decision. Who got other GPUs by it too starts but once.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        delay = float(w.types[job.type_index].delay)
+        resized = job.rescales > rescales[i]
+        if resized and w.rules[0].overlap == 0:
+            continue
+        if not resized:
+            job.rescales += 1
+            w.sums[b].rescales += 1
+        w.sums[b].rescale_seconds += delay
+        job.rescale_left = delay
+        train_at(w, b, j, speed_row(w, b, j))
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
+def change_scale(w: World, b: int, index: IntArray, scale: FloatArray) -> None:
+    """Job index[i] goes on at scale[i] times the rates of its row, and loses nothing by that.
+
+    What it has trained until now counts as saved by a checkpoint.
+    """
+    for i in range(len(index)):
+        j = index[i]
+        job = w.jobs[b, j]
+        if job.scale == scale[i]:
+            continue
+        job.scale = scale[i]
+        if job.gpus == 0:
+            continue
+        run_at(w, b, j, job.row)
+        if w.rules[0].resolution == 0.0:
+            job.finish_at = finish_time(w, b, j)
+
+
+@kernel()
 def row_like(w: World, before: int, after: int, gpus: int, row: int) -> int:
     """Row of type `after` for GPUs that span as many nodes as those which had `row` of type `before`."""
     spans = w.row.shape[1]
@@ -161,6 +203,28 @@ def run_at(w: World, b: int, j: int, row: int) -> None:
     job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
     epoch = min(int(job.progress), w.rates.shape[1] - 1)
     enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
+
+
+@njit()
+def take_row(w: World, b: int, j: int, row: int, joining: bool) -> None:
+    """Job j, which starts to run, trains at this row; joining: once its newest workers have joined."""
+    if joining:
+        w.jobs[b, j].next_row = row
+    else:
+        run_at(w, b, j, row)
+    if w.rules[0].resolution == 0.0:
+        w.jobs[b, j].finish_at = finish_time(w, b, j)
+
+
+@njit()
+def reread_row(w: World, b: int, j: int) -> None:
+    """The row that job j trains at has been rewritten: it goes on from where it stands."""
+    job = w.jobs[b, j]
+    job.clock = work_seconds(w.rates, w.elapsed, job.row, job.progress)
+    epoch = min(int(job.progress), w.rates.shape[1] - 1)
+    enter_epoch(job, w.rates, w.elapsed, w.accuracy, w.types[job.type_index].epochs, epoch)
+    if w.rules[0].resolution == 0.0:
+        job.finish_at = finish_time(w, b, j)
 
 
 @kernel()

@@ -178,13 +178,22 @@ def train_jobs(w: World, b: int, until: float) -> None:
 
 @kernel()
 def toggle_nodes(w: World, b: int) -> None:
-    """Fail or repair the nodes whose time has come."""
+    """Fail or repair the nodes whose time has come, and take over what other processes free now."""
     cluster, rules = w.clusters[b], w.rules[0]
     for node in range(w.machines.shape[1]):
         machine = w.machines[b, node]
         if machine.toggle_at > cluster.time:
             continue
         cluster.changed = 1
+        if node >= w.free.shape[1]:
+            machine.up = 1
+            machine.toggle_at = np.inf
+            freed = w.machines[b, machine.node]
+            freed.size += machine.size
+            if freed.up:
+                w.free[b, machine.node] += machine.size
+                cluster.capacity += machine.size
+            continue
         machine.toggles += 1
         if machine.up:
             stop_jobs_of(w, b, node)

@@ -57,6 +57,8 @@ class MappingSettings(Settings):
     """category: models of every GPU-time class, equally likely inside it."""
     adaptive_batch: bool = False
     """given: let jobs adapt their batch size instead of keeping the recorded one; other modes always adapt it."""
+    fixed_batch_models: tuple[str, ...] = ()
+    """given, with adaptive_batch: models whose jobs keep the recorded batch size all the same."""
     min_duration: float = Field(60.0, ge=0.001)
     """duration, category: shorter recorded durations are raised to so many seconds."""
     max_duration: float = Field(86_400.0, ge=0.001)
@@ -96,7 +98,7 @@ def job_types(trace: Trace, settings: MappingSettings, available: Sequence[str] 
     if settings.mode == "given":
         batches = trace.integers("batch_size")
         pairs = {
-            JobType(model, None if settings.adaptive_batch or batch == 0 else int(batch))
+            JobType(model, _given_batch(model, int(batch), settings))
             for model, batch in zip(trace.texts("model"), batches, strict=True)
         }
         return tuple(sorted(pairs, key=lambda pair: (pair.model, pair.batch_size or 0)))
@@ -300,9 +302,14 @@ def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -
     index: dict[tuple[str, int], int] = {}
     for _, model, batch in pairs:
         if (model, batch) not in index:
-            fixed = None if settings.adaptive_batch or batch == 0 else batch
-            index[model, batch] = _type_index(tables, model, fixed)
+            index[model, batch] = _type_index(tables, model, _given_batch(model, batch, settings))
     return np.array([index[model, batch] for _, model, batch in pairs], dtype=np.int64)
+
+
+def _given_batch(model: str, batch: int, settings: MappingSettings) -> int | None:
+    """Fixed batch size of jobs of which a trace records model and batch size (0: none); None: their own choice."""
+    adapts = settings.adaptive_batch and model not in settings.fixed_batch_models
+    return None if adapts or batch == 0 else batch
 
 
 def _max_gpus(

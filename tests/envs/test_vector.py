@@ -13,6 +13,7 @@ from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
 from rlpto.queues import QueueSettings
 from rlpto.rewards import REWARD_PARTS
+from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs
 from .builders import SHORT, START, WHOLE, make_setup
@@ -129,6 +130,8 @@ def test_what_cannot_be_is_refused_in_a_line():
         ClusterVectorEnv(make_setup([]), 2)
     with pytest.raises(ConfigError, match=r"queue\.inside: an environment serves each class fifo"):
         ClusterVectorEnv(make_setup(queue=QueueSettings(inside="shortest_first")), 2)
+    with pytest.raises(ConfigError, match=r"simulator\.share: in an environment jobs share no GPUs"):
+        ClusterVectorEnv(make_setup(simulator=SimulatorSettings(share=2)), 2)
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])

@@ -40,7 +40,7 @@ def test_tables_are_whole(tables: SpeedTables) -> None:
 
 
 def test_facts_are_the_profiles(tables: SpeedTables, fitted: FittedProfiles) -> None:
-    for i, (model, _) in enumerate(tables.types):
+    for i, (model, *_) in enumerate(tables.types):
         facts = fitted.facts(model)
         assert (tables.samples[i], tables.epochs[i], tables.rescale_delay[i]) == (
             facts.samples,

@@ -18,6 +18,8 @@ SPECS = (
     *BUILT_IN,
     "fifo:backfill=true",
     "elastic_fifo:backfill=true",
+    "fifo:one_node=true",
+    "elastic_fifo:one_node=true",
     "sjf:backfill=true",
     "srtf:gpus=max",
     "reward_greedy:horizon=60",
@@ -61,7 +63,7 @@ def test_no_job_that_fits_beside_the_others_is_forgotten_on_an_empty_cluster(
     gpus = policy(make_state(jobs, capacity)).gpus
     greedy = spec.startswith(("reward_greedy", "random", "srtf:gpus=max", "index", "max_throughput"))
     assert gpus.any() or spec == "random"
-    if not greedy:
+    if not greedy and spec != "round_robin" and "one_node" not in spec:  # whose jobs wait for room on one node
         assert np.all(gpus > 0), "the cluster has room for every request at once"
 
 

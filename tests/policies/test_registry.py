@@ -53,9 +53,9 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_lists_every_policy_with_its_source_and_options() -> None:
     listed = available()
-    assert list(listed)[:13] == [
-        "fifo", "elastic_fifo", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput", "optimus", "hesrpt",
-        "reward_greedy", "index", "random",
+    assert list(listed)[:17] == [
+        "fifo", "elastic_fifo", "round_robin", "sjf", "srtf", "las", "tiresias", "equal_share", "max_throughput",
+        "optimus", "hesrpt", "reward_greedy", "index", "pollux", "coach", "configuration_manager", "random",
     ]  # fmt: skip
     assert all(policy.summary and policy.source for policy in listed.values())
     ((option, default, meaning),) = options_of(listed["srtf"])
@@ -119,7 +119,7 @@ def test_plugins_are_listed_and_made(plugins: dict[str, str]) -> None:
 def test_plugins_cannot_take_over_a_built_in_name(plugins: dict[str, str]) -> None:
     plugins["fifo"] = f"{__name__}:GreedyPlugin"
     assert not isinstance(make_policy("fifo"), GreedyPlugin)
-    assert len(available()) == len(BUILT_IN)
+    assert list(available()) == list(BUILT_IN)
 
 
 @pytest.mark.parametrize("target", ["no_such_module:Policy", f"{__name__}:Missing", f"{__name__}:NOT_A_POLICY"])

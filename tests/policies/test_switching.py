@@ -104,3 +104,35 @@ def test_no_job_is_lost_and_capacity_is_kept_whatever_is_switched(case: Case, na
     record = run(cluster, make_policy(spec), case.queue, RewardWeights(), seed=case.seed)
     assert np.isfinite(record.jobs.finish_time).all()
     assert (record.decisions.held <= record.decisions.capacity).all()
+
+
+def test_thirty_jobs_under_four_policies_none_lost_none_touched_by_a_switch() -> None:
+    """Schedulearn's S1: the next decision is the new policy's, and jobs run on with what the elastic one gave them."""
+    rng = np.random.default_rng(17)
+    jobs = [
+        job(i, float(submit), epochs=rng.uniform(0.5, 2.0), gpus=int(rng.integers(1, 4)), min_gpus=1, max_gpus=4)
+        for i, submit in enumerate(np.cumsum(rng.uniform(1.0, 30.0, 30)))
+    ]
+    spec = "fifo:one_node=true>100:elastic_fifo:one_node=true>200:round_robin>300:fifo:one_node=true"
+    cluster = make_cluster(jobs, linear_tables(delay=5.0), (4, 4, 4), interval=1.0)
+    policy = make_policy(spec)
+    assert isinstance(policy, SwitchingPolicy)
+    kept: list[bool] = []
+
+    def watch(state: ClusterState) -> object:
+        allocation = policy(state)
+        assert allocation.placement is not None
+        if not 100.0 <= state.time < 200.0:  # only the elastic policy changes jobs that run
+            running = state.jobs.gpus > 0
+            kept.append(np.array_equal(allocation.placement[running], state.held_nodes[running]))
+            larger = (state.jobs.gpus > state.jobs.requested_gpus)[running]
+            grown.append(bool(state.time >= 200.0 and larger.any()))
+        return allocation
+
+    grown: list[bool] = []
+    record = play(cluster, Scripted(watch))
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert np.count_nonzero(record.changes.gpus == 0) == 30, "every job ends once"
+    assert policy.switches().time.tolist()[1:] == [100.0, 200.0, 300.0]
+    assert all(kept)
+    assert any(grown), "sizes of before stay until a job ends"

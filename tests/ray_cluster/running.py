@@ -28,10 +28,12 @@ class Running(CommandedJob):
         self._allowed: Counter[str] = Counter()
         super().__init__(spec, resume)
 
-    def command(self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None) -> JobReport:
+    def command(
+        self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
+    ) -> JobReport:
         # What is held may be what the old command allowed until what it no longer allows has been released.
         self._allowed = Counter(nodes) | Counter(self.report().holding)
-        report = super().command(nodes, wait, batch_size)
+        report = super().command(nodes, wait, batch_size, servers)
         if wait:
             self._allowed = Counter(nodes)
             assert sorted(report.training_on) == sorted(nodes)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
 from torch.optim import SGD, Adam
 
@@ -39,6 +41,62 @@ def test_servers_train_as_averaging_does_through_rescales(ray_cluster: LocalClus
     step, distance = distance_to_one_process(spec)
     assert step == last.step
     assert distance <= 1e-12
+
+
+def test_a_job_grows_in_workers_and_servers_and_keeps_its_optimizer(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    """The weights are those of one process in the end, Adam's moments included, and no step is lost or done twice."""
+    a, b, c, _ = ray_cluster.node_ids
+    spec = make_spec(tmp_path, architecture="parameter_server", options={"adam": True}, pace=0.02)
+    with running(ray_cluster, spec) as job:
+        job.command([a], servers=[a])
+        assert job.steps(10).serving_on == (a,)
+        before = job.report().step
+        grown = job.command([a, b], servers=[a, b, c])
+        assert sorted(grown.serving_on) == sorted([a, b, c])
+        assert grown.step >= before
+        assert grown.rescales == 1
+        more = job.steps(20)
+        assert {(size.workers, size.servers) for size in more.throughput} == {(1, 1), (2, 3)}
+        job.command([a, b], servers=[c])
+        assert job.steps(10).serving_on == (c,)
+        job.signal_worker(b, KILL)
+        job.until(lambda now: now.recoveries == 1 and len(now.training_on) == 2)
+        job.command([])
+        assert job.report().serving_on == ()
+        job.command([b], servers=[a, b])
+        job.steps(10)
+        job.command([])
+        last = job.stop()
+    step, distance = distance_to_one_process(spec)
+    assert step == last.step
+    assert distance <= 1e-12
+
+
+def test_growth_that_does_not_come_up_is_rolled_back(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a, b, *_ = ray_cluster.node_ids
+    spec = make_spec(tmp_path, architecture="parameter_server", pace=0.02, start_timeout=5.0)
+    slots = int(next(node["Resources"]["CPU"] for node in ray.nodes() if node["NodeID"] == b))
+    here = NodeAffinitySchedulingStrategy(b, soft=False)
+    other = ray.remote(ParameterServer).options(num_cpus=slots, scheduling_strategy=here).remote(False)
+    ray.get(other.alive.remote())  # another process holds all CPU slots of the node
+    with running(ray_cluster, spec) as job:
+        job.command([a], servers=[a])
+        before = job.steps(5)
+        job.command([a, b], servers=[a, b], wait=False)
+        report = job.until(lambda now: now.rolled_back == job.generation)
+        assert (report.training_on, report.serving_on) == ((a,), (a,))
+        assert "did not come up within 5 s: the job goes on with 1 workers and 1 servers" in report.failure
+        assert job.steps(10).step > before.step
+        job.until(lambda now: now.holding == (a,))
+        ray.kill(other)
+        for _ in range(5):  # on a busy machine a worker may take longer to start than this test waits
+            job.command([a, b], wait=False, servers=[a, b])
+            grown = job.until(lambda now: now.applied == job.generation and now.holding == now.training_on)
+            if grown.rolled_back < job.generation:
+                break
+        assert (len(grown.training_on), len(grown.serving_on)) == (2, 2)
+        job.steps(5)
+        job.stop()
 
 
 def test_asynchronous_servers_learn_with_stale_gradients(ray_cluster: LocalCluster, tmp_path: Path) -> None:

@@ -33,14 +33,15 @@ class WatchedCluster(SimulatedCluster):
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         before = {int(j): self.nodes_of(j) for j in state.jobs.index}
         super().apply(state, allocation)
-        for j, gpus in zip(state.jobs.index, allocation.gpus, strict=True):
+        rows = allocation.placement if allocation.placement is not None else [None] * len(state.jobs)
+        for j, gpus, row in zip(state.jobs.index, allocation.gpus, rows, strict=True):
             nodes = self.nodes_of(j)
             assert len(nodes) == self.store.gpus[j] == gpus
             starts = 1 + np.count_nonzero(np.diff(nodes)) if gpus else 0
             assert starts == len(np.unique(nodes)), "GPUs of one node stand together"
-            if allocation.placement is not None:
-                continue
-            if len(before[j]) == gpus:
+            if row is not None:
+                assert np.array_equal(np.bincount(nodes, minlength=len(row)), row), "jobs go where a policy places them"
+            elif len(before[j]) == gpus:
                 assert np.array_equal(nodes, before[j]), "unchanged jobs stay where they are"
             elif gpus < len(before[j]) and self.case.settings.placement == "pack":
                 kept, had = np.bincount(nodes, minlength=9), np.bincount(before[j], minlength=9)

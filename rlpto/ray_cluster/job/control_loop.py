@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +70,8 @@ class ControlLoop:
         self._sent = 0
         self._fault_since: float | None = None
         self._retry = RetryPolicy(spec)
+        self._growing_since: float | None = None
+        self._rolled_back = 0
         try:
             kept = self._job_folder.begin(resume or restarted)
         except CheckpointError as stays:
@@ -79,7 +81,7 @@ class ControlLoop:
             self._statistics.restore(kept["statistics"])
             if restarted:
                 self._generation = kept["generation"]
-                self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"])
+                self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
                 self._fault_since = time.time()
             self._outcome = kept["outcome"]
 
@@ -96,6 +98,7 @@ class ControlLoop:
             self._generation = max(self._generation, generation)
             return
         self._generation, self._plan = generation, plan
+        self._growing_since = time.monotonic() if self._grows() else None
         self._retry.reset()
         self._checkpointer.write_record()
         self._wake.set()
@@ -116,7 +119,9 @@ class ControlLoop:
             applied=self._applied,
             state=self._outcome or ("running" if self._roster.training else "starting" if self._nodes else "waiting"),
             holding=self._roster.holding,
-            training_on=tuple(worker.node for worker in self._roster.training),
+            training_on=self._roster.training_on,
+            serving_on=self._servers.holding,
+            rolled_back=self._rolled_back,
             progress=statistics.samples_done / self._spec.data_size,
             samples_per_second=statistics.samples_per_second if self._roster.training else float("nan"),
             batch_size=statistics.batch_size if self._roster.training else 0,
@@ -152,6 +157,8 @@ class ControlLoop:
             arrived = self._ready_to_join()
             if self._saves_apart():
                 await self._take_state()
+            if self._servers_are_ready():
+                await self._switch_servers()
             if arrived or (self._roster.training and self._regroup):
                 await self._form(arrived)
             if self._roster.training:
@@ -186,20 +193,71 @@ class ControlLoop:
                 self._statistics.released()
         for worker in leave:
             self._roster.release(worker)
+        if not self._nodes:
+            self._servers.kill()  # a job that waits takes no CPU slots
         # After a fault those who are left have to meet again whoever leaves now.
         self._regroup = (self._regroup or bool(going)) and bool(self._roster.training)
 
     def _start_missing(self) -> None:
-        """Start workers that the command asks for, if it is time to."""
+        """Start workers and servers that the command asks for, if it is time to; give them up if they take too long."""
+        self._roll_back_if_late()
         if self._nodes and self._retry.may_start_workers():
             self._ensure_servers()  # they are up by the time the workers are
+            if gone := self._servers.failed():
+                self._count_failure(gone, lasting=False)
+                return
+            self._servers.start_missing(self._plan)
             self._roster.start_missing(self._nodes)
+
+    def _grows(self) -> bool:
+        """True if all workers and servers that train have a place in the plan, which asks for more."""
+        present = Counter(self._roster.training_on), Counter(self._servers.nodes)
+        wanted = Counter(self._nodes), Counter(self._servers.wanted(self._plan))
+        return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
+
+    def _roll_back_if_late(self) -> None:
+        """Give up workers and servers that were to join those which train, and have not come up in time."""
+        since = self._growing_since
+        if since is None or not self._roster.training or self._fault_since is not None:
+            return
+        if not self._grows():
+            self._growing_since = None
+            return
+        if time.monotonic() - since <= self._spec.start_timeout and not self._retry.gave_up:
+            return
+        training, serving = self._roster.training_on, self._servers.nodes
+        for worker in list(self._roster.starting):
+            self._roster.release(worker)
+        self._servers.drop_starting()
+        self._plan = Plan(training, self._plan.batch_size, serving if self._plan.servers else ())
+        self._rolled_back, self._growing_since = self._generation, None
+        self._retry.reset()
+        self._job_folder.log_failure(
+            f"new workers or servers did not come up within {time.monotonic() - since:.0f} s: the job goes on with "
+            f"{len(training)} workers" + (f" and {len(serving)} servers" if serving else "")
+        )
+        self._checkpointer.write_record()
 
     def _ready_to_join(self) -> list[Worker]:
         """Workers to take in now."""
         for worker, reason in self._roster.failed_starts():
             self._start_failed(worker, reason)
+        if self._roster.training and self._servers.differ(self._plan) and not self._servers.all_up(self._plan):
+            return []  # they join when the servers change, so that the job is held up but once
         return self._roster.ready_to_join()
+
+    def _servers_are_ready(self) -> bool:
+        """True if other servers are to serve, and all of them are up, as are the workers that join with them."""
+        if not self._servers.differ(self._plan) or not self._servers.all_up(self._plan):
+            return False
+        return all(worker.ready is not None for worker in self._roster.starting)
+
+    async def _switch_servers(self) -> None:
+        """Let the servers of the plan serve: they get weights and optimizer state from those that did."""
+        if self._roster.training and self._state_is_whole():
+            self._state = await self._take_state()
+        self._servers.switch(self._plan)
+        self._reset, self._regroup = True, bool(self._roster.training)
 
     def _start_failed(self, worker: Worker, reason: Failure | WorkerLostError) -> None:
         """A worker did not come to be."""
@@ -242,7 +300,8 @@ class ControlLoop:
             self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
             self._chosen = None  # the guess is of the job's own batch size
         nodes = len({worker.node for worker in self._roster.training})
-        self._statistics.grouped(Size(workers, nodes), self._statistics.ended is not None, self._fault_since)
+        size = Size(workers, nodes, len(self._servers.handles))
+        self._statistics.grouped(size, self._statistics.ended is not None, self._fault_since)
         timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())
         servers = self._servers.handles
         places = [
@@ -274,7 +333,7 @@ class ControlLoop:
         await self._collect(newcomers, calls)
 
     def _ensure_servers(self) -> None:
-        if self._servers.ensure():
+        if self._servers.ensure(self._plan):
             self._reset = True
 
     async def _train(self) -> None:
@@ -309,6 +368,8 @@ class ControlLoop:
 
     def _change_due(self) -> bool:
         if self._stopping or self._saves_apart():
+            return True
+        if self._servers_are_ready():
             return True
         return bool(self._roster.misplaced(self._nodes)) or bool(self._ready_to_join())
 
@@ -361,6 +422,7 @@ class ControlLoop:
         return {
             "generation": self._generation,
             "nodes": list(self._plan.nodes),
+            "servers": list(self._plan.servers),
             "batch_size": self._plan.batch_size,
             "outcome": self._outcome,
             "statistics": self._statistics.lasting(),
@@ -376,7 +438,7 @@ class ControlLoop:
 
     async def _recover(self, fault: FaultError) -> None:
         """Keep those who are well, let go of the others, and go on from the newest state that is left."""
-        self._fault_since = self._fault_since or time.time()
+        self._fault_since, self._growing_since = self._fault_since or time.time(), None
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
@@ -423,6 +485,6 @@ class ControlLoop:
         settled = (
             not self._roster.starting and not self._roster.releasing and not self._regroup and self._fault_since is None
         )
-        if self._roster.training and self._chosen != self._plan.batch_size:
+        if self._roster.training and (self._chosen != self._plan.batch_size or self._servers.differ(self._plan)):
             return False
-        return settled and sorted(worker.node for worker in self._roster.training) == sorted(self._nodes)
+        return settled and sorted(self._roster.training_on) == sorted(self._nodes)

@@ -31,10 +31,11 @@ _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries")
 
 @dataclass(frozen=True)
 class Size:
-    """Workers of a group, and on how many nodes they are."""
+    """Workers of a group, on how many nodes they are, and their parameter servers (0: none)."""
 
     workers: int
     nodes: int
+    servers: int = 0
 
 
 class TrainingStatistics:
@@ -118,7 +119,7 @@ class TrainingStatistics:
     def throughput(self) -> tuple[Measured, ...]:
         """Samples per second of every size measured so far."""
         return tuple(
-            Measured(size.workers, size.nodes, samples / seconds, count)
+            Measured(size.workers, size.nodes, samples / seconds, count, size.servers)
             for size, (samples, seconds, count) in sorted(self.speeds.items(), key=lambda item: item[0].workers)
             if seconds > 0
         )
@@ -147,7 +148,7 @@ class TrainingStatistics:
         for name in (*_COUNTS, "samples_done"):
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
-        self.speeds = {Size(row[0], row[1]): (row[2], row[3], row[4]) for row in kept["speeds"]}
+        self.speeds = {Size(*row[:3]): (row[3], row[4], row[5]) for row in kept["speeds"]}
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobSpec, Nodes, Plan
 from rlpto.ray_cluster.nodes.processes import TITLE, kill_titled
 from rlpto.ray_cluster.worker.actor import Failure, Ready, TrainWorker
 from rlpto.ray_cluster.worker.parameter_server import ParameterServer
@@ -97,31 +98,118 @@ async def kill_process(worker: Worker) -> bool:
     return True
 
 
+class Server(NamedTuple):
+    """One parameter server. up: ends once it answers, or with an error if it is gone."""
+
+    node: str
+    handle: Any
+    up: asyncio.Task[Any]
+
+
 class ParameterServers:
-    """Starts the servers of a job that has some, on `node`, and replaces them. handles: of those there are now."""
+    """The servers of a job that has some, on the nodes of its plan; without such, all beside the controller on `node`.
+
+    A change of them is made in two steps: `start_missing`, beside those that serve, and `switch` once all are up.
+    """
 
     def __init__(self, spec: JobSpec, node: str) -> None:
-        self._spec, self._node = spec, node
-        self.handles: tuple[Any, ...] = ()
+        self._spec = spec
+        self._own = (node,) * spec.servers if spec.architecture == "parameter_server" else ()
+        self._serving: list[Server] = []
+        self._starting: list[Server] = []
 
-    def ensure(self) -> bool:
-        """Start servers if the job needs some and has none. True if they are new: they hold no weights yet."""
-        if self._spec.architecture != "parameter_server" or self.handles:
+    @property
+    def handles(self) -> tuple[Any, ...]:
+        """Those that serve."""
+        return tuple(server.handle for server in self._serving)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Where those are."""
+        return tuple(server.node for server in self._serving)
+
+    @property
+    def holding(self) -> Nodes:
+        """Node of every server that is alive or being started."""
+        return tuple(server.node for server in [*self._serving, *self._starting])
+
+    def wanted(self, plan: Plan) -> Nodes:
+        """Where servers are to be by a plan."""
+        return plan.servers or self._own if self._own else ()
+
+    def differ(self, plan: Plan) -> bool:
+        """True if others serve than the plan asks for."""
+        return bool(self._serving) and Counter(self.nodes) != Counter(self.wanted(plan))
+
+    def all_up(self, plan: Plan) -> bool:
+        """True if every server that the plan asks for serves, or could."""
+        up = [server.node for server in self._starting if server.up.done() and server.up.exception() is None]
+        return not Counter(self.wanted(plan)) - Counter([*self.nodes, *up])
+
+    def ensure(self, plan: Plan) -> bool:
+        """Start servers if the job needs some and none serves. True if they are new: they hold no weights yet."""
+        if self._serving or not self._own:
             return False
-        actor: Any = ray.remote(ParameterServer)
-        here = NodeAffinitySchedulingStrategy(self._node, soft=False)
-        actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
-        self.handles = tuple(actor.remote(self._spec.asynchronous) for _ in range(self._spec.servers))
+        self.drop_starting()
+        self._serving = [self._start(node, plan) for node in self.wanted(plan)]
         return True
+
+    def start_missing(self, plan: Plan) -> None:
+        """Start servers that the plan asks for beside those that serve; let go of others that were being started."""
+        missing = Counter(self.wanted(plan)) - Counter(self.nodes)
+        kept = []
+        for server in self._starting:
+            if missing[server.node] > 0:
+                missing[server.node] -= 1
+                kept.append(server)
+            else:
+                ray.kill(server.handle)
+        self._starting = [*kept, *(self._start(node, plan) for node in missing.elements())]
+
+    def failed(self) -> str:
+        """Why a server that was being started is gone; empty if none is. It is asked for again."""
+        gone = [server for server in self._starting if server.up.done() and server.up.exception() is not None]
+        self._starting = [server for server in self._starting if server not in gone]
+        return f"a parameter server on node {gone[0].node[:8]} is gone: {gone[0].up.exception()}" if gone else ""
+
+    def switch(self, plan: Plan) -> None:
+        """Serve with those that the plan asks for, all of which are up; they have to be given the weights."""
+        left = Counter(self.wanted(plan))
+        chosen = []
+        for server in [*self._serving, *self._starting]:
+            if left[server.node] > 0:
+                left[server.node] -= 1
+                chosen.append(server)
+            else:
+                ray.kill(server.handle)
+        self._serving, self._starting = chosen, []
+
+    def drop_starting(self) -> None:
+        """Let go of servers that are being started."""
+        for server in self._starting:
+            ray.kill(server.handle)
+        self._starting = []
+
+    def _start(self, node: str, plan: Plan) -> Server:
+        actor: Any = ray.remote(ParameterServer)
+        here = NodeAffinitySchedulingStrategy(node, soft=False)
+        slots = (
+            1 if plan.servers else 0
+        )  # of the CPUs of a node that the plan names; beside the controller it takes none
+        handle = actor.options(num_cpus=slots, max_restarts=0, scheduling_strategy=here).remote(self._spec.asynchronous)
+        up = asyncio.ensure_future(result_of(handle.alive.remote()))
+        up.add_done_callback(lambda task: task.cancelled() or task.exception())  # of whom nobody waits for any more
+        return Server(node, handle, up)
 
     async def end_group(self) -> None:
         """End the present group, which wakes workers that wait there; if a server is gone, all of them are let go."""
-        said = await settle(result_of(server.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self.handles)
+        said = await settle(result_of(server.handle.end.remote(), WORKER_CALL_TIMEOUT_S) for server in self._serving)
         if any(isinstance(one, WorkerLostError) for one in said):
             self.kill()
 
     def kill(self) -> None:
         """Let all servers go."""
-        for server in self.handles:
-            ray.kill(server)
-        self.handles = ()
+        self.drop_starting()
+        for server in self._serving:
+            ray.kill(server.handle)
+        self._serving = []

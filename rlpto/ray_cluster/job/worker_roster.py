@@ -39,6 +39,11 @@ class WorkerRoster:
         return tuple(worker.node for worker in [*self.training, *self.starting, *self._releasing])
 
     @property
+    def training_on(self) -> tuple[str, ...]:
+        """Node of every worker that trains."""
+        return tuple(worker.node for worker in self.training)
+
+    @property
     def releasing(self) -> bool:
         """True while a worker is on its way out."""
         return bool(self._releasing)

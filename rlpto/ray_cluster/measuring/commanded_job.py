@@ -58,14 +58,18 @@ class CommandedJob:
         """What the controller says."""
         return answer_of(self.controller.report.remote())
 
-    def command(self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None) -> JobReport:
+    def command(
+        self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
+    ) -> JobReport:
         """Command workers on `nodes`. wait: until the command is wholly in force and all of them train.
 
-        batch_size: of all workers together; None: the job's own choice.
+        batch_size: of all workers together; None: the job's own choice. servers: as in `Plan`.
         """
         self.generation += 1
         self.placement = tuple(nodes)
-        report = answer_of(self.controller.command.remote(self.generation, Plan(self.placement, batch_size)))
+        report = answer_of(
+            self.controller.command.remote(self.generation, Plan(self.placement, batch_size, tuple(servers)))
+        )
         if wait:
             report = self.until(lambda now: now.applied == self.generation)
             self.refuse_failure(report)

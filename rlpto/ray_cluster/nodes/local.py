@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
-    gpus: logical GPUs of each node. kinds: what kind each's are taken for, None: all alike. cpus: CPU slots of each,
-    None: as many as need be. forking: processes of nodes are forked. on_progress: is told what comes next. Nobody from
-    another machine reaches the cluster, and nobody connects without its token. To be used with `with`, or ended by
-    `close`: every process it has started is then gone, and so is its folder. Raises ClusterError if this process is
-    connected to Ray already, or a node does not start.
+    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. slots: of each node of `gpus` in
+    place of that, where it is not 0: as many as parameter servers may take. kinds: what kind each's GPUs are taken for,
+    None: all alike. forking: processes of nodes are forked. on_progress: is told what comes next. Nobody from another
+    machine reaches the cluster, and nobody connects without its token. To be used with `with`, or ended by `close`:
+    every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
+    Ray already, or a node does not start.
 
     folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
     """
@@ -39,9 +40,11 @@ class LocalCluster(ExitStack):
         cpus: int | None = None,
         forking: bool = True,
         on_progress: Callable[[str], None] = lambda _: None,
+        slots: Sequence[int] = (),
         kinds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        self._slots = [*slots, *([0] * (len(gpus) - len(slots)))]
         self._options: dict[str, Any] = {"forking": forking} | ({} if cpus is None else {"cpus": cpus})
         self._nodes: dict[str, RayNode] = {}
         self.folder = unused_folder()
@@ -69,7 +72,7 @@ class LocalCluster(ExitStack):
             self.callback(self._remove_nodes)
             for number, (count, kind) in enumerate(zip(gpus, kinds, strict=True), 1):
                 on_progress(f"starting node {number} of {len(gpus)}")
-                self.add_node(count, kind)
+                self.add_node(count, self._slots[number - 1], kind)
             on_progress("connecting")
             self.enter_context(driver(self.address))
         except Exception as error:  # Ray raises nothing more special where a node does not come up
@@ -80,12 +83,14 @@ class LocalCluster(ExitStack):
         """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
         return tuple(self._nodes)
 
-    def add_node(self, gpus: int, kind: str = ONE_KIND) -> str:
-        """Start another node with logical GPUs of a kind; returns its id once Ray knows it."""
+    def add_node(self, gpus: int, slots: int = 0, kind: str = ONE_KIND) -> str:
+        """Start another node; returns its id once Ray knows it. slots: its CPU slots; 0: as of other nodes. kind: that
+        its logical GPUs are taken for."""
         from rlpto.ray_cluster.nodes.ray_node import start_node
 
         resources = {} if kind == ONE_KIND else {f"{KIND_RESOURCE}{kind}": 1.0}
-        node = start_node(self.address, gpus=gpus, resources=resources, **self._options)
+        options = self._options | ({"cpus": slots} if slots else {})
+        node = start_node(self.address, gpus=gpus, resources=resources, **options)
         node_id = str(node.node_id)
         self._nodes[node_id] = node
         return node_id

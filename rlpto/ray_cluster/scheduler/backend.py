@@ -29,11 +29,13 @@ ACCELERATOR_RESOURCE = "accelerator_type:"
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus: it offers to jobs, of the kind `gpu`. address: of its machine."""
+    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address:
+    of its machine."""
 
     id: str
     gpus: int
     address: str = ""
+    cpus: int = 0
     gpu: str = ONE_KIND
 
 
@@ -123,6 +125,7 @@ class RayBackend:
                 entry["NodeID"],
                 int(entry["Resources"].get("GPU", 0)),
                 entry["NodeManagerAddress"],
+                int(entry["Resources"].get("CPU", 0)),
                 kind_of(entry["Resources"]),
             )
             for entry in alive_nodes()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.background import BackgroundLoad
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.job_table import JobTable
@@ -14,18 +17,21 @@ from rlpto.jobs import EstimateNoise, Job
 from rlpto.kinds import NO_KIND, kinds_of
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
+from rlpto.ray_cluster.scheduler.node_offer import NodeOffer
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement, place, place_as_chosen, shape_with
+from rlpto.ray_cluster.scheduler.placement import known_placement, place, place_as_chosen, place_servers, shape_with
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
 from rlpto.records import AllocationChanges
+from rlpto.remaining import RemainingKnowledge, told_remaining
+from rlpto.server_slots import check_servers_fit
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
@@ -41,6 +47,8 @@ class RayCluster:
     `tables`, learned from what jobs report; None: the tables.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
     jobs need, given the number of the first of them.
+    remaining: what policies are told of remaining work, see `rlpto.remaining`.
+    background: what other processes hold of the nodes, from the session's start; nobody is there to hold it really.
     observers: called about once a second, and after every event and decision.
 
     ids: of the jobs in this session, in their order; `reports`, the newest of each, are by id.
@@ -68,24 +76,33 @@ class RayCluster:
         estimates: OnlineEstimates | None = None,
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
+        remaining: RemainingKnowledge = "declared",
+        background: Sequence[BackgroundLoad] = (),
     ) -> None:
         self.tables = tables
+        found = self._usable(backend.nodes())
+        whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
+        check_jobs_fit(jobs, whole.most_gpus)
+        self._offer = NodeOffer(background, database, found)
+        self.jobs = tuple(jobs)
         self.shape = ClusterShape()
         self._backend = backend
-        self._kinds: dict[str, str] = {}  # of GPU, by node
-        nodes = self._nodes_alive()
-        check_jobs_fit(jobs, self._shape_of(nodes).most_gpus)
-        self.jobs = tuple(jobs)
         self.database = database
         self.columns = JobColumns(jobs, tables)
         self.store = self.columns.store
+        check_servers_fit(jobs, self.store, tables, whole)
         self.reports: dict[str, JobReport] = {}
         self.ids = tuple(spec.id for spec in specs)
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
-        self._commands = CommandLog(backend, database, self._specs, nodes)
+        began, left = database.number("began"), database.number("beat") or 0.0
+        nodes = {node.id: self._offer.at(left, node) for node in found}
+        gpus = {name: node.gpus - node.background for name, node in nodes.items()}
+        slots = {name: node.cpus - node.background_cpus for name, node in nodes.items()}
+        self._commands = CommandLog(backend, database, self._specs, gpus, slots)
         self._rules = rules
         self._noise = noise
+        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store)
         self.estimates = estimates
         if estimates is not None:
             self.columns.delay = estimates.tables.rescale_delay
@@ -104,13 +121,12 @@ class RayCluster:
             refuse_lost_database(database.path, specs, controllers)
         submitted = [(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)]
         database.enter_jobs(submitted, growing=source is not None)
-        began, left = database.number("began"), database.number("beat") or 0.0
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
         self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
         database.set_fact("began", repr(self._clock.began))
         self.time = self._gpus_seen = left
-        for node, gpus in nodes.items():
-            self._node_up(node, gpus)
+        for info in found:
+            self._node_up(info)
         self._reopen(sorted(controllers))
 
     # what the scheduler sees
@@ -137,7 +153,8 @@ class RayCluster:
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""
         told = self.tables if self.estimates is None else self.estimates.tables
-        return JobTable(self.store, told, index, self.store.priority[index], self.shape.gpus_per_node, self._noise)
+        gpus_per_node, classes = self.shape.gpus_per_node, self.store.priority[index]
+        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs are to be by the plan in force, and what of it trains."""
@@ -172,15 +189,20 @@ class RayCluster:
         after = dict(zip(ids, allocation.gpus.tolist(), strict=True))
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         batch_sizes = {job: size for job, size in zip(ids, chosen.tolist(), strict=True) if size}
+        servers = np.zeros_like(allocation.gpus) if allocation.servers is None else allocation.servers
+        serving = {job: plan.servers for job, plan in present.items()}
         with self.database.transaction():
             nodes = {job: plan.nodes for job, plan in present.items()}
             if allocation.placement is None:
                 placed = place(claims.capacity, nodes, after)
             else:
                 placed = place_as_chosen(claims.capacity, nodes, dict(zip(ids, allocation.placement, strict=True)))
-            plans = {job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job)) for job in ids}
+            served = place_servers(claims.slots, serving, dict(zip(ids, servers.tolist(), strict=True)))
+            plans = {
+                job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job), served[job]) for job in ids
+            }
             self._give({job: plan for job, plan in plans.items() if plan != present[job]})
-            types = state.jobs.types_at(chosen)
+            types = state.jobs.types_at(chosen, allocation.servers)
             if allocation.placement is not None:
                 kind = kinds_of(allocation.placement, self.shape)
                 types = state.jobs.types_on(types, kind, self.shape.kinds)
@@ -266,13 +288,16 @@ class RayCluster:
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
-        alive = self._nodes_alive()
+        alive = {node.id: node for node in self._usable(self._backend.nodes())}
         if dead := [node for node in claims.capacity if node not in alive]:
             self._nodes_down(dead)
-        for node, gpus in alive.items():
-            if node not in claims.capacity:
-                claims.add_node(node, gpus)
-                self._node_up(node, gpus)
+        for node, info in alive.items():
+            offered = self._offer.at(self.time, info)
+            gpus, slots = offered.gpus - offered.background, offered.cpus - offered.background_cpus
+            new, known = node not in claims.capacity, (claims.capacity.get(node), claims.slots.get(node))
+            if new or known != (gpus, slots):
+                claims.add_node(node, gpus, slots)
+                self._node_up(info) if new else self._nodes_changed()
                 self.changed = True
         if self.up_gpus:
             self._gpus_seen = self.time
@@ -282,46 +307,43 @@ class RayCluster:
                 "wait: expected one to come back"
             )
 
-    def _nodes_alive(self) -> dict[str, int]:
-        """GPUs of the nodes that are alive, by id; takes note of their kinds.
+    def _usable(self, nodes: Iterable[NodeInfo]) -> list[NodeInfo]:
+        """Nodes of kinds on which speeds are known; where the tables tell no kinds apart, all count as of one."""
+        kinds = self.tables.kinds
+        alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
+        return [node for node in alike if node.gpu in kinds]
 
-        Nodes of a kind on which no speed is known are left alone; where no kinds are told apart, all are of one.
-        """
-        kinds, alive = self.tables.kinds, {}
-        for node in self._backend.nodes():
-            gpu = node.gpu if len(kinds) > 1 else kinds[0]
-            if gpu in kinds:
-                self._kinds[node.id], alive[node.id] = gpu, node.gpus
-        return alive
-
-    def _shape_of(self, nodes: Mapping[str, int]) -> ClusterShape:
-        """The cluster with nodes of so many GPUs up, by id."""
-        return shape_with(self.shape, [Node(gpus, gpu=self._kinds[node]) for node, gpus in nodes.items()])
-
-    def _node_up(self, node: str, gpus: int) -> None:
-        number = self._node_numbers.setdefault(node, len(self._node_numbers))
+    def _node_up(self, node: NodeInfo) -> None:
+        number = self._node_numbers.setdefault(node.id, len(self._node_numbers))
         self._nodes_changed()
-        self.database.node(node, number, gpus, True, self.time)
-        self.database.event(self.time, "node_up", node=node, value=gpus)
+        self.database.node(node.id, number, node.gpus, True, self.time)
+        self.database.event(self.time, "node_up", node=node.id, value=node.gpus)
 
     def _nodes_changed(self) -> None:
-        """Take over which nodes are up."""
-        self.shape = self._shape_of(self._commands.claims.capacity)
+        """Take over which nodes are up, and what others hold of them."""
+        up = [self._offer.known(node, self.time) for node in self._commands.claims.capacity]
+        self.shape = shape_with(self.shape, up)
         self.up_gpus = self.shape.up_gpus
 
     def _nodes_down(self, nodes: Sequence[str]) -> None:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
         claims = self._commands.claims
         for node in nodes:
-            gpus = claims.capacity.get(node, 0)
+            gpus = self._offer.known(node, self.time).gpus
             self.database.node(node, self._node_numbers.get(node, -1), gpus, False, self.time)
             self.database.event(self.time, "node_down", node=node, value=gpus)
         left = claims.remove_nodes(nodes)
         self._nodes_changed()
         fewest = self.store.min_gpus
-        self._give(
-            {job: stay if len(stay.nodes) >= fewest[self._number[job]] else Plan() for job, stay in left.items()}
-        )
+        planned = {job: claims.entry(job).planned.servers for job in claims.entries}
+        served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
+        stays = {
+            job: len(stay.nodes) >= fewest[self._number[job]] and bool(served[job] or not planned[job])
+            for job, stay in left.items()
+        }
+        after = {job: replace(stay, servers=served[job]) if stays[job] else Plan() for job, stay in left.items()}
+        self._give(after)
+        self._take_planned_types(after)
         self.changed = True
 
     def _take_in(self) -> None:
@@ -331,6 +353,7 @@ class RayCluster:
             return
         check_jobs_fit(jobs, self.shape.most_gpus)
         self.columns.append(jobs)
+        check_servers_fit(self.jobs + tuple(jobs), self.store, self.tables, self.shape)
         specs = self._specs_of(jobs, len(self.jobs))
         self.jobs = (*self.jobs, *jobs)
         self.ids = (*self.ids, *(spec.id for spec in specs))
@@ -353,7 +376,8 @@ class RayCluster:
         """Take in what a controller says of its job."""
         job, number = report.job, self._number[report.job]
         before, claims = self.reports.get(job), self._commands.claims
-        if not claims.reported(job, report.generation, report.applied, report.holding, report.time):
+        said = (report.generation, report.applied, report.holding, report.time, report.serving_on)
+        if not claims.reported(job, *said):
             return
         if not self.columns.active[number]:  # it has ended, and lets go
             self._hold(number, report.holding)
@@ -368,6 +392,18 @@ class RayCluster:
         note_events(self.database, self._clock.of(report.time), before or JobReport(job), report)
         if report.ended:
             self._end(number, report)
+        elif claims.rolled_back(job, report.rolled_back):
+            self._roll_back(job, report)
+
+    def _roll_back(self, job: str, report: JobReport) -> None:
+        """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
+        before = self._commands.claims.entry(job).planned
+        after = replace(before, nodes=report.training_on, servers=report.serving_on if before.servers else ())
+        self._commands.plan({job: after}, self.time)
+        self.columns.give_again(self._number[job], len(after.nodes))
+        self._take_planned_types({job: after})
+        self.database.event(self.time, "rolled_back", job, detail=last_line(report.failure))
+        self.changed = True
 
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
@@ -420,7 +456,12 @@ class RayCluster:
 
     def _give(self, targets: dict[str, Plan]) -> None:
         """Plan how jobs are to train from now on, and count other workers as a change of what they have."""
-        moved = {job: plan.nodes for job, plan in targets.items() if plan.nodes != self.nodes_of(job)}
+        present = {job: self._commands.claims.entry(job).planned for job in targets}
+        moved = {
+            job: plan.nodes
+            for job, plan in targets.items()
+            if (plan.nodes, plan.servers) != (present[job].nodes, present[job].servers)
+        }
         self._commands.plan(targets, self.time)
         for job, nodes in moved.items():
             number = self._number[job]
@@ -486,9 +527,10 @@ class RayCluster:
         """What jobs are by the batch sizes of their plans, as far as there are such sizes still."""
         index = np.array([self._number[job] for job in planned], dtype=np.int64)
         sizes = np.array([plan.batch_size or 0 for plan in planned.values()], dtype=np.int64)
+        servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
         jobs = self.table_of(index)
-        types = jobs.types_at(sizes)
+        types = jobs.types_at(sizes, servers)
         types = np.where(types == NO_TYPE, jobs.type_index, types)
-        on = [self._kinds.get(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        on = [self._offer.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
         kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
         self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))

@@ -2,9 +2,10 @@
 
 A job's *claim* on a node is the most GPUs its controller may have there at this moment: of what it reported to hold, of
 the newest command it has confirmed, and of every command that has been sent since. A command goes out only if all
-claims together fit the node with it. Giving GPUs up never raises a claim, so such commands go out at once; growing
-waits until others have confirmed release. A change that does both is sent as two commands, first what stays, then the
-whole: every plan that fits is therefore carried out in the end, whoever waits for whom.
+claims together fit the node with it. CPU slots of parameter servers are claimed in the same way. Giving GPUs up never
+raises a claim, so such commands go out at once; growing waits until others have confirmed release. A change that does
+both is sent as two commands, first what stays, then the whole: every plan that fits is therefore carried out in the
+end, whoever waits for whom.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class Entry:
     """One job in the claims.
 
     planned: how it is to train in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
-    newest confirmed one on. holding, confirmed, applied, reported_at: of the newest report.
+    newest confirmed one on. holding, serving (nodes of parameter servers), confirmed, applied,
+    reported_at: of the newest report.
     """
 
     planned: Plan = field(default_factory=Plan)
     steps: list[Command] = field(default_factory=list)
     sent: list[Command] = field(default_factory=list)
     holding: Nodes = ()
+    serving: Nodes = ()
     confirmed: int = 0
     applied: int = 0
     reported_at: float = 0.0
@@ -55,12 +58,21 @@ class Entry:
             claim |= Counter(command.plan.nodes)
         return claim
 
+    @property
+    def slot_claim(self) -> Counter[str]:
+        """CPU slots by node that the job's parameter servers may be using."""
+        claim = Counter(self.serving) if any(command.plan.servers for command in self.sent) else Counter[str]()
+        for command in self.sent:
+            claim |= Counter(command.plan.servers)
+        return claim
+
 
 class GpuClaims:
-    """All jobs' entries. capacity: GPUs by node id, of nodes that are alive."""
+    """All jobs' entries. capacity, slots: GPUs and CPU slots by node id, of nodes that are alive."""
 
-    def __init__(self, capacity: Mapping[str, int]) -> None:
+    def __init__(self, capacity: Mapping[str, int], slots: Mapping[str, int] | None = None) -> None:
         self.capacity = dict(capacity)
+        self.slots = dict(slots or {})
         self.entries: dict[str, Entry] = {}
 
     def entry(self, job: str) -> Entry:
@@ -79,6 +91,11 @@ class GpuClaims:
             if gpus > self.capacity.get(node, 0):
                 raise ClusterError(
                     f"plan asks for {gpus} GPUs of node {node[:8]}, which has {self.capacity.get(node, 0)}"
+                )
+        for node, count in Counter(node for plan in whole.values() for node in plan.servers).items():
+            if count > self.slots.get(node, 0):
+                raise ClusterError(
+                    f"plan asks for {count} CPU slots of node {node[:8]}, which has {self.slots.get(node, 0)}"
                 )
         steps: list[Command] = []
         for job, plan in targets.items():
@@ -99,27 +116,42 @@ class GpuClaims:
                 del entry.steps[:-1]  # there is room for old and new side by side: no need to stop in between
             while entry.steps:
                 step = entry.steps[0]
-                gives = not Counter(step.plan.nodes) - Counter(entry.commanded.nodes)
+                gives = not (
+                    Counter(step.plan.nodes) - Counter(entry.commanded.nodes)
+                    or Counter(step.plan.servers) - Counter(entry.commanded.servers)
+                )
                 if gives != giving or not (gives or self.fits(step)):
                     break
                 entry.sent.append(entry.steps.pop(0))
                 yield step
 
     def fits(self, command: Command) -> bool:
-        """True if no node is claimed beyond its GPUs once the command is sent."""
-        claims = Counter(command.plan.nodes) | self.entry(command.job).claim
+        """True if no node is claimed beyond its GPUs and CPU slots once the command is sent."""
+        own = self.entry(command.job)
+        claims, slots = Counter(command.plan.nodes) | own.claim, Counter(command.plan.servers) | own.slot_claim
         for job, entry in self.entries.items():
             if job != command.job:
                 claims += entry.claim
-        return all(claims[node] <= self.capacity.get(node, 0) for node in command.plan.nodes)
+                slots += entry.slot_claim
+        return all(claims[node] <= self.capacity.get(node, 0) for node in command.plan.nodes) and all(
+            slots[node] <= self.slots.get(node, 0) for node in command.plan.servers
+        )
 
-    def reported(self, job: str, generation: int, applied: int, holding: Sequence[str], time: float) -> bool:
+    def reported(
+        self,
+        job: str,
+        generation: int,
+        applied: int,
+        holding: Sequence[str],
+        time: float,
+        serving: Sequence[str] = (),
+    ) -> bool:
         """Take in what a controller says; False if something newer has been heard of it already."""
         entry = self.entry(job)
         if time < entry.reported_at:
             return False
         entry.reported_at, entry.confirmed, entry.applied = time, generation, applied
-        entry.holding = tuple(holding)
+        entry.holding, entry.serving = tuple(holding), tuple(serving)
         # The newest command stays in any case: a controller that was restarted may not know it, and is told again.
         entry.sent = [command for command in entry.sent[:-1] if command.generation >= generation] + entry.sent[-1:]
         return True
@@ -128,6 +160,11 @@ class GpuClaims:
         """The newest command if the controller has not confirmed it."""
         entry = self.entry(job)
         return entry.sent[-1] if entry.sent and entry.confirmed < entry.sent[-1].generation else None
+
+    def rolled_back(self, job: str, generation: int) -> bool:
+        """True if `generation`, whose growth a controller has given up, is its newest command."""
+        sent = self.entry(job).sent
+        return generation > 0 and bool(sent) and sent[-1].generation == generation
 
     def settled(self, job: str) -> bool:
         """True if the plan for a job is wholly in force."""
@@ -153,18 +190,23 @@ class GpuClaims:
         """The job's controller is gone, and with it its workers: nothing of it is left."""
         self.entries.pop(job, None)
 
-    def add_node(self, node: str, gpus: int) -> None:
-        """A node has come up."""
-        self.capacity[node] = gpus
+    def add_node(self, node: str, gpus: int, slots: int = 0) -> None:
+        """A node has come up, or offers other numbers of GPUs and CPU slots."""
+        self.capacity[node], self.slots[node] = gpus, slots
 
     def remove_nodes(self, nodes: Collection[str]) -> dict[str, Plan]:
-        """Nodes are gone. Returns what is left of the plans that had workers there; that has still to be planned."""
+        """Nodes are gone. Returns what is left of the plans that had workers or servers there, still to be planned."""
         for node in nodes:
             self.capacity.pop(node, None)
+            self.slots.pop(node, None)
         return {
-            job: replace(entry.planned, nodes=tuple(node for node in entry.planned.nodes if node not in nodes))
+            job: replace(
+                entry.planned,
+                nodes=_without(entry.planned.nodes, nodes),
+                servers=_without(entry.planned.servers, nodes),
+            )
             for job, entry in self.entries.items()
-            if any(node in nodes for node in entry.planned.nodes)
+            if any(node in nodes for node in (*entry.planned.nodes, *entry.planned.servers))
         }
 
     def ended(self, job: str) -> None:
@@ -177,16 +219,32 @@ def _steps(present: Plan, wanted: Plan) -> list[Plan]:
     """The way from one plan to another: what stays, if anything is given up; then all, if anything is added.
 
     Nodes that stay keep their order, so that ranks do. Where nodes stay as they are, another batch size is one step.
+    Where no server stays where it is, all move in the last step: a job that trains has one at least.
     """
-    free = Counter(wanted.nodes)
-    stays = [node for node in present.nodes if _take(free, node)]
-    added = [node for node in wanted.nodes if _take(free, node)]
+    stays, added = _split(present.nodes, wanted.nodes)
+    serve, join = _split(present.servers, wanted.servers)
+    less = len(stays) < len(present.nodes) or (
+        len(serve) < len(present.servers) and (bool(serve) or not wanted.servers)
+    )
+    more = bool(added) or bool(join)
     steps = []
-    if len(stays) < len(present.nodes) or (not added and wanted.batch_size != present.batch_size):
-        steps.append(replace(wanted, nodes=tuple(stays)))
-    if added:
-        steps.append(replace(wanted, nodes=(*stays, *added)))
+    if less or (not more and wanted.batch_size != present.batch_size):
+        kept = serve if serve or not stays else present.servers
+        steps.append(replace(wanted, nodes=tuple(stays), servers=tuple(kept) if stays else ()))
+    if more:
+        steps.append(replace(wanted, nodes=(*stays, *added), servers=(*serve, *join)))
     return steps
+
+
+def _split(present: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Nodes of `present` that stay, and those of `wanted` that are added to them."""
+    free = Counter(wanted)
+    stays = [node for node in present if _take(free, node)]
+    return stays, [node for node in wanted if _take(free, node)]
+
+
+def _without(nodes: Nodes, gone: Collection[str]) -> Nodes:
+    return tuple(node for node in nodes if node not in gone)
 
 
 def _take(left: Counter[str], node: str) -> bool:

@@ -16,16 +16,18 @@ import numpy as np
 from rlpto.arrays import FloatArray
 from rlpto.jobs import Job
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
-from rlpto.performance.compile import compile_tables
+from rlpto.performance.compile import chosen_servers, compile_tables
 from rlpto.performance.efficiency import efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
+from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
-from rlpto.performance.throughput import ThroughputParams, fit_throughput
+from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
-from rlpto.ray_cluster.scheduler.workload import guessed_profiles
+from rlpto.ray_cluster.scheduler.workload import guessed_profiles, most_servers_of
 from rlpto.ray_cluster.settings import ProgramSettings
 
 ENOUGH_STEPS = 5
@@ -85,12 +87,18 @@ class Estimate:
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
         return JobType(self.profile.name, batch)
 
-    def tables(self, max_gpus: int, gpus_per_node: int) -> TypeTables:
+    def tables(self, max_gpus: int, gpus_per_node: int) -> dict[JobType, TypeTables]:
+        """Speeds by size, for each number of parameter servers that the job may have."""
+        source = FittedProfiles({self.profile.name: self.profile})
+        kinds = [self.type, *(self.type._replace(servers=number) for number in chosen_servers(source, self.type))]
+        return {kind: self._type_tables(source, kind, max_gpus, gpus_per_node) for kind in kinds}
+
+    def _type_tables(self, source: FittedProfiles, kind: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
         """Speeds by size: as measured where they were, else by the model."""
-        found = FittedProfiles({self.profile.name: self.profile}).type_tables(self.type, max_gpus, gpus_per_node)
-        rates = found.rates.copy()
+        found = source.type_tables(kind, max_gpus, gpus_per_node)
+        rates, servers = found.rates.copy(), kind.servers or found.facts.servers
         for size in self.evidence.speeds:
-            if size.workers <= max_gpus:
+            if size.workers <= max_gpus and size.servers == servers:
                 row = found.row[min(size.nodes, len(found.row)) - 1, size.workers - 1]
                 rates[row] = self._measured_rate(size)
         return replace(found, rates=rates)
@@ -154,7 +162,8 @@ class OnlineEstimates:
     def _compiled(self) -> SpeedTables:
         """Tables in which every job is a type."""
         types = [estimate.type for estimate in self._estimates]
-        return compile_tables(_Parts(dict(zip(types, self._parts, strict=True))), types, *self._size)
+        parts = {kind: part for parts in self._parts for kind, part in parts.items()}
+        return compile_tables(_Parts(parts), types, *self._size, choose_servers=True)
 
 
 @dataclass(frozen=True)
@@ -190,17 +199,22 @@ def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: 
         samples=samples,
         epochs=max(math.ceil(job.epochs), 1),
         batch=batch_limits(own, job.max_gpus),
-        throughput=_perfect(step / own.batch_size),
+        throughput=_perfect(own, step / own.batch_size),
     )
     return Estimate(own, profile)
 
 
-def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputParams:
-    """The model fitted to the speeds of several numbers of workers; of a single number: perfect scaling from there."""
+def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
+    """The model fitted to the speeds of several numbers of workers; of a single number: perfect scaling from there.
+
+    With parameter servers the model is Optimus's, once the numbers of workers and servers that were seen determine it.
+    """
     smallest = min(speeds, key=lambda size: (size.workers, size.nodes))
     alone = smallest.samples_per_second / smallest.workers
+    if program.has_servers:
+        return _server_law(program, speeds) or _perfect(program, 1.0 / alone)
     if len({size.workers for size in speeds}) == 1:
-        return _perfect(1.0 / alone)
+        return _perfect(program, 1.0 / alone)
     if smallest.workers > 1:  # the fit needs to know what a worker takes by itself
         speeds = (Measured(1, 1, alone, smallest.count), *speeds)
     return fit_throughput(steps_of(program, speeds))
@@ -212,15 +226,33 @@ def estimated_curve(program: ProgramSettings, points: tuple[tuple[float, float],
     return fit_accuracy(by_epoch(program.training, points)[None], metric, headroom=1.0)[0]
 
 
-def _perfect(seconds_per_sample: float) -> ThroughputParams:
+def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ServerParams | None:
+    """Optimus's law fitted to speeds at the program's own batch; None where they do not determine it."""
+    if program.batch_rule != "fixed":
+        return None
+    batch = program.batch_size
+    counts = np.array([(size.workers, size.servers) for size in speeds if size.servers], dtype=np.int64).reshape(-1, 2)
+    steps = np.array([size.samples_per_second / batch for size in speeds if size.servers])
+    if len(counts) < PARAMETERS["sync"]:
+        return None
+    fit = fit_speed("sync", Probes(counts[:, 0], counts[:, 1], steps), batch)
+    if not fit.determined or not isinstance(fit.surface, SyncSurface) or fit.surface.a <= 0:
+        return None
+    found = fit.surface
+    return ServerParams(found.a, found.b, found.c, found.d, found.e, program.servers, most_servers_of(program))
+
+
+def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputLaw:
     """Steps whose time is that of their samples, however they are spread."""
+    if program.has_servers:
+        return ServerParams(seconds_per_sample, 0.0, 0.0, 0.0, 0.0, program.servers, most_servers_of(program))
     return ThroughputParams(0.0, seconds_per_sample, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def _same_speeds(old: tuple[Measured, ...], new: tuple[Measured, ...]) -> bool:
     """True if the same sizes have about the same speeds."""
-    before = {(size.workers, size.nodes): size.samples_per_second for size in old}
-    after = {(size.workers, size.nodes): size.samples_per_second for size in new}
+    before = {(size.workers, size.nodes, size.servers): size.samples_per_second for size in old}
+    after = {(size.workers, size.nodes, size.servers): size.samples_per_second for size in new}
     return before.keys() == after.keys() and all(_near(before[key], after[key], SPEED_CHANGE) for key in after)
 
 

@@ -96,6 +96,27 @@ def known_placement(
     )
 
 
+def place_servers(
+    slots: Mapping[str, int], present: Mapping[str, Sequence[str]], wanted: Mapping[str, int]
+) -> dict[str, tuple[str, ...]]:
+    """Where the parameter servers of the jobs of `wanted` (as many as each is to have) are to be, by node id.
+
+    slots: CPU slots of every node. present: where they are now. Servers that stay keep their nodes; those that were
+    added last go first; others go to the node with most free slots. A job gets fewer where there are no more slots.
+    """
+    placed = {job: [node for node in present.get(job, ()) if node in slots][:count] for job, count in wanted.items()}
+    free = dict(slots)
+    for job in {**present, **wanted}:
+        for node in placed.get(job, present.get(job, ())):
+            free[node] = free.get(node, 0) - 1
+    for job, count in wanted.items():
+        while len(placed[job]) < count and max(free.values(), default=0) > 0:
+            node = max(free, key=free.__getitem__)
+            free[node] -= 1
+            placed[job].append(node)
+    return {job: tuple(nodes) for job, nodes in placed.items()}
+
+
 def shape_with(before: ClusterShape, up: Sequence[Node]) -> ClusterShape:
     """The cluster with these nodes up. Capacity of a kind is the most that was up at once: what is missing is down."""
     nodes = list(up)

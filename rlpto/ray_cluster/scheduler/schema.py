@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SCHEMA = 3
-"""Version of the tables. In 1 jobs had names, but no ids; in 2 allocations had no batch sizes."""
+SCHEMA = 4
+"""Version of the tables. In 1 jobs had names, but no ids; in 2 allocations had no batch sizes, in 3 no servers."""
 
 # STRICT and the checks are what SQLite's integrity check can tell damage by.
 TABLES = """
@@ -22,6 +22,7 @@ CREATE TABLE jobs (
 ) STRICT;
 CREATE TABLE allocations (
     generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL, batch_size INTEGER,
+    servers TEXT NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('planned', 'commanded', 'applied', 'superseded')),
     planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL) STRICT;
 CREATE INDEX allocations_of_job ON allocations (job, generation);

@@ -162,12 +162,9 @@ class SessionDatabase(DurableConnection):
                 *((job,) for job in jobs),
             )
             self.write(
-                "INSERT INTO allocations (generation, job, nodes, batch_size, state, planned_at) "
-                "VALUES (?, ?, ?, ?, 'planned', ?)",
-                *(
-                    (command.generation, command.job, json.dumps(command.plan.nodes), command.plan.batch_size, time)
-                    for command in commands
-                ),
+                "INSERT INTO allocations (generation, job, nodes, batch_size, servers, state, planned_at) "
+                "VALUES (?, ?, ?, ?, ?, 'planned', ?)",
+                *((command.generation, command.job, *_columns(command.plan), time) for command in commands),
             )
 
     def commanded(self, generation: int, time: float) -> None:
@@ -194,14 +191,15 @@ class SessionDatabase(DurableConnection):
         """For each job the commands that its controller may follow or have yet to follow: the newest that is wholly in
         force, and all after it."""
         rows = self.rows(
-            "SELECT job, generation, nodes, batch_size, state FROM allocations WHERE state != 'superseded' "
+            "SELECT job, generation, nodes, batch_size, servers, state FROM allocations WHERE state != 'superseded' "
             "ORDER BY generation"
         )
         found: dict[str, list[Command]] = {}
-        for job, generation, nodes, batch_size, state in rows:
+        for job, generation, nodes, batch_size, servers, state in rows:
             if state == "applied":
                 found[job] = []
-            found.setdefault(job, []).append(Command(job, generation, Plan(self._nodes(nodes), batch_size)))
+            plan = Plan(self._nodes(nodes), batch_size, self._nodes(servers))
+            found.setdefault(job, []).append(Command(job, generation, plan))
         return found
 
     def forget_commands(self, job: str) -> None:
@@ -389,3 +387,8 @@ def _make(path: Path) -> None:
 
 def _open(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+
+
+def _columns(plan: Plan) -> tuple[str, int | None, str]:
+    """A plan as the columns nodes, batch_size and servers of an allocation."""
+    return json.dumps(plan.nodes), plan.batch_size, json.dumps(plan.servers)

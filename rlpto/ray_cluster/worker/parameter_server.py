@@ -81,6 +81,10 @@ class ParameterServer:
         self._version = 0
         self._changed = asyncio.Condition()
 
+    async def alive(self) -> bool:
+        """True: it is there."""
+        return True
+
     async def load(self, group: int, optimizer: Optimizer) -> None:
         """Start from the weights and the state of `optimizer`, made for this server's part."""
         async with self._changed:

@@ -1,0 +1,156 @@
+"""Loss against epochs: Optimus's hyperbola, its fit, and the epoch at which it meets a target.
+
+The curve and the weights of its fit are Optimus's (Peng et al., EuroSys 2018, section 3.1), as Coach uses them
+(Sundkvist, Umeå University 2021). Whether the losses follow such a curve at all is tested twice: do its residuals stick
+together more than noise (von Neumann's ratio, Annals of Mathematical Statistics 12(4), 1941), and does the curve of the
+first two thirds of the losses foretell the last third.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlpto.arrays import FloatArray
+from rlpto.errors import ProfileError
+
+FEWEST_EPOCHS = 6
+"""With fewer there are too few residuals to tell a trend from noise: no prediction from them is called reliable."""
+PATIENCE_EPOCHS = 3
+"""Epochs in a row that a loss must stay at or below its target before training ends, as in Coach."""
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """l(k) = 1 / (a k + b) + c after k epochs, all of at least 0. c: the loss that it never gets below."""
+
+    a: float
+    b: float
+    c: float
+
+    def __call__(self, epochs: ArrayLike) -> FloatArray:
+        """Loss after `epochs` epochs; any shape."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(1.0 / (self.a * np.asarray(epochs, dtype=np.float64) + self.b) + self.c)
+
+    def end_epoch(self, target: float) -> float:
+        """The first whole epoch whose loss is at most target, at least 1; infinity where it never is."""
+        if target <= self.c:
+            return math.inf
+        beyond = 1.0 / (target - self.c) - self.b
+        if beyond <= self.a:
+            return 1.0
+        return math.inf if self.a == 0 else float(math.ceil(beyond / self.a - 1e-9))
+
+
+@dataclass(frozen=True)
+class LossFit:
+    """A curve fitted to losses.
+
+    reliable: False where a trend is left in what the curve does not explain, so that its predictions lead astray, or
+    where there are fewer than FEWEST_EPOCHS losses. trend: of the two tests the larger result, in standard deviations
+    of what noise does.
+    """
+
+    curve: LossCurve
+    reliable: bool
+    trend: float
+
+
+def fit_loss(losses: FloatArray) -> LossFit:
+    """The curve closest to the losses [K] after epochs 1..K; later thirds of them weigh more, by 4 each, as in Optimus.
+
+    Before, a loss above the mean of the five before it is lowered to that mean, as in Coach. Whether the curve is
+    reliable is judged by fits in which all losses weigh the same: weights make residuals of early epochs stick together
+    even where the curve is right. Deterministic. Raises ProfileError if there are fewer than 3 losses, or one
+    is not a finite number.
+    """
+    losses = np.asarray(losses, dtype=np.float64)
+    if len(losses) < 3 or not np.all(np.isfinite(losses)):
+        raise ProfileError(f"expected at least 3 finite losses to fit a curve to, got {len(losses)}")
+    losses = _clamped(losses)
+    curve = _fit(losses, np.asarray(4.0 ** (3 * np.arange(len(losses)) // len(losses)), dtype=np.float64))
+    if len(losses) < FEWEST_EPOCHS:
+        return LossFit(curve, False, math.inf)
+    trend = max(_stickiness(losses), _surprise(losses))
+    return LossFit(curve, trend <= _LARGEST_TREND, trend)
+
+
+def has_converged(losses: FloatArray, target: float, patience: int = PATIENCE_EPOCHS) -> bool:
+    """Whether the last `patience` losses are all at most target."""
+    return len(losses) >= patience and bool(np.all(np.asarray(losses)[-patience:] <= target))
+
+
+_LARGEST_TREND = 1.645
+"""Standard deviations that noise alone exceeds once in 20 times in either test: a false alarm costs less than trust."""
+_SMALLEST_RESIDUAL = 1e-3
+"""Of the whole fall of the loss: a curve this close is right, however its residuals are strung."""
+_SMALLEST_INVERSE = 1e-9
+_CLAMP_EPOCHS = 5
+
+
+def _clamped(losses: FloatArray) -> FloatArray:
+    """Losses with sudden rises taken out."""
+    losses = losses.copy()
+    for k in range(_CLAMP_EPOCHS, len(losses)):
+        losses[k] = min(losses[k], losses[k - _CLAMP_EPOCHS : k].mean())
+    return losses
+
+
+def _fit(losses: FloatArray, weights: FloatArray) -> LossCurve:
+    """The curve with the least sum of squares of weights [K] x residuals, from several floors to start from."""
+    from scipy.optimize import least_squares
+
+    epochs, unit = np.arange(1.0, len(losses) + 1), float(np.abs(losses).max()) or 1.0
+    scaled, weights = losses / unit, weights / weights.max()
+
+    def residuals(x: FloatArray) -> FloatArray:
+        return np.asarray(weights * (1.0 / np.maximum(x[0] * epochs + x[1], _SMALLEST_INVERSE) + x[2] - scaled))
+
+    def slopes(x: FloatArray) -> FloatArray:
+        falls = -weights / np.maximum(x[0] * epochs + x[1], _SMALLEST_INVERSE) ** 2
+        return np.stack([falls * epochs, falls, weights], axis=1)
+
+    fits = []
+    for share in (0.0, 0.5, 0.9):
+        floor = max(share * float(scaled.min()), 0.0)
+        inverse = 1.0 / np.maximum(scaled - floor, 1e-3)
+        a, b = np.polyfit(epochs, inverse, 1)
+        start = [max(a, 1e-3), max(b, 1e-3), floor]
+        fits.append(
+            least_squares(residuals, start, jac=slopes, bounds=(0.0, np.inf), x_scale="jac", ftol=1e-12, xtol=1e-12)
+        )
+    a, b, c = (float(value) for value in min(fits, key=lambda fit: float(fit.cost)).x)
+    return LossCurve(a / unit, b / unit, c * unit)
+
+
+def _stickiness(losses: FloatArray) -> float:
+    """Standard deviations by which von Neumann's ratio of the residuals falls short of that of noise; at least 0."""
+    count = len(losses)
+    residuals = losses - _fit(losses, np.ones(count))(np.arange(1, count + 1))
+    spread = float(np.sum((residuals - residuals.mean()) ** 2))
+    if math.sqrt(spread / count) <= _SMALLEST_RESIDUAL * float(np.ptp(losses)) or spread == 0.0:
+        return 0.0
+    ratio = float(np.sum(np.diff(residuals) ** 2)) / spread
+    return max(0.0, (2.0 - ratio) / math.sqrt(4.0 * (count - 2) / (count**2 - 1)))
+
+
+def _surprise(losses: FloatArray) -> float:
+    """Standard deviations by which the mean of the last third misses what the losses before foretell; at least 0."""
+    known = 2 * len(losses) // 3
+    epochs = np.arange(1.0, len(losses) + 1)
+    curve = _fit(losses[:known], np.ones(known))
+    residuals = losses - curve(epochs)
+    noise = math.sqrt(float(np.sum(residuals[:known] ** 2)) / max(known - 3, 1))
+    noise = max(noise, _SMALLEST_RESIDUAL * float(np.ptp(losses)))
+    falls = -1.0 / np.maximum(curve.a * epochs + curve.b, _SMALLEST_INVERSE) ** 2
+    slopes = np.stack([falls * epochs, falls, np.ones(len(losses))], axis=1)
+    unit = np.abs(slopes[:known]).max(axis=0)
+    slopes = slopes / unit
+    covariance = np.linalg.pinv(slopes[:known].T @ slopes[:known])
+    ahead = slopes[known:].mean(axis=0)
+    error = noise * math.sqrt(1.0 / (len(losses) - known) + float(ahead @ covariance @ ahead))
+    return abs(float(residuals[known:].mean())) / error if error > 0 else 0.0

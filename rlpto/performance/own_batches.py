@@ -1,0 +1,100 @@
+"""The batch sizes that a job weighs up by itself, and what is true of each on a placement.
+
+Rules of the Pollux simulator (Qiao et al., OSDI 2021, artifact) for its own policy: a job chooses the batch of its next
+steps by its own fit of the throughput and by the gradient noise it has seen last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.performance.efficiency import CANDIDATES, BatchLimits, BatchSplit, feasible, split_batch
+from rlpto.performance.tables import JobType
+
+_ROUNDING = 1e-8
+"""What a share may exceed a whole number by, and be that number."""
+
+
+class OwnBatches(NamedTuple):
+    """Batches to choose from with `gpus` GPUs, by ascending size; arrays [C].
+
+    local, accumulation: as in `BatchSplit`, as the job weighs them up. usable: within the limits of the model.
+    taken: the local batch it then computes, cut so that the total stays within the largest batch.
+    """
+
+    gpus: int
+    local: IntArray
+    accumulation: IntArray
+    usable: BoolArray
+    taken: IntArray
+
+    @property
+    def weighed(self) -> IntArray:
+        """[C] samples of a step, as the job weighs it up."""
+        return self.gpus * self.local * (self.accumulation + 1)
+
+    @property
+    def total(self) -> IntArray:
+        """[C] samples of a step, as it takes it."""
+        return self.gpus * self.taken * (self.accumulation + 1)
+
+
+def own_batches(batch: int | None, gpus: int, limits: BatchLimits) -> OwnBatches:
+    """What a job with a batch of its own choice (None), or with a fixed one, may choose from.
+
+    Totals are geometric from what `gpus` GPUs compute at least to the largest batch.
+    """
+    if batch is not None:
+        split = split_batch(np.array([batch]), np.array([gpus]), limits)
+        return OwnBatches(gpus, split.local, split.accumulation, np.ones(1, dtype=np.bool_), split.local)
+    least = min(max(limits.base, limits.min_local * gpus), limits.largest)
+    share = np.geomspace(least, limits.largest, CANDIDATES) / gpus
+    accumulation = np.ceil(share / limits.max_local - _ROUNDING).astype(np.int64) - 1
+    if gpus == 1:  # two gradients are needed to see their noise
+        accumulation = np.where(share > limits.base + _ROUNDING, np.maximum(accumulation, 1), accumulation)
+    local = np.ceil(share / (accumulation + 1) - _ROUNDING).astype(np.int64)
+    usable = feasible(BatchSplit(np.full(CANDIDATES, gpus), local, accumulation), limits)
+    if not usable.any():  # more GPUs than the largest batch can be spread over
+        usable[:] = True
+    taken = np.maximum(np.minimum(local, limits.largest // (gpus * (accumulation + 1))), 1)
+    return OwnBatches(gpus, local, accumulation, usable, taken)
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What is true of each of C batches on one placement; P epochs.
+
+    step, sync: [C] seconds of a step without accumulation, and of its synchronisation. grad_sqr, grad_var: [C, P]
+    gradient statistics in every epoch. rates: [C, P] epochs per second.
+    """
+
+    batches: OwnBatches
+    step: FloatArray
+    sync: FloatArray
+    grad_sqr: FloatArray
+    grad_var: FloatArray
+    rates: FloatArray
+
+
+class BatchFactsSource(Protocol):
+    """Profiles that can tell what is true of batches."""
+
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+        """Facts of a type's batches where its GPUs are on nodes like `placement`, GPUs a node."""
+
+    def limits(self, model: str) -> BatchLimits:
+        """Limits of a model's batch size."""
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """[P] samples at the base batch that each epoch's progress is worth."""
+
+
+def gained(sqr: FloatArray, var: FloatArray, scale: FloatArray) -> FloatArray:
+    """Progress of a step of `scale` base batches, in steps of one: (var + sqr) / (var / scale + sqr)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = (var + sqr) / (var / scale + sqr)
+    return np.asarray(np.where(np.isfinite(gain) & (gain > 0), gain, scale))

@@ -1,0 +1,224 @@
+"""ConfigurationManager: parameter-server jobs grow, in workers and servers, into resources that others have freed.
+
+Source: Surya, "Dynamic allocation for distributed TensorFlow on Kubernetes with a ConfigurationManager", ITB 2019
+(thesis 39082, abstract), which says that the manager adds servers and workers once resources are free, and that
+training reports progress to it periodically. The rules below are inferred: docs/systems/configuration-manager.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.job_table import JobTable
+from rlpto.performance.parameter_server import PARAMETERS, Probes, fit_speed, observed, speed_grid
+from rlpto.policies.base import BasePolicy
+from rlpto.settings import Settings
+
+WORKERS_PER_SERVER = 4
+"""Workers that share a server before another one is added, while the speed model is not known."""
+ENOUGH_POINTS = 5
+"""Different configurations that have to be measured before the speed model counts."""
+
+
+class ConfigurationManagerOptions(Settings):
+    """Options of the policy."""
+
+    period: float = Field(30.0, gt=0)
+    """Seconds between two progress reports of a job, at which alone it is changed; at the next decision point."""
+    gain: float = Field(0.1, ge=0)
+    """Smallest relative gain in speed for which a job is changed."""
+    retry: float = Field(300.0, ge=0)
+    """Seconds until growth is tried again of a job whose new processes did not come up."""
+    form: Literal["sync", "async"] = "sync"
+    """Form of Optimus's speed model: of synchronous or of asynchronous training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfiguration:
+    """A change that was decided. time [s], job: number of it. before, after: (workers, servers).
+
+    modelled: the speed model decided; false: the heuristic did.
+    """
+
+    time: float
+    job: int
+    before: tuple[int, int]
+    after: tuple[int, int]
+    modelled: bool
+
+
+@dataclass
+class _Known:
+    """What is known of a running job.
+
+    due: time [s] of its next report. since: time [s] of the last report, remaining: work left then, None: it did not
+    train all the time from there on. config, rescales: at the last report. points: speed at every configuration
+    that was measured. grid: speeds by the model, None: not known yet. asked: configuration decided last; retry_at:
+    time [s] until which it is left as it is.
+    """
+
+    due: float
+    since: float
+    config: tuple[int, int]
+    rescales: int
+    remaining: float | None = None
+    points: dict[tuple[int, int], float] = field(default_factory=dict)
+    grid: FloatArray | None = None
+    asked: tuple[int, int] | None = None
+    retry_at: float = 0.0
+
+
+class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
+    """Requests in queue order; nobody is preempted, and running jobs grow at their progress reports.
+
+    events: changes of running jobs that were decided since the last reset.
+    """
+
+    name = "configuration_manager"
+    summary = "requests in queue order, running jobs grow in workers and servers into free resources at their reports"
+    source = "Surya, ITB thesis 39082, 2019 (ConfigurationManager)"
+    Options = ConfigurationManagerOptions
+
+    def __init__(self, options: ConfigurationManagerOptions | None = None) -> None:
+        super().__init__(options)
+        self.events: list[Reconfiguration] = []
+        self._known: dict[int, _Known] = {}
+
+    @property
+    def chooses_servers(self) -> bool:
+        """It does."""
+        return True
+
+    def reset(self, seed: int) -> None:  # noqa: ARG002
+        """Forget all jobs."""
+        self.events, self._known = [], {}
+
+    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
+        """The next report."""
+        return min((known.due for known in self._known.values()), default=np.inf)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Who runs keeps what he has, who waits gets his request if it is free, and the rest is grown into."""
+        jobs = state.jobs
+        gpus, servers = jobs.keepable.copy(), np.where(jobs.gpus > 0, jobs.servers, 0)
+        running, starting = np.flatnonzero(gpus > 0).tolist(), []
+        free, slots = state.capacity - int(gpus.sum()), state.cpu_slots - int(servers.sum())
+        held_up = False
+        for row in np.flatnonzero(gpus == 0).tolist():
+            granted, needs = min(int(jobs.requested_gpus[row]), free), int(jobs.own_servers[row])
+            if granted < jobs.min_gpus[row] or needs > slots:
+                held_up = True
+                break
+            gpus[row], servers[row] = granted, needs
+            starting.append(row)
+            free, slots = free - granted, slots - needs
+        numbers = jobs.index.tolist()
+        self._known = {numbers[row]: self._seen(state.time, jobs, row) for row in running}
+        for row in starting:
+            config = int(gpus[row]), int(servers[row])
+            self._known[numbers[row]] = _Known(state.time + self.options.period, state.time, config, -1)
+        for row in running:
+            known, present = self._known[numbers[row]], (int(gpus[row]), int(servers[row]))
+            if state.time < known.due:
+                continue
+            self._take_report(state.time, jobs, row, known)
+            if held_up or state.time < known.retry_at or present != known.config:
+                continue
+            found = self._grown(jobs, row, known, max(free, 0), max(slots, 0))
+            if found is not None:
+                (gpus[row], servers[row]), modelled = found
+                free, slots = free - int(gpus[row]) + present[0], slots - int(servers[row]) + present[1]
+                known.asked = (int(gpus[row]), int(servers[row]))
+                self.events.append(Reconfiguration(state.time, numbers[row], present, known.asked, modelled))
+        return Allocation(gpus, servers=servers if jobs.has_servers else None)
+
+    def _seen(self, time: float, jobs: JobTable, row: int) -> _Known:
+        """What is known of a job that runs now."""
+        config = _config(jobs, row)
+        known = self._known.get(int(jobs.index[row]))
+        if known is None:
+            return _Known(time + self.options.period, time, config, int(jobs.rescales[row]))
+        if known.asked is not None and config != known.asked:
+            known.retry_at = (
+                time + self.options.retry
+            )  # it was rolled back, or trimmed: that is not asked for again soon
+        known.asked = None
+        return known
+
+    def _take_report(self, time: float, jobs: JobTable, row: int, known: _Known) -> None:
+        """Measure the speed since the last report, if the job has trained all the time in one configuration."""
+        config, rescales, remaining = _config(jobs, row), int(jobs.rescales[row]), float(jobs.remaining[row])
+        if known.remaining is not None and (config, rescales) == (known.config, known.rescales):
+            speed = (known.remaining - remaining) / (time - known.since)
+            if speed > 0:
+                known.points[config] = speed
+                self._fit(jobs, row, known)
+        known.due, known.since, known.config, known.rescales = time + self.options.period, time, config, rescales
+        known.remaining = remaining if jobs.rescale_left[row] <= 0 else None
+
+    def _fit(self, jobs: JobTable, row: int, known: _Known) -> None:
+        """Take the speed model over once it is determined; what was measured stands in place of what it says."""
+        if len(known.points) < max(ENOUGH_POINTS, PARAMETERS[self.options.form]) or not jobs.most_servers[row]:
+            return
+        configs = np.array([*known.points])
+        probes = Probes(configs[:, 0], configs[:, 1], np.array([*known.points.values()]))
+        fit = fit_speed(self.options.form, probes)
+        if fit.determined:
+            grid = speed_grid(fit.surface, int(jobs.max_gpus[row]), int(jobs.most_servers[row]))
+            known.grid = observed(grid, probes)
+
+    def _grown(
+        self, jobs: JobTable, row: int, known: _Known, free: int, slots: int
+    ) -> tuple[tuple[int, int], bool] | None:
+        """The configuration that a job is to grow to, and whether the speed model says so; None: it stays as it is.
+
+        free, slots: GPUs and CPU slots that nobody holds.
+        """
+        speed = known.points.get(known.config)
+        if speed is None:
+            return None
+        workers, servers = known.config
+        most = min(int(jobs.max_gpus[row]), workers + free), min(int(jobs.most_servers[row]), servers + slots)
+        if servers == 0:
+            told = jobs.speed[row]
+            after = workers + int(np.argmax(told[workers : most[0] + 1]))
+            found, expected = (after, 0), speed * float(told[after] / told[workers])
+        elif known.grid is not None:
+            part = known.grid[workers : most[0] + 1, servers : most[1] + 1]
+            found = _fastest(part, workers, servers)
+            expected = float(known.grid[found])
+        else:
+            found = _by_rule(known.config, most)
+            # Not known: at best speed grows with the workers, or with the servers that they share.
+            expected = speed * max(found[0] / workers, found[1] / servers)
+        remaining, restart = float(jobs.remaining[row]), float(jobs.rescale_delay[row])
+        pays = remaining / expected + restart < remaining / speed
+        if found == known.config or expected < speed * (1 + self.options.gain) or not pays:
+            return None
+        return found, known.grid is not None
+
+
+def _config(jobs: JobTable, row: int) -> tuple[int, int]:
+    """(workers, servers) of a running job."""
+    return int(jobs.gpus[row]), int(jobs.servers[row])
+
+
+def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:
+    """The fastest configuration of a part of a grid that begins at (workers, servers); of equals the fewest in all."""
+    w, p = (axis.ravel() for axis in np.indices(part.shape))
+    first: IntArray = np.lexsort((w + p, -part.ravel()))
+    return workers + int(w[first[0]]), servers + int(p[first[0]])
+
+
+def _by_rule(config: tuple[int, int], most: tuple[int, int]) -> tuple[int, int]:
+    """Workers up to `WORKERS_PER_SERVER` for each server, then one server. most: of either that there may be."""
+    workers, servers = config
+    if workers < WORKERS_PER_SERVER * servers:
+        return max(workers, min(WORKERS_PER_SERVER * servers, most[0])), servers
+    return workers, min(servers + 1, most[1])

@@ -1,0 +1,78 @@
+"""Workers and servers to jobs, one at a time, to whoever gets fastest by it: greedy marginal utility.
+
+Source: Coach (Sundkvist, "Coach", Umeå University 2021, code DLScheduler), whose utility is epochs per second; Optimus
+(Peng et al., EuroSys 2018, section 4.1) has the same loop for time saved. Neither asks in that loop how much there is
+left; here a step that does not fit is not taken.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each of n jobs may hold while it runs: [n] workers, and [n] parameter servers, 0 for jobs that have none."""
+
+    min_workers: IntArray
+    max_workers: IntArray
+    min_servers: IntArray
+    max_servers: IntArray
+
+    @classmethod
+    def of_workers(cls, lowest: IntArray, highest: IntArray) -> Limits:
+        """Of jobs without servers."""
+        return cls(lowest, highest, np.zeros_like(lowest), np.zeros_like(lowest))
+
+
+def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[IntArray, IntArray]:
+    """Workers and servers [n] each; a worker takes a GPU, a server one of `slots` CPU slots.
+
+    speed: [n, W + 1, P + 1] work per second with 0..W workers and 0..P servers, at least as many as the limits allow.
+    Jobs start with their lowest numbers, each in turn if that still fits. Then one worker or one server more goes to
+    the job that gains most speed by it, until none fits that gains any. Of equal gains a worker's comes first, then the
+    first job's. Single steps stop at a dip: where neither a worker nor a server helps alone, both together do not come.
+    """
+    count = len(speed)
+    workers, servers = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    for row in range(count):
+        if limits.min_workers[row] <= gpus and limits.min_servers[row] <= slots:
+            workers[row], servers[row] = limits.min_workers[row], limits.min_servers[row]
+            gpus -= int(workers[row])
+            slots -= int(servers[row])
+    heap: list[tuple[float, bool, int, int, int]] = []
+
+    def offer(row: int) -> None:
+        w, p = int(workers[row]), int(servers[row])
+        if w < limits.max_workers[row]:
+            _push(heap, float(speed[row, w + 1, p] - speed[row, w, p]), False, row, w, p)
+        if p < limits.max_servers[row]:
+            _push(heap, float(speed[row, w, p + 1] - speed[row, w, p]), True, row, w, p)
+
+    for row in np.flatnonzero(workers).tolist():
+        offer(row)
+    while heap:
+        _, is_server, row, w, p = heapq.heappop(heap)
+        if (w, p) != (workers[row], servers[row]) or (slots if is_server else gpus) == 0:
+            continue  # found for what the job had before; or there is no room, and there will be none
+        if is_server:
+            servers[row] += 1
+            slots -= 1
+        else:
+            workers[row] += 1
+            gpus -= 1
+        offer(row)
+    return workers, servers
+
+
+def _push(
+    heap: list[tuple[float, bool, int, int, int]], gain: float, is_server: bool, row: int, w: int, p: int
+) -> None:
+    """Keep a step from w workers and p servers if it gains anything."""
+    if gain > 0:
+        heapq.heappush(heap, (-gain, is_server, row, w, p))

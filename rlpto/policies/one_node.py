@@ -1,0 +1,73 @@
+"""Jobs on one node each: where running ones stay, and where waiting ones go."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.arrays import BoolArray, IntArray
+from rlpto.cluster import ClusterState
+from rlpto.compiled import njit
+from rlpto.policies.filling import keep_running
+from rlpto.queues import fit_rows
+
+
+def node_sizes(state: ClusterState) -> IntArray:
+    """[N] GPUs of the nodes, 0 of those that are down."""
+    return np.array([node.gpus if node.up else 0 for node in state.shape], dtype=np.int64)
+
+
+def where_kept(state: ClusterState, sizes: IntArray) -> IntArray:
+    """[n, N] where running jobs stay with all that they may keep; 0 for waiting ones. sizes: [N], `node_sizes`.
+
+    Should they hold more than there is (a node went down), the last rows lose theirs.
+    """
+    kept = keep_running(state.jobs.keepable, state.capacity)
+    placement = np.where((kept[:, None] > 0) & (sizes > 0), state.held_nodes, 0)
+    fit_rows(placement, kept, sizes - placement.sum(axis=0))
+    return placement
+
+
+@njit()
+def place_waiting(
+    requested: IntArray,
+    waiting: BoolArray,
+    free: IntArray,
+    largest: int,
+    turn: int,
+    rotates: bool,
+    backfill: bool,
+    placement: IntArray,
+) -> int:
+    """Place waiting rows in row order, each on the first node with room, looking from node number `turn` on.
+
+    rotates: the next row looks from the node after that on, and where that is in the end is returned.
+    requested, waiting: [n]. free: [N] free GPUs, changed. largest: GPUs of the largest node that is up. placement:
+    [n, N], rows of jobs that start are filled; the others stay as they are.
+    A row goes to one node if any could hold it at all, else to as many as it takes, each emptied in turn. Without
+    `backfill` the first row for which there is no room stops all behind it.
+    """
+    count = len(free)
+    for row in range(len(requested)):
+        if not waiting[row]:
+            continue
+        wish, one_node = requested[row], requested[row] <= largest
+        if not one_node and wish > free.sum():
+            if backfill:
+                continue
+            break
+        left, first = wish, turn
+        for step in range(count):
+            node = (first + step) % count
+            if free[node] == 0 or (one_node and free[node] < wish):
+                continue
+            taken = min(free[node], left)
+            placement[row, node] = taken
+            free[node] -= taken
+            left -= taken
+            if rotates:
+                turn = (node + 1) % count
+            if left == 0:
+                break
+        if left > 0 and not backfill:
+            break
+    return turn

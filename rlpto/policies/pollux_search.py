@@ -1,0 +1,175 @@
+"""Pollux's objective optimised by exact dynamic programming and neighbourhood search, instead of a genetic search.
+
+The objective is a sum of costs of jobs (`pollux_objective`), which dynamic programming minimises exactly over the
+numbers of GPUs (`pollux_counts`); placing those numbers on nodes (`pollux_placing`) may fail, because GPUs are left
+where they do not help, and rows that could stay are in the way. So a search follows: free the jobs on some nodes and
+some that wait, solve for them alone, place, and keep what is not worse.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.compiled import kernel, njit
+from rlpto.draws import uniform
+from rlpto.policies.pollux_counts import Counting, count_gpus, make_counting
+from rlpto.policies.pollux_objective import Costs, cost_of, tabulate
+from rlpto.policies.pollux_placing import Placed, empty_placement, place, put, release
+
+MOST_FREED_NODES = 4
+"""Nodes whose jobs are freed in a step, at most."""
+FREE_ALL = 0.15
+"""Share of the steps that free all jobs."""
+FREE_WAITING = 0.5
+"""Probability with which a job without GPUs takes part in a step."""
+MOVING_STEPS = 0.4
+"""Share of the steps that forbid some of the freed jobs to stay as they are."""
+MOVED = 0.3
+"""Share of the freed jobs that are forbidden to, in these steps."""
+WHOLE_STEPS = 0.1
+"""Share of the steps that charge jobs on several nodes for whole ones."""
+
+
+class _Search(NamedTuple):
+    """What the search works on.
+
+    cost: [n] cost of every job's row. order: [n] jobs in order of service. freed: [n] jobs of a step, gpus, stay: [n]
+    their GPUs, and whether they may keep their row. free: [n] by job, whether it is freed. before: [n, N] their rows.
+    """
+
+    cost: FloatArray
+    order: IntArray
+    freed: IntArray
+    gpus: IntArray
+    stay: BoolArray
+    free: BoolArray
+    before: IntArray
+
+
+@njit()
+def search(
+    speedup: FloatArray,
+    held: IntArray,
+    factor: FloatArray,
+    least: IntArray,
+    most: IntArray,
+    order: IntArray,
+    size: IntArray,
+    steps: int,
+    seed: int,
+) -> IntArray:
+    """Placement [n, N] of n jobs on N nodes that is never worse than leaving all as it is; deterministic.
+
+    speedup: [n, 2, K + 1] pace with 0..K GPUs on one node, and on several, relative to a fair share of the cluster.
+    held: [n, N] present placement. factor: [n] what of the pace counts in a row that differs from the present one.
+    least, most: [n] GPUs a job may have, if any. order: [n] jobs by attained service: of present rows on several nodes
+    that share a node the first stays. size: [N] GPUs of each node, 0 where it is down. steps: of the neighbourhood.
+    """
+    n = len(factor)
+    costs = tabulate(speedup, held, factor, least, most, size)
+    counting = make_counting(costs, size.sum())
+    placed = empty_placement(n, size)
+    s = _Search(
+        np.zeros(n),
+        order,
+        np.zeros(n, dtype=np.int64),
+        np.zeros(n, dtype=np.int64),
+        np.ones(n, dtype=np.bool_),
+        np.zeros(n, dtype=np.bool_),
+        np.zeros(held.shape, dtype=np.int64),
+    )
+    if n == 0 or size.sum() == 0:
+        return placed.rows
+    _run(costs, counting, placed, s, steps, seed)
+    return placed.rows
+
+
+@njit()
+def least_cost(
+    speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
+) -> float:
+    """A lower bound of the sum of costs: the least one where any job may have its GPUs on one node or on several.
+
+    The arguments are those of `search`; n over it bounds the power mean from above.
+    """
+    n = len(factor)
+    costs = tabulate(speedup, held, factor, least, most, size)
+    counting = make_counting(costs, size.sum())
+    gpus, stay = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.bool_)
+    return float(count_gpus(costs, np.arange(n), stay, size.sum(), False, counting, gpus))
+
+
+@kernel()
+def _run(costs: Costs, counting: Counting, placed: Placed, s: _Search, steps: int, seed: int) -> None:
+    for job in s.order:
+        if costs.kept[job] < np.inf:
+            put(job, costs.held[job], placed)
+    for job in s.order:
+        s.cost[job] = cost_of(costs, job, placed.rows[job])
+    for whole in (False, True):
+        s.free[:] = True
+        _rearrange(costs, counting, placed, s, whole)
+    for step in range(steps):
+        draw = _choose(placed, s, seed, step)
+        moving = uniform(seed, step, draw) < MOVING_STEPS
+        whole = uniform(seed, step, draw + 1) < WHOLE_STEPS
+        for i in range(len(s.stay)):
+            s.stay[i] = not moving or uniform(seed, step, draw + 2 + i) >= MOVED
+        _rearrange(costs, counting, placed, s, whole)
+
+
+@kernel()
+def _choose(placed: Placed, s: _Search, seed: int, step: int) -> int:
+    """Choose the jobs of a step; the number of random numbers that took."""
+    n, nodes = placed.rows.shape
+    if uniform(seed, step, 0) < FREE_ALL:
+        s.free[:] = True
+        return 1
+    s.free[:] = False
+    draws = 3 + int(uniform(seed, step, 1) * MOST_FREED_NODES)
+    for draw in range(2, draws):
+        node = int(uniform(seed, step, draw) * nodes)
+        for job in range(n):
+            s.free[job] |= placed.rows[job, node] > 0
+    for job in range(n):
+        waits = True
+        for node in range(nodes):
+            if placed.rows[job, node] > 0:
+                waits = False
+                break
+        if waits:
+            s.free[job] = uniform(seed, step, draws) < FREE_WAITING
+            draws += 1
+    s.free[int(uniform(seed, step, draws) * n)] = True
+    return draws + 1
+
+
+@kernel()
+def _rearrange(costs: Costs, counting: Counting, placed: Placed, s: _Search, whole: bool) -> None:
+    """Solve for the freed jobs alone and place them; undone if that is worse."""
+    m, before = 0, 0.0
+    for job in s.order:
+        if s.free[job]:
+            s.freed[m] = job
+            for node in range(s.before.shape[1]):
+                s.before[m, node] = placed.rows[job, node]
+            before += s.cost[job]
+            release(job, placed)
+            m += 1
+    jobs, stay, gpus = s.freed[:m], s.stay[:m], s.gpus[:m]
+    count_gpus(costs, jobs, stay, placed.free.sum(), whole, counting, gpus)
+    place(costs, jobs, stay, gpus, placed)
+    after = 0.0
+    for job in jobs:
+        after += cost_of(costs, job, placed.rows[job])
+    if after > before:
+        for job in jobs:
+            release(job, placed)
+        for i in range(m):
+            put(jobs[i], s.before[i], placed)
+    else:
+        for job in jobs:
+            s.cost[job] = cost_of(costs, job, placed.rows[job])

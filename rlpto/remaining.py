@@ -1,0 +1,34 @@
+"""What policies are told of the work that a job has left: what it declares, what like jobs needed, or nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.jobs import JobStore
+
+RemainingKnowledge = Literal["declared", "learnt", "unknown"]
+LEAST_EPOCHS = 1.0
+"""Of a job that has not trained so long, as much is taken to be left."""
+
+
+def told_remaining(knowledge: RemainingKnowledge, store: JobStore, index: IntArray) -> FloatArray:
+    """[n] epochs that jobs number `index` [n] of the store are told to have left.
+
+    declared: the truth. unknown: as much again as they have done, which is what a heavy tail suggests. learnt: up to
+    the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown.
+    """
+    progress = store.progress[index]
+    if knowledge == "declared":
+        return store.epochs[index] - progress
+    left = np.maximum(progress, LEAST_EPOCHS)
+    if knowledge == "learnt":
+        finished = np.isfinite(store.finish_time)
+        lengths, kinds = store.epochs[finished], store.type_index[finished]
+        for at, job in enumerate(index.tolist()):
+            longer = lengths[(kinds == store.type_index[job]) & (lengths > progress[at])]
+            if len(longer):
+                left[at] = longer.mean() - progress[at]
+    return left

@@ -1,0 +1,238 @@
+"""Simulated jobs that know themselves: each is told nothing of its speed, but fits what it observes as it trains.
+
+The truth is a row of speeds for each job, rewritten whenever its batch may have changed; what policies are told are
+speed tables in which every active job is a type of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.jobs import Job, JobStore
+from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, follow_choices
+from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
+from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+
+ROWS_PER_JOB = 2
+"""Speeds of the present placement, and of the one that new workers are starting for."""
+FIRST_SLOTS = 32
+"""Active jobs that the told tables have room for at first; twice as many whenever they run out."""
+
+
+@dataclass
+class _Running:
+    """How a job trains: facts of its placement, [P] candidate it takes in each epoch, and how far it had observed."""
+
+    placement: tuple[int, ...]
+    facts: BatchFacts
+    choices: IntArray
+    observed_progress: float
+
+
+def group_sizes(nodes: IntArray) -> tuple[int, ...]:
+    """GPUs on each node of a job that has its GPUs on `nodes`, those of one node together."""
+    starts = np.flatnonzero(np.diff(nodes, prepend=-1))
+    return tuple(np.diff(starts, append=len(nodes)).tolist())
+
+
+def with_own_rows(tables: SpeedTables, jobs: int) -> SpeedTables:
+    """The tables with rows at their end that jobs may write: number `ROWS_PER_JOB` x j from there on are job j's."""
+    rates = np.concatenate([tables.rates, np.ones((ROWS_PER_JOB * jobs, tables.rates.shape[1]))])
+    return replace(tables, rates=rates, elapsed=elapsed_from_rates(rates))
+
+
+class FactsCache:
+    """Facts of batches, kept: a placement comes back often, in every run of an experiment."""
+
+    def __init__(self, source: BatchFactsSource) -> None:
+        self.source = source
+        self._facts: dict[tuple[JobType, tuple[int, ...]], BatchFacts] = {}
+
+    def __call__(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+        """See `BatchFactsSource.batch_facts`."""
+        key = (job_type, placement)
+        if key not in self._facts:
+            self._facts[key] = self.source.batch_facts(job_type, placement)
+        return self._facts[key]
+
+
+class OnlineJobs:
+    """Beliefs of all jobs of a simulated cluster.
+
+    jobs: as in the store. truth: speed tables of the workload. shared: jobs of a type share one fit and what they have
+    seen. tables: what policies are told; `told_type` of active jobs in the store are types of it.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], store: JobStore, truth: SpeedTables, facts: FactsCache, *, shared: bool
+    ) -> None:
+        self._jobs, self._store, self._truth, self._facts = jobs, store, truth, facts
+        self._shared = shared
+        self._fits: dict[int | JobType, ThroughputBelief] = {}
+        self._seen: dict[int, tuple[float, float]] = {}
+        self._seen_by_type: dict[JobType, tuple[float, float]] = {}
+        self._running: dict[int, _Running] = {}
+        self._joining: dict[int, _Running] = {}
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self.refits = 0
+        self.tables = self._with_slots(FIRST_SLOTS)
+
+    def type_of(self, job: int) -> JobType:
+        """Model of a job, and its batch size if that is fixed."""
+        return JobType(self._jobs[job].model, self._jobs[job].batch_size)
+
+    def fit_of(self, job: int) -> ThroughputBelief:
+        """What a job believes of its throughput."""
+        key = self.type_of(job) if self._shared else job
+        if key not in self._fits:
+            kind = self.type_of(job)
+            limits = self._facts.source.limits(kind.model)
+            self._fits[key] = ThroughputBelief(limits, kind.batch_size, self._truth.max_gpus)
+        return self._fits[key]
+
+    def seen_by(self, job: int) -> tuple[float, float] | None:
+        """Gradient statistics (squared norm, variance) that a job saw last, or one like it; None: nobody has."""
+        return self._seen.get(job, self._seen_by_type.get(self.type_of(job)) if self._shared else None)
+
+    # as jobs come and go
+
+    def meet(self, active: IntArray) -> None:
+        """Give every active job a type in the told tables, and take it from those that have finished."""
+        present = set(active.tolist())
+        for job in [job for job in self._slots if job not in present]:
+            self._store.records["told_type"][job] = self._store.records["type_index"][job]
+            self._free.append(self._slots.pop(job))
+            self.stop(job)
+        for job in present - self._slots.keys():
+            if not self._free:
+                self._grow()
+            slot = self._slots[job] = self._free.pop()
+            self._store.records["told_type"][job] = slot
+            kind = self._store.records["type_index"][job]
+            for name in ("accuracy", "epochs", "samples", "rescale_delay"):
+                getattr(self.tables, name)[slot] = getattr(self._truth, name)[kind]
+            self.tables.__dict__.pop("facts", None)
+            self._tell(job)
+
+    def observe(self, job: int, *, joined: bool) -> bool:
+        """True if a running job has trained since it was last asked. It sees its steps and their noise, and fits them
+        if they are new. joined: its newest workers train.
+        """
+        progress = float(self._store.records["progress"][job])
+        if joined and job in self._joining:
+            self._running[job] = self._joining.pop(job)
+        running = self._running[job]
+        if progress <= running.observed_progress:
+            return False
+        last = len(running.choices) - 1
+        first, now = min(int(running.observed_progress), last), min(int(np.ceil(progress)) - 1, last)
+        running.observed_progress = progress
+        fit, facts = self.fit_of(job), running.facts
+        batches, nodes = facts.batches, len(running.placement)
+        new = False
+        for choice in dict.fromkeys(running.choices[first : now + 1].tolist()):
+            key = (nodes, batches.gpus, int(batches.taken[choice]))
+            new |= fit.observe(key, float(facts.step[choice]), float(facts.sync[choice]))
+        if new:
+            fit.fit()
+            self.refits += 1
+        choice = running.choices[now]
+        seen = float(facts.grad_sqr[choice, now]), float(facts.grad_var[choice, now])
+        self._seen[job] = self._seen_by_type[self.type_of(job)] = seen
+        return True
+
+    def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
+        """As `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
+        joined, and until then as before."""
+        facts, progress = self._facts(self.type_of(job), placement), float(self._store.records["progress"][job])
+        running = _Running(placement, facts, np.zeros(facts.rates.shape[1], dtype=np.int64), progress)
+        self._joining.pop(job, None)
+        (self._joining if joining else self._running)[job] = running
+        return self._follow(job, running)
+
+    def speeds(self, job: int) -> FloatArray:
+        """[P] true epochs per second of the batches that a running job chooses from now on."""
+        return self._follow(job, self._running[job])
+
+    def _follow(self, job: int, running: _Running) -> FloatArray:
+        facts, progress = running.facts, float(self._store.records["progress"][job])
+        epoch = min(int(progress), facts.rates.shape[1] - 1)
+        fit, seen = self.fit_of(job), self.seen_by(job)
+        scales = facts.batches.weighed / fit.limits.base
+        believed, first = np.zeros(0), 0
+        if fit.params is not None and seen is not None:
+            believed = fit.throughput(len(running.placement), facts.batches.gpus)
+            first = choose(believed, scales, *seen)
+        rates = np.empty(facts.rates.shape[1])
+        follow_choices(
+            believed, scales, facts.grad_sqr, facts.grad_var, facts.rates, epoch, first, rates, running.choices
+        )
+        return rates
+
+    def stop(self, job: int) -> None:
+        """A job has no GPUs any more."""
+        self._running.pop(job, None)
+        self._joining.pop(job, None)
+
+    def tell(self) -> None:
+        """Bring what policies are told up to date."""
+        for job in self._slots:
+            self._tell(job)
+
+    # the told tables
+
+    def _tell(self, job: int) -> None:
+        """Write what a job believes into its rows."""
+        seen = self.seen_by(job)
+        worth = self._facts.source.epoch_samples(self.type_of(job).model)
+        goodput = self.fit_of(job).goodput(*((1.0, 0.0) if seen is None else seen))
+        slot, last = self._slots[job], len(worth) - 1
+        by_epoch = worth[np.minimum(np.arange(self.tables.rates.shape[1]), last)]
+        rows = self.tables.row[slot, :, 1:].reshape(-1)
+        self.tables.rates[rows[0] : rows[-1] + 1] = goodput.reshape(-1, 1) / by_epoch
+
+    def timed_tables(self) -> SpeedTables:
+        """The told tables with the times that epochs take by them, for whoever simulates by what is told."""
+        return replace(self.tables, elapsed=elapsed_from_rates(self.tables.rates))
+
+    def _grow(self) -> None:
+        """Room for twice as many active jobs."""
+        count = len(self.tables.types) - len(self._truth.types)
+        before = self.tables
+        self.tables = self._with_slots(2 * count)
+        for name in ("accuracy", "epochs", "samples", "rescale_delay"):
+            old = getattr(before, name)
+            getattr(self.tables, name)[: len(old)] = old
+        self.tables.rates[: len(before.rates)] = before.rates
+
+    def _with_slots(self, slots: int) -> SpeedTables:
+        """The true tables, and behind them types for so many jobs."""
+        truth, spans, most = self._truth, SPANS, self._truth.max_gpus
+        kinds, rows, epochs = len(truth.types), len(truth.rates), truth.rates.shape[1]
+        row = np.zeros((kinds + slots, max(spans, truth.row.shape[1]), most + 1), dtype=np.int32)
+        row[:kinds] = truth.row[:, np.minimum(np.arange(row.shape[1]), truth.row.shape[1] - 1)]
+        own = rows + np.arange(slots * spans * most, dtype=np.int32).reshape(slots, spans, most)
+        row[kinds:, :, 1:] = own[:, np.minimum(np.arange(row.shape[1]), spans - 1)]
+        taken = set(self._slots.values())
+        self._free = [slot for slot in range(kinds + slots - 1, kinds - 1, -1) if slot not in taken]
+
+        def room(column: AnyArray) -> AnyArray:
+            return np.concatenate([column, np.repeat(column[:1], slots, axis=0)])
+
+        return SpeedTables(
+            types=(*truth.types, *(JobType("", -1 - slot) for slot in range(slots))),
+            rates=np.concatenate([truth.rates, np.ones((slots * spans * most, epochs))]),
+            elapsed=np.zeros((0, 0)),
+            row=row,
+            accuracy=room(truth.accuracy),
+            epochs=room(truth.epochs),
+            samples=room(truth.samples),
+            rescale_delay=room(truth.rescale_delay),
+            exact_keys=np.zeros(0, dtype=np.int64),
+            exact_rows=np.zeros(0, dtype=np.int32),
+        )

@@ -1,0 +1,119 @@
+"""What jobs believe of their throughput: against stored cases of Pollux's own code, and by properties."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.performance.beliefs import ThroughputBelief, choose, efficiency_seen
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.online_fit import fit_observed
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
+
+LIMITS = BatchLimits(128, 4096, 32, 1024)
+
+
+@pytest.fixture(scope="module")
+def cases(shared_data: Path) -> list[dict]:
+    path = shared_data / "pollux" / "pollux-fit-cases.json"
+    if not path.exists():
+        pytest.skip(f"no stored fits at {path}")
+    found: list[dict] = json.loads(path.read_text())
+    return found
+
+
+def belief_of(case: dict, *, own_fit: bool) -> ThroughputBelief:
+    limits = BatchLimits(*(case[key] for key in ("base", "largest", "min_local", "max_local")))
+    columns = ("nodes", "gpus", "local", "step_time", "sync_time")
+    rows = StepMeasurements(*(np.array([row[key] for row in case["observations"]], dtype=float) for key in columns))
+    belief = ThroughputBelief(limits, None, 64)
+    belief.params = fit_observed(rows) if own_fit else ThroughputParams(**case["fitted"])
+    return belief
+
+
+def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> None:
+    for case in cases:
+        belief = belief_of(case, own_fit=False)
+        for best in case["best"]:
+            found = belief.candidates(best["gpus"])
+            throughput = belief.throughput(best["nodes"], best["gpus"])
+            scales = found.weighed / case["base"]
+            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"])
+            assert (found.taken[chosen], found.accumulation[chosen]) == (best["local"], best["accumulation"])
+            useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen])
+            assert throughput[chosen] * useful == pytest.approx(best["goodput"], rel=1e-6)
+
+
+def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: list[dict]) -> None:
+    for case in cases:
+        goodput = belief_of(case, own_fit=True).goodput(case["grad_sqr"], case["grad_var"])
+        for best in case["best"]:
+            span = min(best["nodes"], 2) - 1
+            assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
+
+
+def observed(params: ThroughputParams, sizes: list[tuple[int, int]]) -> StepMeasurements:
+    nodes, gpus, local = (
+        np.array(column, dtype=float)
+        for column in zip(*((n, g, m) for n, g in sizes for m in (64, 256, 700)), strict=True)
+    )
+    step = params.step_time(nodes, gpus, local)
+    return StepMeasurements(nodes, gpus, local, step, step - gradient_time(params, local))
+
+
+def test_steps_that_were_seen_are_believed() -> None:
+    """But for a fit here and there whose minimiser stops in one of the objective's kinks."""
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(60):
+        alpha, share, growth = rng.uniform(0.01, 0.3), rng.uniform(0.1, 1.5), rng.uniform(0.0, 0.1)
+        one = alpha * share
+        beta, gamma = rng.uniform(1e-4, 5e-3), rng.uniform(1.0, 3.0)
+        truth = ThroughputParams(alpha, beta, 1.5 * one, growth * one, one, growth * one, gamma)
+        rows = observed(truth, [(1, 1), (1, 2), (1, 4), (2, 8)])
+        noise = rng.lognormal(0.0, 0.02, (2, len(rows)))
+        rows = replace(rows, step_time=rows.step_time * noise[0], sync_time=rows.sync_time * noise[1])
+        fit = fit_observed(rows)
+        believed = fit.step_time(rows.nodes, rows.replicas, rows.local_batch)
+        errors.append(np.abs(believed / rows.step_time - 1).mean())
+        assert fit == fit_observed(rows)
+    assert np.quantile(errors, 0.9) < 0.05
+
+
+def test_one_gpu_waits_for_nobody() -> None:
+    params = ThroughputParams(0.1, 0.01, 0.2, 0.01, 0.1, 0.01, 1.5)
+    assert sync_time(params, 1, 1) == 0.0
+
+
+@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4))
+def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float) -> None:
+    assert efficiency_seen(sqr, var, 1.0) == pytest.approx(1.0)
+    assert efficiency_seen(sqr, var, 1.5 * scale) <= efficiency_seen(sqr, var, scale) * (1 + 1e-12)
+
+
+@given(
+    gpus=st.integers(1, 64),
+    base=st.integers(1, 512),
+    more=st.floats(1.0, 64.0),
+    low=st.integers(1, 64),
+    times=st.integers(1, 32),
+)
+def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: float, low: int, times: int) -> None:
+    low = min(low, base)
+    limits = BatchLimits(base, int(base * more), low, low * times)
+    found = ThroughputBelief(limits, None, 64).candidates(gpus)
+    assert found.usable.any()
+    # A share is rounded up to whole samples of every computation.
+    assert (found.total <= np.maximum(limits.largest, gpus * (found.accumulation + 1))).all()
+    assert (found.total[1:] >= found.total[:-1] - gpus * (found.accumulation[1:] + 1)).all()
+
+
+def test_nothing_observed_means_perfect_scaling() -> None:
+    goodput = ThroughputBelief(LIMITS, None, 8).goodput(1.0, 0.0)
+    np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))

@@ -1,0 +1,140 @@
+"""ConfigurationManager: grows running jobs at their reports, in workers and servers, where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from rlpto.background import BackgroundLoad, place_background
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.jobs import Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.server_law import ServerParams
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
+from rlpto.queues import Queue, QueueSettings
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+LAW = ServerParams(a=0.004, b=0.02, c=0.012, d=0.001, e=0.0015, servers=1, most_servers=4)
+NODES = (Node(4, 1),) * 4
+PERIOD = 30.0
+
+
+def tables(law: ServerParams = LAW) -> SpeedTables:
+    base = load_profiles(None)
+    assert isinstance(base, FittedProfiles)
+    served = replace(base.profile("cifar10"), name="served", throughput=law, rescale_delay=20.0)
+    source = FittedProfiles({"served": served})
+    return compile_tables(source, [JobType("served", 512)], 16, 4, choose_servers=True)
+
+
+def job(number: int = 0, submit: float = 0.0, epochs: float = 40.0, gpus: int = 4) -> Job:
+    return Job(f"j{number}", submit, "served", epochs, 50_000.0, gpus, 1, 16, batch_size=512)
+
+
+def played(
+    jobs: list[Job], until: float, law: ServerParams = LAW, **options: float
+) -> tuple[RunRecord, list[Reconfiguration]]:
+    """A run where others hold all but four GPUs and a CPU slot for each job until a time [s]; 0: they hold nothing."""
+    load = [BackgroundLoad(gpus=16 - 4 * len(jobs), cpus=4 - len(jobs), until=until)] if until else []
+    held = place_background(load, ClusterShape(NODES))
+    cluster = SimulatedCluster(NODES, jobs, tables(law), SimulatorSettings(interval=10.0), background=held)
+    policy = ConfigurationManager(ConfigurationManagerOptions(period=PERIOD, **options))
+    return run(cluster, policy, QueueSettings(), RewardWeights()), list(policy.events)
+
+
+def test_it_grows_into_what_others_free_and_by_the_model_in_the_end() -> None:
+    record, events = played([job()], until=600.0)
+    assert [event.after for event in events[:-1]] == [(4, 2), (8, 2), (8, 3), (12, 3)]
+    assert all(before.after == after.before for before, after in pairwise(events))
+    assert events[-1].modelled
+    assert events[-1].after == (16, 4)
+    assert 600.0 <= events[0].time <= 600.0 + PERIOD
+    assert record.jobs.rescales.tolist() == [len(events)]
+
+
+def test_nothing_is_done_where_nothing_is_free() -> None:
+    record, events = played([job()], until=1e6)
+    assert events == []
+    assert record.jobs.rescales.tolist() == [0]
+
+
+def test_no_restart_that_takes_longer_than_it_saves() -> None:
+    _, events = played([job(epochs=0.5)], until=0.0)
+    assert events == []
+
+
+def test_jobs_are_changed_at_their_reports_alone() -> None:
+    _, events = played([job(0), job(1, submit=7.0)], until=500.0)
+    assert {event.job for event in events} == {0, 1}
+    for number, start in ((0, 0.0), (1, 7.0)):
+        since = [event.time for event in events if event.job == number]
+        assert since[0] >= 500.0
+        assert all(later - earlier >= PERIOD for earlier, later in pairwise([start, *since]))
+
+
+def test_a_gain_below_the_option_is_let_go() -> None:
+    _, events = played([job()], until=600.0, gain=10.0)
+    assert events == []
+
+
+def test_who_waits_goes_before_who_grows() -> None:
+    law = replace(LAW, most_servers=4)
+    record, events = played([job(0), job(1, submit=0.0, gpus=16)], until=0.0, law=law)
+    waited = record.jobs.start_time[1]
+    assert record.jobs.peak_gpus.tolist()[0] <= 16
+    assert waited <= record.jobs.finish_time[0]
+    assert all(event.time >= waited for event in events if event.job == 1)
+
+
+def state_of(gpus: int, servers: int, progress: float, time: float) -> ClusterState:
+    cluster = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(interval=10.0))
+    wish = Allocation(np.array([gpus]), servers=np.array([servers]))
+    cluster.apply(cluster.state(), Queue(QueueSettings()).admit(cluster.state(), wish, "test"))
+    cluster.store.progress[0], cluster.store.rescale_left[0] = progress, 0.0
+    return replace(cluster.state(), time=time)
+
+
+def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
+    policy = ConfigurationManager(ConfigurationManagerOptions(period=PERIOD, retry=200.0))
+    policy.reset(0)
+    ask: Callable[[float, float], Allocation] = lambda time, progress: policy(state_of(4, 1, progress, time))  # noqa: E731
+    found = [ask(PERIOD * i, 0.5 * i) for i in range(3)]
+    assert found[-1].servers is not None
+    assert found[-1].servers.tolist() == [2]
+    assert policy.events[0].time == 2 * PERIOD
+    for i in range(3, 10):  # the new server did not come up: the job has one still
+        ask(PERIOD * i, 0.5 * i)
+    assert len(policy.events) == 1
+    ask(PERIOD * 10, 5.0)
+    assert len(policy.events) == 2
+
+
+def test_jobs_without_servers_grow_by_what_is_told() -> None:
+    base = load_profiles(None)
+    found = compile_tables(base, [JobType("cifar10")], 16, 4)
+    jobs = [Job("j", 0.0, "cifar10", 50.0, 50_000.0, 2, 1, 16)]
+    cluster = SimulatedCluster(NODES, jobs, found, SimulatorSettings(interval=10.0))
+    policy = ConfigurationManager()
+    record = run(cluster, policy, QueueSettings(), RewardWeights())
+    assert record.jobs.peak_gpus[0] > 2
+    assert record.jobs.rescales[0] == len(policy.events)
+
+
+@pytest.mark.parametrize("form", ["sync", "async"])
+def test_either_form_of_the_model_comes_to_the_fastest(form: str) -> None:
+    options = ConfigurationManagerOptions(form=form)
+    held = place_background([BackgroundLoad(gpus=12, cpus=3, until=300.0)], ClusterShape(NODES))
+    cluster = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(interval=10.0), background=held)
+    policy = ConfigurationManager(options)
+    run(cluster, policy, QueueSettings(), RewardWeights())
+    assert policy.events[-1].after[0] >= 12

@@ -1,0 +1,148 @@
+"""Pollux as a policy: what it tells its search, and AdaptDL's thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.cluster import ClusterState, Node
+from rlpto.errors import ConfigError
+from rlpto.policies.pollux import restart_factor, speedups
+from rlpto.policies.pollux_nodes import desired_nodes, utility
+from rlpto.policies.registry import make_policy
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import job, linear_tables, random_jobs, random_tables
+from .builders import J, make_state, power
+
+OLD_S = 3600.0
+
+
+def state_of(count: int, capacity: int, peak: int, p: float = 0.8) -> ClusterState:
+    """So many equal jobs that have waited for an hour and once had `peak` GPUs."""
+    state = make_state([J(speed=power(p, 16), highest=16) for _ in range(count)], capacity, time=OLD_S)
+    state.jobs.store.peak_gpus[:] = peak
+    return state
+
+
+def test_factor_is_what_restarts_have_left() -> None:
+    factor = restart_factor(np.array([60.0, 60.0, 0.0, 600.0]), np.array([1, 3, 0, 2]), np.full(4, 30.0))
+    np.testing.assert_allclose(factor, [30 / 90, 0, 0, 540 / 630])
+    assert restart_factor(np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1))[0] == 1.0
+
+
+def test_pace_is_relative_to_a_fair_share_rounded_up() -> None:
+    state = state_of(3, 16, peak=16)
+    np.testing.assert_allclose(speedups(state.jobs, 16)[:, 0, 6], 1.0)
+    np.testing.assert_allclose(speedups(state.jobs, 16)[:, 0, 12], 2**0.8)
+
+
+def test_a_job_may_have_twice_the_gpus_that_it_has_had() -> None:
+    pollux = make_policy("pollux")
+    for peak, most in ((0, 1), (1, 2), (3, 6)):
+        assert pollux(state_of(2, 16, peak)).gpus.tolist() == [most, most]
+    assert pollux(state_of(2, 16, 16)).gpus.tolist() == [8, 8]
+
+
+def test_it_says_where_jobs_run() -> None:
+    allocation = make_policy("pollux")(state_of(3, 16, peak=16))
+    assert allocation.placement is not None
+    assert allocation.placement.shape == (3, 2)
+    np.testing.assert_array_equal(allocation.placement.sum(axis=1), allocation.gpus)
+
+
+def test_nothing_is_placed_where_all_nodes_are_down() -> None:
+    state = state_of(2, 16, 4)
+    down = replace(state, shape=state.shape.with_up([False, False]))
+    for spec in ("pollux", "pollux:min_util=0.3,max_util=0.6"):
+        assert not make_policy(spec)(down).gpus.any()
+
+
+@pytest.mark.parametrize("spec", ["pollux", "pollux:min_util=0.35,max_util=0.65"])
+def test_jobs_finish_although_nodes_fail(spec: str) -> None:
+    settings = SimulatorSettings(interval=20.0, failures=FailureSettings(mtbf_hours=0.5, mttr_hours=0.1))
+    jobs = random_jobs(3, 15, 8, 8)
+    records = []
+    for _ in range(2):
+        cluster = SimulatedCluster((Node(4), Node(2), Node(2)), jobs, random_tables(5, 8, 10.0), settings, seed=1)
+        records.append(run(cluster, make_policy(spec), QueueSettings(), RewardWeights(), seed=0))
+    assert np.isfinite(records[0].jobs.finish_time).all()
+    np.testing.assert_array_equal(records[0].jobs.finish_time, records[1].jobs.finish_time)
+
+
+def test_a_job_that_grew_does_not_move_for_nothing() -> None:
+    cluster = SimulatedCluster(
+        (Node(4), Node(4)), [job(0, max_gpus=4, epochs=60.0)], linear_tables(delay=30.0), SimulatorSettings(interval=60)
+    )
+    record = run(cluster, make_policy("pollux"), QueueSettings(), RewardWeights())
+    # One GPU, two, four, and no move after that.
+    assert record.jobs.rescales.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("min_util=0.9,max_util=0.6", "min_util 0.9, max_util 0.6: expected 0 < min_util < max_util <= 1"),
+        ("min_util=0.5,max_util=0.5", "expected 0 < min_util < max_util <= 1"),
+        ("min_util=0.5", "expected both, or neither"),
+        ("max_util=0.5", "expected both, or neither"),
+        ("min_util=0,max_util=0.5", "option min_util: .*greater than 0"),
+        ("min_util=0.5,max_util=1.5", "option max_util: .*less than or equal to 1"),
+        ("steps=-1", "option steps: .*greater than or equal to 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"policy pollux: .*{said}"):
+        make_policy(f"pollux:{options}")
+
+
+BANDS = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1.0)).filter(lambda band: band[0] < band[1])
+
+
+@given(st.lists(st.floats(0, 1.2), min_size=1, max_size=40), BANDS, BANDS)
+def test_raised_thresholds_never_add_nodes(utilities: list[float], first: tuple[float, ...], second: tuple[float, ...]):
+    higher = (max(first[0], second[0]), max(first[1], second[1]))
+    on = lambda nodes: utilities[nodes - 1]  # noqa: E731
+    assert desired_nodes(on, len(utilities), *higher) <= desired_nodes(on, len(utilities), *first)
+
+
+@given(st.lists(st.floats(0, 1.2), min_size=1, max_size=40), BANDS)
+def test_utility_is_in_the_band_where_it_can_be(utilities: list[float], band: tuple[float, ...]) -> None:
+    falling = sorted(utilities, reverse=True)
+    chosen = falling[desired_nodes(lambda nodes: falling[nodes - 1], len(falling), *band) - 1]
+    if any(band[0] <= value <= band[1] for value in falling):
+        assert band[0] <= chosen <= band[1]
+
+
+def test_thresholds_out_of_order_are_refused() -> None:
+    with pytest.raises(ConfigError, match="expected 0 < min_util < max_util <= 1"):
+        desired_nodes(lambda _: 0.5, 4, 0.7, 0.3)
+    assert utility(np.array([2.0, 0.0, 1.0]), 4) == 0.75
+    assert utility(np.zeros(1), 0) == 0.0
+
+
+def test_thresholds_leave_room_for_the_largest_least_job() -> None:
+    state = make_state([J(speed=power(0.9, 16), lowest=16, requested=16)], 24, time=OLD_S)
+    assert make_policy("pollux:min_util=0.85,max_util=0.95")(state).gpus.tolist() == [16]
+
+
+@pytest.mark.parametrize("p", [0.4, 0.7, 0.95])
+def test_thresholds_limit_the_nodes(p: float) -> None:
+    state = state_of(2, 64, peak=16, p=p)
+    used = []
+    for low, high in ((0.05, 0.1), (0.35, 0.65), (0.5, 0.8), (0.6, 0.9)):
+        placement = make_policy(f"pollux:min_util={low},max_util={high}")(state).placement
+        assert placement is not None
+        used.append(int(placement.any(axis=0).sum()))
+    assert used == sorted(used, reverse=True)
+    stock = make_policy("pollux")(state).placement
+    assert stock is not None
+    assert used[0] <= int(stock.any(axis=0).sum())

@@ -1,0 +1,87 @@
+"""ConfigurationManager on real parameter-server jobs: they grow into what background load frees."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rlpto.config import Config
+from rlpto.errors import JobError
+from rlpto.evaluation.runner import Cell
+from rlpto.experiment import prepare
+from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.rewards import RewardWeights
+from rlpto.runs.real import real_cluster, session_of
+from rlpto.scheduler import run
+from tests.ray_cluster.conftest import GPUS, NODES
+
+CELL = Cell("configuration_manager", "jobs", 0)
+STEPS = 6
+"""Steps of an epoch of the training program: 101 samples in batches of 20."""
+EPOCHS = 100
+
+
+def config(cpus: int, knowledge: str = "exact") -> Config:
+    program = {"training": "tests.ray_cluster.programs:Plain", "samples": 101, "batch_size": 20, "pace": 0.1}
+    served = {"architecture": "parameter_server", "servers": 1, "most_servers": 2, "options": {"adam": True}}
+    loads = [{"gpus": NODES * GPUS - 1, "cpus": NODES * cpus - 1, "until": 5}] if cpus else []
+    return Config.model_validate(
+        {
+            "cluster": {"nodes": [{"count": NODES, "gpus": GPUS, "cpus": cpus}]},
+            "workload": {
+                "source": "jobs",
+                "jobs": [{"model": "tiny", "name": "a", "gpus": 1, "max_gpus": 4, "epochs": EPOCHS}],
+                "background": loads,
+            },
+            "simulator": {"interval": 1},
+            "knowledge": {"mode": knowledge},
+            "ray": {"programs": {"tiny": {**program, **served}}, "checkpoint_interval": 2},
+            "policies": ["configuration_manager"],
+            "evaluation": {"reference": "configuration_manager"},
+        }
+    )
+
+
+@pytest.mark.parametrize("knowledge", ["exact", "online"])
+def test_a_job_grows_in_workers_and_servers_and_no_step_is_lost(
+    ray_cluster: LocalCluster, tmp_path: Path, knowledge: str
+) -> None:
+    slots = int(RayBackend("").nodes()[0].cpus)
+    experiment, session = prepare(config(slots, knowledge)), session_of(tmp_path, CELL)
+    steps: list[int] = []
+    most: list[tuple[int, int]] = []
+
+    def look(cluster: RayCluster) -> None:
+        report = cluster.reports.get("job-000000")
+        if report is not None:
+            steps.append(report.step)
+            most.append((len(report.training_on), len(report.serving_on)))
+            assert len(report.holding) <= cluster.up_gpus
+            assert len(report.serving_on) <= cluster.shape.up_cpu_slots
+
+    policy = ConfigurationManager(ConfigurationManagerOptions(period=2.0))
+    assert ray_cluster.node_ids
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = real_cluster(experiment, "jobs", 0, RayBackend(session), database, session, [look])
+        assert (cluster.up_gpus, cluster.shape.up_cpu_slots) == (1, 1)
+        record = run(cluster, policy, QueueSettings(), RewardWeights())
+        cluster.close()
+        (job,) = database.jobs()
+        assert (job.step, job.recoveries) == (EPOCHS * STEPS, 0)
+        assert not [event for event in database.events() if event[1] == "rolled_back"]
+    assert [event.after for event in policy.events] == [(4, 1), (4, 2)]
+    assert max(most) == (4, 2)
+    assert all(later >= earlier for earlier, later in pairwise(steps)), "the global step went back"
+    assert record.jobs.rescales.tolist() == [len(policy.events)]
+
+
+def test_servers_without_cpu_slots_are_refused_before_anything_starts() -> None:
+    with pytest.raises(JobError, match="trains through 1 parameter servers, but the nodes have 0 CPU slots in all"):
+        prepare(config(0)).check()

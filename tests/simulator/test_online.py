@@ -1,0 +1,175 @@
+"""Simulated jobs that know only what they have observed."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.cluster import Node
+from rlpto.jobs import Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.policies.registry import make_policy
+from rlpto.queues import QueueSettings
+from rlpto.records import RunRecord
+from rlpto.remaining import RemainingKnowledge
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.online import FIRST_SLOTS, FactsCache
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import give
+
+MODELS = ("cifar10", "deepspeech2")
+NODES = (Node(4), Node(4))
+FIXED = 256
+
+
+@cache
+def facts() -> FactsCache:
+    profiles = load_profiles(None)
+    assert isinstance(profiles, FittedProfiles)
+    return FactsCache(profiles)
+
+
+@cache
+def tables() -> SpeedTables:
+    types = [JobType("cifar10", FIXED), *map(JobType, MODELS)]
+    return compile_tables(facts().source, types, 8, 4)  # type: ignore[arg-type]
+
+
+def job(i: int = 0, submit: float = 0.0, epochs: float = 20.0, model: str = "cifar10", **more: object) -> Job:
+    samples = tables().samples[tables().types.index(JobType(model))]
+    return Job(f"job{i}", submit, model, epochs, float(samples), max_gpus=8, **more)  # type: ignore[arg-type]
+
+
+def online(
+    jobs: list[Job], *, shared: bool = False, left: RemainingKnowledge = "declared", **more: object
+) -> SimulatedCluster:
+    given = {"interval": 60.0, "rescale_delay": 30.0} | more
+    settings = SimulatorSettings(**given)  # type: ignore[arg-type]
+    return SimulatedCluster(NODES, jobs, tables(), settings, left=left, beliefs=facts(), shared_fits=shared)
+
+
+def through(cluster: SimulatedCluster, policy: str = "max_throughput") -> RunRecord:
+    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+
+
+def told(cluster: SimulatedCluster) -> np.ndarray:
+    return cluster.state().jobs.speed
+
+
+def test_a_job_with_a_fixed_batch_gets_on_as_it_does_when_all_is_known() -> None:
+    """What it believes decides nothing: its batch is given, and the policy looks at no speed."""
+    jobs = [job(0, batch_size=FIXED), job(1, 100.0, batch_size=FIXED)]
+    exact = SimulatedCluster(NODES, jobs, tables(), SimulatorSettings(rescale_delay=30.0))
+    np.testing.assert_allclose(
+        through(online(jobs), "fifo").jobs.finish_time, through(exact, "fifo").jobs.finish_time, rtol=1e-9
+    )
+
+
+def test_a_batch_chosen_by_a_fit_is_nearly_as_good_as_the_best() -> None:
+    """The first round takes the base batch; then the fit to a few sizes chooses."""
+    exact = SimulatedCluster(NODES, [job()], tables(), SimulatorSettings(rescale_delay=30.0))
+    best, found = (through(cluster, "fifo").jobs.finish_time[0] for cluster in (exact, online([job()])))
+    assert best * (1 - 1e-9) <= found <= 1.1 * best
+
+
+def test_speeds_are_told_as_they_were_observed() -> None:
+    cluster = online([job(epochs=90.0)])
+    assert told(cluster)[0, 4] == pytest.approx(4 * told(cluster)[0, 1])  # nothing seen: it scales perfectly
+    for gpus in (1, 2, 4):
+        give(cluster, [gpus])
+        for _ in range(4):
+            cluster.advance()
+    rows = tables().packed_rows(4)[tables().types.index(JobType("cifar10")), [1, 2, 4]]
+    now = int(cluster.store.progress[0])
+    assert told(cluster)[0, [1, 2, 4]] == pytest.approx(tables().rates[rows, now], rel=0.1)
+    assert cluster.state().jobs.speed_on(2)[0, 4] < told(cluster)[0, 4]
+
+
+def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:
+    for shared in (False, True):
+        cluster = online([job(0, epochs=90.0), job(1, 600.0)], shared=shared)
+        while cluster.time < 600:
+            give(cluster, [2])
+            cluster.advance()
+        seen, new = told(cluster)[:, :3]
+        assert np.array_equal(seen, new) == shared
+
+
+def test_only_who_has_trained_has_observed_anything() -> None:
+    cluster = online([job(0), job(1)], rescale_delay=600.0)
+    before = told(cluster)
+    give(cluster, [2, 0])
+    cluster.advance()
+    np.testing.assert_array_equal(told(cluster), before)
+
+
+@pytest.mark.parametrize("left", ["unknown", "learnt"])
+def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
+    """Two jobs that differ only in what they declare look alike until one has finished."""
+    cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], left=left)
+    while True:
+        give(cluster, [1, 1])
+        cluster.advance()
+        jobs = cluster.state().jobs
+        if len(jobs) == 1:
+            break
+        for column in ("remaining", "epochs", "final_accuracy", "speed"):
+            first, second = getattr(jobs, column)
+            np.testing.assert_array_equal(first, second, err_msg=column)
+        np.testing.assert_array_equal(jobs.columns().epochs, jobs.epochs)
+
+
+def test_the_length_of_finished_jobs_is_learnt() -> None:
+    cluster = online([job(0, epochs=3.0), job(1, epochs=30.0)], left="learnt")
+    while cluster.active_jobs == 2:
+        give(cluster, [4, 0])
+        cluster.advance()
+    assert cluster.state().jobs.remaining.tolist() == [3.0]
+    while (progress := float(cluster.store.progress[1])) <= 3.0:
+        give(cluster, [4])
+        cluster.advance()
+    assert cluster.state().jobs.remaining.tolist() == [progress]  # longer than all that finished
+
+
+def test_many_jobs_at_once_are_all_told_of() -> None:
+    count = 2 * FIRST_SLOTS + 3
+    cluster = online([job(i, epochs=0.5, model=MODELS[i % 2]) for i in range(count)])
+    assert (told(cluster)[:, 1:] > 0).all()
+    assert np.isfinite(through(cluster, "equal_share").jobs.finish_time).all()
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 1000),
+    growth=st.sampled_from(["pause", "overlap"]),
+    shared=st.booleans(),
+    policy=st.sampled_from(["max_throughput", "equal_share", "srtf", "index"]),
+    failing=st.booleans(),
+    decide_on=st.sampled_from(["interval", "events"]),
+)
+def test_all_jobs_finish_and_the_same_seed_gives_the_same(
+    seed: int, growth: str, shared: bool, policy: str, failing: bool, decide_on: str
+) -> None:
+    rng = np.random.default_rng(seed)
+    submits = np.sort(rng.uniform(0, 2000, 5))
+    jobs = [job(i, at, float(rng.uniform(0.2, 8)), str(rng.choice(MODELS))) for i, at in enumerate(submits)]
+    failures = FailureSettings(mtbf_hours=2.0 if failing else 0.0, mttr_hours=0.05)
+    records = [
+        through(online(jobs, shared=shared, growth=growth, failures=failures, decide_on=decide_on), policy)
+        for _ in range(2)
+    ]
+    first, second = (record.jobs.finish_time for record in records)
+    assert np.isfinite(first).all()
+    np.testing.assert_array_equal(first, second)
+    assert (records[0].decisions.held <= 8).all()
+    alone = records[0].jobs.alone_time
+    assert (first - submits >= alone * 0.99).all() or failing

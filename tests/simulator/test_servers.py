@@ -1,0 +1,218 @@
+"""Parameter servers in the simulator: what they speed up, what a change costs, and the CPU slots they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.background import BackgroundLoad, HeldByOthers, background_at, place_background
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.errors import ConfigError, JobError, PolicyError
+from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+from rlpto.policies.registry import make_policy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import Case, Scripted, advance_to, cases, job, linear_tables
+
+
+def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTables:
+    """The same tables where all types train through servers, by themselves one; p of them make a job p times as fast.
+
+    first: types from this number on have servers; those before have none.
+    """
+    count, rows = len(tables.types), len(tables.rates)
+    numbers = [1, *range(2, most + 1)]
+    rates = np.concatenate([tables.rates * number for number in numbers])
+    shifts = rows * np.arange(most)[:, None, None, None]
+    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
+    served = np.arange(count) >= first - 1
+    return replace(
+        tables,
+        types=tuple(JobType(kind.model, None, p if p > 1 else None) for p in numbers for kind in tables.types),
+        rates=rates,
+        elapsed=elapsed_from_rates(rates),
+        row=row,
+        accuracy=np.tile(tables.accuracy, (most, 1)),
+        epochs=np.tile(tables.epochs, most),
+        samples=np.tile(tables.samples, most),
+        rescale_delay=np.tile(tables.rescale_delay, most),
+        own=np.tile(np.arange(count), most),
+        batch_size=np.zeros(most * count, dtype=np.int64),
+        servers=np.repeat(numbers, count) * np.tile(served, most),
+        most_servers=np.tile(np.where(served, most, 0), most),
+    )
+
+
+def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedCluster:
+    """A job of one epoch, of which one GPU with one server does 0.01 a second."""
+    tables = with_servers(linear_tables(0.01, delay=delay))
+    rules = SimulatorSettings(interval=10.0, **more)  # type: ignore[arg-type]
+    return SimulatedCluster((Node(8, cpus),), [job(epochs=1.0, max_gpus=4)], tables, rules)
+
+
+def give(cluster: SimulatedCluster, gpus: list[int], servers: list[int] | None = None) -> Allocation:
+    """Admit and carry out an allocation."""
+    state = cluster.state()
+    wishes = Allocation(np.array(gpus), servers=None if servers is None else np.array(servers))
+    admitted = Queue(QueueSettings()).admit(state, wishes, "mine")
+    cluster.apply(state, admitted)
+    return admitted
+
+
+def finish(cluster: SimulatedCluster) -> float:
+    while not cluster.done:
+        cluster.advance()
+    return float(cluster.store.finish_time[0])
+
+
+class TestSpeed:
+    def test_a_job_trains_with_the_servers_it_was_given(self) -> None:
+        cluster = one_job()
+        give(cluster, [1], [4])
+        assert cluster.state().jobs.servers.tolist() == [4]
+        assert finish(cluster) == pytest.approx(25)
+
+    def test_without_a_choice_it_has_its_own_number(self) -> None:
+        cluster = one_job()
+        assert give(cluster, [1]).servers is not None
+        assert finish(cluster) == pytest.approx(100)
+
+    @pytest.mark.parametrize("growth", ["pause", "overlap"])
+    @pytest.mark.parametrize("gpus", [1, 2])
+    def test_other_servers_restart_a_job_once(self, growth: str, gpus: int) -> None:
+        cluster = one_job(delay=30.0, growth=growth)
+        give(cluster, [1])
+        advance_to(cluster, 50.0)  # 0.2 epochs
+        give(cluster, [gpus], [2])
+        assert finish(cluster) == pytest.approx(50 + 30 + 0.8 / (0.02 * gpus))
+        assert cluster.store.rescales.tolist() == [1]
+
+    def test_the_same_servers_again_change_nothing(self) -> None:
+        cluster = one_job(delay=30.0)
+        give(cluster, [1], [2])
+        advance_to(cluster, 50.0)
+        give(cluster, [1], [2])
+        assert finish(cluster) == pytest.approx(30 + 50)
+        assert cluster.store.rescales.tolist() == [0]
+
+
+class TestSlots:
+    def test_jobs_share_the_slots_in_queue_order_and_keep_what_they_have(self) -> None:
+        tables = with_servers(linear_tables(0.001))
+        jobs = [job(0, submit=0.0), job(1, submit=0.0), job(2, submit=0.0)]
+        cluster = SimulatedCluster((Node(4, 2), Node(4, 1)), jobs, tables, SimulatorSettings())
+        admitted = give(cluster, [1, 1, 1], [1, 0, 2])
+        assert admitted.servers is not None
+        assert admitted.servers.tolist() == [1, 1, 1]
+        admitted = give(cluster, [1, 1, 1], [3, 1, 1])  # nobody loses a server to another's growth
+        assert admitted.servers is not None
+        assert admitted.servers.tolist() == [1, 1, 1]
+
+    def test_a_job_without_slots_gets_no_gpus(self) -> None:
+        tables = with_servers(linear_tables(0.001))
+        cluster = SimulatedCluster((Node(8, 1),), [job(0), job(1)], tables, SimulatorSettings())
+        admitted = give(cluster, [1, 1])
+        assert admitted.servers is not None
+        assert (admitted.gpus.tolist(), admitted.servers.tolist()) == ([1, 0], [1, 0])
+
+    def test_servers_without_cpu_slots_anywhere_are_named(self) -> None:
+        with pytest.raises(
+            JobError, match="job job0 trains through 1 parameter servers, but the nodes have 0 CPU slots"
+        ):
+            one_job(cpus=0)
+
+    @pytest.mark.parametrize(("servers", "said"), [([5], "5 parameter servers at 0 s: expected 0"), ([-1], "-1 param")])
+    def test_a_number_that_a_job_cannot_have_is_named(self, servers: list[int], said: str) -> None:
+        with pytest.raises(PolicyError, match=said):
+            give(one_job(), [1], servers)
+
+    def test_jobs_without_servers_are_given_none(self) -> None:
+        cluster = SimulatedCluster((Node(8, 4),), [job()], linear_tables(), SimulatorSettings())
+        with pytest.raises(PolicyError, match="chose parameter servers for jobs that have none"):
+            give(cluster, [1], [1])
+
+    @settings(max_examples=30)
+    @given(
+        case=cases(["fifo", "optimus", "las", "equal_share", "elastic_fifo"]),
+        seed=st.integers(0, 1000),
+        first=st.integers(1, 3),
+        until=st.sampled_from([0.0, 100.0, 1500.0]),
+    )
+    def test_slots_and_gpus_are_never_exceeded(self, case: Case, seed: int, first: int, until: float) -> None:
+        """Whatever is wished for, whichever nodes fail, and whatever other processes hold."""
+        rng = np.random.default_rng(seed)
+        tables = with_servers(case.tables, 3, first)
+        nodes = tuple(Node(node.gpus, int(rng.integers(0, 4))) for node in case.nodes[:-1])
+        nodes = (*nodes, Node(case.nodes[-1].gpus, 3))
+        shape = ClusterShape(nodes)
+        loads = [BackgroundLoad(gpus=shape.capacity // 2, cpus=shape.cpu_slots // 2, until=until)] if until else []
+        held = place_background(loads, shape)
+        cluster = SimulatedCluster(nodes, case.jobs, tables, case.settings, case.seed, background=held)
+        policy = make_policy(case.policy)
+
+        def mixed(state: ClusterState) -> Allocation:
+            found, most = policy(state), state.jobs.most_servers
+            return replace(found, servers=rng.integers(0, most + 1))
+
+        apply = cluster.apply
+
+        def checked(state: ClusterState, allocation: Allocation) -> None:
+            apply(state, allocation)
+            jobs, there = cluster.state().jobs, cluster.shape
+            assert int(jobs.servers[jobs.gpus > 0].sum()) <= there.up_cpu_slots
+            assert int(jobs.gpus.sum()) <= there.up_gpus == cluster.up_gpus
+            used = cluster.state().held_nodes.sum(axis=0)
+            assert (used <= there.offered).all()
+
+        cluster.apply = checked  # type: ignore[method-assign]
+        record = run(cluster, Scripted(mixed), case.queue, RewardWeights())
+        assert np.isfinite(record.jobs.finish_time).all()
+
+
+class TestBackground:
+    def test_jobs_get_what_other_processes_free_at_that_moment(self) -> None:
+        tables = linear_tables(0.001)
+        held = place_background([BackgroundLoad(gpus=6, until=100.0)], ClusterShape((Node(4), Node(4))))
+        cluster = SimulatedCluster((Node(4), Node(4)), [job(max_gpus=8)], tables, SimulatorSettings(), background=held)
+        seen = []
+
+        def all_of_it(state: ClusterState) -> Allocation:
+            seen.append((state.time, state.capacity, state.shape.offered.tolist()))
+            return Allocation(np.minimum(state.capacity, state.jobs.max_gpus))
+
+        record = run(cluster, Scripted(all_of_it), QueueSettings(), RewardWeights())
+        assert seen[0] == (0.0, 2, [0, 2])
+        assert (100.0, 8, [4, 4]) in seen
+        assert record.jobs.finish_time.tolist() == pytest.approx([100 + 0.8 / 0.008])
+        assert record.capacity == 8
+
+    def test_a_node_that_is_down_meanwhile_comes_back_whole(self) -> None:
+        from rlpto.simulator.settings import FailureSettings
+
+        failing = SimulatorSettings(failures=FailureSettings(mtbf_hours=0.1, mttr_hours=0.05))
+        held = [HeldByOthers(0, 2, 0, 500.0), HeldByOthers(1, 4, 0, 700.0)]
+        jobs = [job(epochs=5.0)]
+        cluster = SimulatedCluster((Node(4), Node(4)), jobs, linear_tables(0.001), failing, 3, background=held)
+        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        assert cluster.time > 700
+        up = [node.up for node in cluster.shape]
+        assert cluster.up_gpus == 4 * sum(up) == cluster.shape.up_gpus
+
+    def test_load_fills_nodes_in_turn(self) -> None:
+        shape = ClusterShape((Node(4, 2), Node(2, 2)))
+        placed = place_background([BackgroundLoad(gpus=2, until=5.0), BackgroundLoad(gpus=3, cpus=3, until=9.0)], shape)
+        assert background_at(placed, 0.0, 2) == ([3, 2], [2, 1])
+        assert background_at(placed, 5.0, 2) == ([3, 0], [2, 1])
+        assert background_at(placed, 9.0, 2) == ([0, 0], [0, 0])
+
+    def test_more_than_there_is_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"workload\.background: 5 GPUs until 9 s, but the nodes have 4 left"):
+            place_background([BackgroundLoad(gpus=5, until=9.0)], ClusterShape((Node(4),)))

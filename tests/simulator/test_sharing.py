@@ -1,0 +1,115 @@
+"""GPUs that jobs share: who slows whom, exactly while they are neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.cluster import ClusterShape, Node
+from rlpto.errors import JobError
+from rlpto.planning.prediction import predict
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.settings import SimulatorSettings
+from rlpto.simulator.sharing import SharedGpus, with_places
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+
+
+def nodes(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int64)
+
+
+class TestWhoIsWhere:
+    def test_workers_take_the_emptiest_gpus(self) -> None:
+        shared = SharedGpus(np.array([4]), 0.5)
+        assert shared.factors({0: nodes(0, 0)}) == {0: 1.0}
+        assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0)}) == {0: 1.0, 1: 1.0}
+        # A third is beside the first, and a fourth, on all GPUs, waits for its slowest worker.
+        three = shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0)})
+        assert three == {0: 1 / 1.5, 1: 1.0, 2: 1 / 1.5}
+        assert shared.factors({0: nodes(0, 0), 1: nodes(0, 0), 2: nodes(0), 3: nodes(0, 0, 0, 0)})[3] == 1 / 2.0
+
+    def test_workers_never_move_even_where_gpus_become_free(self) -> None:
+        shared = SharedGpus(np.array([2]), 1.0)
+        shared.factors({0: nodes(0), 1: nodes(0), 2: nodes(0), 3: nodes(0)})
+        assert shared.factors({1: nodes(0), 3: nodes(0)}) == {1: 0.5, 3: 0.5}
+        assert shared.factors({1: nodes(0), 3: nodes(0), 4: nodes(0)})[4] == 1.0
+
+    def test_a_job_that_shrinks_gives_up_what_it_took_last(self) -> None:
+        shared = SharedGpus(np.array([2]), 1.0)
+        shared.factors({0: nodes(0, 0), 1: nodes(0)})
+        assert shared.factors({0: nodes(0), 1: nodes(0)}) == {0: 0.5, 1: 0.5}
+
+    def test_nodes_have_places_for_all_who_share(self) -> None:
+        assert with_places(ClusterShape([Node(4), Node(2)]), 3).node_gpus.tolist() == [12, 6]
+
+
+class TestSpeed:
+    def test_a_job_is_slow_just_while_it_has_a_neighbour(self) -> None:
+        """100 s alone each; the second joins after 50 s; both run at half of their speed until the first is done."""
+        jobs = [job(0), job(1, 50.0)]
+        cluster = make_cluster(jobs, linear_tables(), (1,), share=2, share_slowdown=1.0)
+        record = run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        assert record.jobs.finish_time.tolist() == pytest.approx([150.0, 200.0])
+        assert record.jobs.alone_time.tolist() == pytest.approx([100.0, 100.0])
+        assert record.capacity == 2
+
+    def test_no_slowdown_is_as_many_gpus_and_taking_turns_gains_nothing(self) -> None:
+        jobs = [job(i) for i in range(4)]
+        ends = [
+            run(
+                make_cluster(jobs, linear_tables(), (2,), share=2, share_slowdown=slowdown),
+                make_policy("fifo"),
+                QueueSettings(),
+                RewardWeights(),
+            ).jobs.finish_time.max()
+            for slowdown in (0.0, 1.0)
+        ]
+        assert ends == pytest.approx([100.0, 200.0])
+
+    def test_what_is_told_is_the_speed_beside_the_neighbours(self) -> None:
+        cluster = make_cluster([job(0), job(1)], linear_tables(), (1,), share=2, share_slowdown=1.0)
+        give(cluster, [1, 0])
+        assert cluster.state().jobs.speed[:, 1].tolist() == pytest.approx([0.01, 0.01])
+        give(cluster, [1, 1])
+        assert cluster.state().jobs.speed[:, 1].tolist() == pytest.approx([0.005, 0.005])
+        give(cluster, [0, 1])
+        assert cluster.state().jobs.speed[:, 1].tolist() == pytest.approx([0.01, 0.01])
+
+    def test_predictions_know_of_neighbours(self) -> None:
+        jobs = [job(0), job(1, 50.0)]
+        cluster = make_cluster(jobs, linear_tables(), (1,), share=2, share_slowdown=1.0)
+        give(cluster, [1])
+        advance_to(cluster, 50.0)
+        give(cluster, [1, 1])
+        state = Queue(QueueSettings()).order(cluster.state())
+        given_settings = SimulatorSettings(share=2, share_slowdown=1.0)
+        told = predict(take_snapshot(cluster, state), make_policy("fifo"), QueueSettings(), given_settings)
+        assert told.finish.tolist() == pytest.approx([150.0, 200.0])
+
+    @settings(max_examples=25)
+    @given(st.integers(0, 1000), st.sampled_from(["fifo", "round_robin", "las", "elastic_fifo", "equal_share"]))
+    def test_work_is_conserved_under_any_policy(self, seed: int, policy: str) -> None:
+        """Sharing GPUs without slowing each other is having more of them; slowing each other never ends earlier."""
+        jobs, tables = random_jobs(seed, 10, 3, 12), random_tables(seed, 3, 0.0)
+        cluster = make_cluster(jobs, tables, (3, 3), share=2, share_slowdown=0.5)
+        record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+        assert np.isfinite(record.jobs.finish_time).all()
+        assert (record.jobs.finish_time - record.jobs.submit_time >= 0.999 * record.jobs.alone_time).all()
+        np.testing.assert_allclose(cluster.store.scale, tables.samples[0] / cluster.store.data_size)
+
+
+def test_a_job_that_would_hold_a_gpu_twice_is_refused() -> None:
+    with pytest.raises(JobError, match=r"job job0: max_gpus 3, expected at most 2, .* \(simulator.share 2\)"):
+        make_cluster([job(gpus=3)], linear_tables(), (2, 4), share=2)
+
+
+def test_sharing_needs_decisions_at_events() -> None:
+    with pytest.raises(ValueError, match="share 2 needs decide_on: events"):
+        SimulatorSettings(share=2, decide_on="interval")
