@@ -113,6 +113,11 @@ def build_fleet(
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
         raise ConfigError(f"queue.inside: an environment serves each class fifo, not {queue.inside}")
+    if len(shape.kinds) > 1:
+        raise ConfigError(
+            f"cluster.nodes: many clusters learn at once on one kind of GPU, not on {', '.join(shape.kinds)}; expected "
+            "nodes with the same `gpu`"
+        )
     if tables.has_servers or any(node.background or node.background_cpus for node in shape):
         raise ConfigError(
             "simulators in a batch know neither parameter servers nor background load: expected models that train "

@@ -13,11 +13,8 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import ConfigError
 from rlpto.job_table import JobTable
 from rlpto.jobs import Job, JobStore
-from rlpto.performance.tables import SpeedTables
+from rlpto.performance.tables import ONE_KIND, SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
-
-ONE_KIND = "gpu"
-"""Kind of GPU of a cluster that has only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,21 @@ class ClusterShape(tuple[Node, ...]):
     def kinds(self) -> tuple[str, ...]:
         """Kinds of GPU, in the order in which nodes have them."""
         return tuple(dict.fromkeys(node.gpu for node in self if node.gpus))
+
+    @cached_property
+    def node_kinds(self) -> IntArray:
+        """[N] number, in `kinds`, of the kind of every node's GPUs; 0 for a node without any."""
+        return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
+
+    @cached_property
+    def most_gpus(self) -> int:
+        """GPUs that one job can hold with all nodes up: those of the kind with most."""
+        return int(np.bincount(self.node_kinds, self.node_gpus, minlength=1).max()) if len(self) else 0
+
+    @cached_property
+    def kind_sizes(self) -> dict[str, int]:
+        """GPUs of the largest node of every kind, by name."""
+        return {kind: max(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
 
     @cached_property
     def node_gpus(self) -> IntArray:

@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.background import BackgroundLoad
-from rlpto.cluster import ONE_KIND
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.files import file_there, is_there
 from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
+from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.settings import RaySettings

@@ -135,7 +135,8 @@ def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
         if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
             return experiment.tables
     ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
-    return compile_tables(experiments[0].profiles, ordered, most, experiments[0].shape.gpus_per_node)
+    shape = experiments[0].shape
+    return compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
 
 
 def _setup(

@@ -154,13 +154,16 @@ class Experiment:
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
         types, most = self._job_types
-        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node)
+        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, kinds=self.shape.kind_sizes)
 
     @cached_property
     def tables_by_batch_size(self) -> SpeedTables:
         """The same with the batch sizes that a policy may choose."""
         types, most = self._job_types
-        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, choose_batches=True)
+        shape = self.shape
+        return compile_tables(
+            self.profiles, types, most, shape.gpus_per_node, choose_batches=True, kinds=shape.kind_sizes
+        )
 
     @cached_property
     def tables_by_servers(self) -> SpeedTables:
@@ -178,7 +181,7 @@ class Experiment:
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
         """Every job type of the workload, and the most GPUs a job may hold."""
-        workload, most = self.config.workload, self.shape.capacity
+        workload, most = self.config.workload, self.shape.most_gpus
         if workload.source == "follow":
             return [JobType(model, None, metric) for model in self.models for metric in METRICS], most
         if workload.source == "jobs":
@@ -212,7 +215,7 @@ class Experiment:
             self.tables,
             self.config.workload.mapping,
             self.window_seed(window, seed),
-            self.shape.capacity,
+            self.shape.most_gpus,
             self.shape.gpus_per_node,
             self._useful_gpus,
             self.config.workload.metric,
@@ -337,7 +340,7 @@ class Experiment:
                 "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
                 "knowledge.mode exact and forecast.mode off"
             )
-        facts, capacity = self.profiles.facts, self.shape.capacity
+        facts, capacity = self.profiles.facts, self.shape.most_gpus
         metric = self.config.workload.metric
         return FollowedFile(
             self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity, metric)
@@ -351,7 +354,7 @@ class Experiment:
     def _listed(self) -> list[Job]:
         """Jobs of a workload that lists them."""
         workload = self.config.workload
-        return listed_jobs(workload.jobs, self.profiles.facts, self.shape.capacity, workload.metric)
+        return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
     @cached_property
     def _file_traces(self) -> dict[Path, Trace]:
@@ -424,7 +427,7 @@ class Experiment:
         trace, _ = self._trace
         if mapping.mode != "given":
             trace = trace.take(np.isfinite(trace.duration))
-        gpus = np.minimum(trace.gpus, self.shape.capacity)
+        gpus = np.minimum(trace.gpus, self.shape.most_gpus)
         return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
 
     def _synthetic(self) -> Trace:
@@ -443,7 +446,7 @@ class Experiment:
         """The trace without jobs that are too large for the cluster, if those are to be skipped."""
         if self.config.workload.mapping.oversized != "skip":
             return trace
-        return trace.take(trace.gpus <= self.shape.capacity)
+        return trace.take(trace.gpus <= self.shape.most_gpus)
 
     def window_seed(self, window: str, seed: int) -> int:
         """Seed of all that is random in a window, another one for each."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.errors import ConfigError
 from rlpto.jobs import VIEW, EstimateNoise, JobStore, fill_estimates, fill_limits, fill_speed
-from rlpto.performance.tables import NO_TYPE, SpeedTables
+from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
 
 NO_BATCH_SIZE = -1
 """In place of a batch size where a job has no further one to choose from."""
@@ -165,6 +166,32 @@ class JobTable:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
         rows = self._tables.row
         return self._speed_of(self.records, rows[:, min(spans, rows.shape[1]) - 1].astype(np.int64))
+
+    def speed_on_gpu(self, gpu: str) -> FloatArray:
+        """[n, K + 1] `speed` on GPUs of that kind, in units of the present `remaining`, whichever kind a job is on now.
+
+        Where the speed tables do not tell kinds apart, they are alike. Raises ConfigError for a kind that they lack.
+        """
+        tables = self._tables
+        if tables.kinds == (ONE_KIND,):
+            return self.speed
+        if gpu not in tables.kinds:
+            raise ConfigError(f"no speeds on GPUs of kind {gpu!r}; known: {', '.join(tables.kinds)}")
+        types = tables.by_kind[self.type_index, tables.kinds.index(gpu)]
+        if np.array_equal(types, self.type_index):
+            return self.speed
+        records = self.records.copy()
+        records["type_index"] = types
+        return self._speed_of(records)
+
+    def types_on(self, types: IntArray, kind: IntArray, kinds: Sequence[str]) -> IntArray:
+        """[n] what jobs of types [n] are on GPUs of the kinds numbered kind [n] in `kinds`; negative: as they are."""
+        tables = self._tables
+        if len(tables.kinds) == 1:
+            return types
+        number = np.array([tables.kinds.index(gpu) for gpu in kinds])
+        found: IntArray = np.where(kind < 0, types, tables.by_kind[types, number[np.maximum(kind, 0)]])
+        return found
 
     def remaining_time(self, gpus: IntArray) -> FloatArray:
         """[n] seconds to finish with `gpus` [n] GPUs at the present speed; infinity with none."""

@@ -7,10 +7,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rlpto.cluster import ONE_KIND
 from rlpto.config import Config
 from rlpto.files import digest
 from rlpto.performance.metrics import DEFAULT_METRIC
+from rlpto.performance.tables import ONE_KIND
 from rlpto.settings import Settings
 from rlpto.workloads.files import KEYS
 

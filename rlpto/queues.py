@@ -17,6 +17,7 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
 from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.kinds import onto_kinds, spans_kinds
 from rlpto.performance.tables import NO_TYPE
 from rlpto.server_slots import admit_servers
 from rlpto.settings import Settings
@@ -94,11 +95,11 @@ class Queue:
     def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
-        A job that would get less than its min_gpus gets none. Where the state says so, GPUs are held back for
-        jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
-        no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
-        one of those the job has, a placement that the nodes have no room for, or parameter servers that the job cannot
-        have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
+        A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
+        placed, see `rlpto.kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so,
+        GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy
+        returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is
+        not one of those the job has, or a placement that the nodes have no room for.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
@@ -117,7 +118,13 @@ class Queue:
             servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
         servers = admit_servers(servers, state, gpus, policy)
         placement = check_placement(allocation.placement, state, wishes, policy)
-        if placement is not None and not np.array_equal(gpus, wishes):
+        if len(state.shape.kinds) > 1:
+            trimmed = not np.array_equal(gpus, wishes)
+            if placement is None or trimmed or len(spans_kinds(placement, state.shape)):
+                placement = onto_kinds(state, gpus)  # who places jobs without a thought of kinds has counted GPUs
+            gpus = placement.sum(axis=1)
+            servers = servers if servers is None else np.where(gpus > 0, servers, 0)
+        elif placement is not None and not np.array_equal(gpus, wishes):
             fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
         batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
         return Allocation(gpus, order, batch_size, placement, servers)

@@ -15,7 +15,7 @@ import numpy as np
 from rlpto.arrays import AnyArray
 from rlpto.cluster import Allocation, Cluster, ClusterState, FastForward
 from rlpto.errors import PolicyError
-from rlpto.performance.solo import alone_bound, seconds_to_finish
+from rlpto.performance.solo import alone_bound, requested_seconds
 from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
@@ -226,5 +226,5 @@ def job_records(cluster: Cluster) -> JobRecords:
         gpu_seconds=store.attained_service.copy(),
         final_accuracy=table.accuracy,
         alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, shape.capacity)),
-        requested_time=delay + seconds_to_finish(*solo, store.requested_gpus, shape.gpus_per_node),
+        requested_time=delay + requested_seconds(*solo, store.requested_gpus, shape.gpus_per_node),
     )

@@ -72,6 +72,32 @@ def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> Speed
     )
 
 
+def with_kinds(tables: SpeedTables, kinds: Mapping[str, tuple[float, int]]) -> SpeedTables:
+    """The same tables on several kinds of GPU. kinds: factor on all speeds, and GPUs of the largest node."""
+    count, rows, times = len(tables.types), len(tables.rates), len(kinds)
+    rates = np.concatenate([tables.rates * factor for factor, _ in kinds.values()])
+    shifts = rows * np.arange(times)[:, None, None, None]
+    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
+    return replace(
+        tables,
+        types=tables.types * times,
+        rates=rates,
+        elapsed=elapsed_from_rates(rates),
+        row=row,
+        accuracy=np.tile(tables.accuracy, (times, 1)),
+        epochs=np.tile(tables.epochs, times),
+        samples=np.tile(tables.samples, times),
+        rescale_delay=np.tile(tables.rescale_delay, times),
+        own=np.tile(tables.own, times),
+        batch_size=np.tile(tables.batch_size, times),
+        servers=np.tile(tables.servers, times),
+        most_servers=np.tile(tables.most_servers, times),
+        kinds=tuple(kinds),
+        kind=np.repeat(np.arange(times), count),
+        node_gpus=np.repeat([gpus for _, gpus in kinds.values()], count),
+    )
+
+
 def linear_tables(rate: float = 0.01, gpus: int = 8, delay: float = 0.0) -> SpeedTables:
     """One model m0 that runs at `rate` epochs/s per GPU in every epoch, however its GPUs are spread."""
     return make_tables([[[[rate * (k + 1)] * 3 for k in range(gpus)]]], [delay])

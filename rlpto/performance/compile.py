@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profil
 from rlpto.performance.tables import (
     MAX_EXACT_GROUPS,
     NO_GPUS,
+    ONE_KIND,
     JobType,
     SpeedTables,
     elapsed_from_rates,
@@ -31,8 +32,8 @@ def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfile
     """Where to take profiles from.
 
     None: the built-in ones. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
-    sub-folders hold a `placements.csv`: those measurements, interpolated. Raises ProfileError for
-    anything else, or if a profile is broken.
+    sub-folders hold a `placements.csv`, or a `placements-KIND.csv` for each kind of GPU: those measurements,
+    interpolated. Raises ProfileError for anything else, or if a profile is broken.
     """
     if folder is None:
         return FittedProfiles(builtin_profiles())
@@ -43,7 +44,7 @@ def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfile
         raise ProfileError(f"{path}: no such folder; expected one of profiles (*.yaml) or of measurements")
     if any(path.glob("*.yaml")):
         return FittedProfiles(load_folder(path))
-    if any(path.glob("*/placements.csv")):
+    if any(path.glob("*/placements*.csv")):
         from rlpto.performance.measured import MeasuredProfiles
 
         return MeasuredProfiles(path)
@@ -58,19 +59,24 @@ def compile_tables(
     *,
     choose_batches: bool = False,
     choose_servers: bool = False,
+    kinds: Mapping[str, int] | None = None,
 ) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
     choose_batches: with the batch sizes that a scheduler may choose for each type, see `chosen_batch_sizes`.
     choose_servers: with all the numbers of parameter servers that each type may have.
+    kinds: kinds of GPU in the cluster and how many the largest node of each has; every type then has a variant for each
+    kind. None: one kind, on nodes of `gpus_per_node`.
 
     Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are given only if
-    every type has them. Raises ProfileError if a model is unknown or a batch size cannot be run.
+    every type has them. Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be
+    run.
     """
     if not types:
         raise ProfileError("no job types to compile speed tables for")
-    if max_gpus < 1 or gpus_per_node < 1:
-        raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and gpus_per_node {gpus_per_node}")
+    nodes = {ONE_KIND: gpus_per_node} if kinds is None else dict(kinds)
+    if max_gpus < 1 or min(nodes.values(), default=0) < 1:
+        raise ProfileError(f"expected at least 1 GPU, got max_gpus {max_gpus} and nodes of {nodes}")
     variants = [(own, 0, None) for own in range(len(types))]
     for own, kind in enumerate(types):
         sizes = [0, *(chosen_batch_sizes(profiles, kind) if choose_batches else ())]
@@ -80,7 +86,9 @@ def compile_tables(
     types = [
         types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
     ]
-    parts = [profiles.type_tables(job_type, max_gpus, gpus_per_node) for job_type in types]
+    parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
+    on_each, several = len(types), len(nodes)
+    variants, types = variants * several, [*types] * several
     epochs = max(part.facts.epochs for part in parts)
     offsets = 1 + np.concatenate([[0], np.cumsum([len(part.rates) for part in parts])])
     rates = np.zeros((int(offsets[-1]), epochs))
@@ -106,6 +114,9 @@ def compile_tables(
         servers=np.array([number or own_types[own].servers for own, _, number in variants]),
         most_servers=np.array([own_types[own].most_servers for own, _, _ in variants]),
         score_rates=_score_rates(types, parts, offsets, np.array([own for own, _, _ in variants]), rates),
+        kinds=tuple(nodes),
+        kind=np.repeat(np.arange(several), on_each),
+        node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
     )
 
 

@@ -13,7 +13,7 @@ from rlpto.performance.efficiency import BatchLimits, Choice, choose_batch, usef
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
-from rlpto.performance.tables import JobType
+from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
@@ -48,12 +48,13 @@ class FittedProfiles:
         servers = (law.servers, law.most_servers) if isinstance(law, ServerLaw) else (self.served.get(model, 0),) * 2
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
-        """Compile one job type; see `choices_by_size` for what the rates are.
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+        """Compile one job type on GPUs of a kind; see `choices_by_size` for what the rates are.
 
-        Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
+        Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is out of its
+        limits.
         """
-        profile = self.profile(job_type.model)
+        profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
             profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
         found = choices_by_size(profile, job_type, max_gpus)

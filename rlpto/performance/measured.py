@@ -27,11 +27,18 @@ from rlpto.performance.efficiency import (
     splits,
     useful_gpus,
 )
-from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
+from rlpto.performance.measurements import Measurements, measured_kinds, read_measurements, smallest_rotation
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches
-from rlpto.performance.profiles import ModelFacts, TypeTables, builtin_rescale_delay, check_batch, unknown_model
-from rlpto.performance.tables import JobType
+from rlpto.performance.profiles import (
+    ModelFacts,
+    TypeTables,
+    builtin_rescale_delay,
+    check_batch,
+    unknown_kind,
+    unknown_model,
+)
+from rlpto.performance.tables import ONE_KIND, JobType
 
 MAX_SPANS = 16
 """Most nodes that were measured; more count as this many."""
@@ -173,34 +180,52 @@ class MeasuredModel:
 class MeasuredProfiles:
     """Interpolated measurements of a folder with one sub-folder an application.
 
-    largest_chosen: see `BatchLimits`, by model.
+    largest_chosen: see `BatchLimits`, by model. An application with `placements.csv` was measured on one kind of GPU,
+    and every kind counts as that; one with `placements-KIND.csv` on each of those kinds.
     """
 
     def __init__(self, folder: str | Path, largest_chosen: Mapping[str, int] | None = None) -> None:
         self.folder = Path(folder)
         self._largest_chosen = largest_chosen or {}
-        self._models: dict[str, MeasuredModel] = {}
+        self._models: dict[tuple[str, str], MeasuredModel] = {}
         self._delays: dict[str, float] = {}
 
     @cached_property
     def models(self) -> tuple[str, ...]:
         """Names of the applications, sorted."""
-        return tuple(sorted(path.parent.name for path in self.folder.glob("*/placements.csv")))
+        return tuple(sorted({path.parent.name for path in self.folder.glob("*/placements*.csv")}))
 
-    def model(self, name: str) -> MeasuredModel:
-        """One application, read when first asked for. Raises ProfileError if it is unknown or broken."""
+    def kinds(self, name: str) -> tuple[str, ...]:
+        """Kinds of GPU that an application was measured on, sorted; none if it was measured on one without a name."""
         if name not in self.models:
             raise unknown_model(name, self.models)
-        if name not in self._models:
-            self._models[name] = MeasuredModel(read_measurements(self.folder / name))
+        return measured_kinds(self.folder / name)
+
+    def model(self, name: str, gpu: str = ONE_KIND) -> MeasuredModel:
+        """One application on one kind of GPU, read when first asked for.
+
+        Raises ProfileError if it is unknown, broken, or was measured on other kinds.
+        """
+        kinds = self.kinds(name)
+        if kinds and gpu not in kinds:
+            raise unknown_kind(name, gpu, kinds)
+        key = (name, gpu if kinds else ONE_KIND)
+        if key not in self._models:
+            self._models[key] = MeasuredModel(read_measurements(self.folder / name, key[1]))
             self._delays[name] = builtin_rescale_delay(name)
-        return self._models[name]
+        return self._models[key]
 
     def facts(self, model: str) -> ModelFacts:
-        """Size and limits of a model; the rescale delay is the built-in profile's, else 30 s."""
-        measured = self.model(model)
-        limits = replace(measured.limits, largest_chosen=self._largest_chosen.get(model))
-        return ModelFacts(measured.samples, measured.epochs, limits, self._delays[model])
+        """Size and limits of a model, the widest over its kinds of GPU; the rescale delay is the built-in profile's,
+        else 30 s."""
+        on_kinds = [self.model(model, gpu) for gpu in self.kinds(model) or (ONE_KIND,)]
+        limits = replace(
+            on_kinds[0].limits,
+            min_local=min(measured.limits.min_local for measured in on_kinds),
+            max_local=max(measured.limits.max_local for measured in on_kinds),
+            largest_chosen=self._largest_chosen.get(model),
+        )
+        return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
     def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
         """See `BatchFactsSource`. A batch that was not measured on that very placement has the time of its size."""
@@ -235,15 +260,16 @@ class MeasuredProfiles:
         """As `FittedProfiles.choosing`; nothing is known of sizes beyond those that were measured."""
         return MeasuredProfiles(self.folder, largest)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.
 
         With more GPUs than the batch can be spread over, the speed is that of as many as it can,
         packed on few nodes. Sizes that cannot be (more nodes than GPUs, more GPUs than the nodes hold)
         share the row of the nearest number of nodes that can.
-        Raises ProfileError if the model is unknown or the type's batch size is out of its limits.
+        Raises ProfileError if the model is unknown or was not measured on GPUs of the kind `gpu`, or the type's batch
+        size is out of its limits.
         """
-        model = self.model(job_type.model)
+        model = self.model(job_type.model, gpu)
         check_batch(job_type, model.limits)
         batch = job_type.batch_size
         most = useful_gpus(batch, max_gpus, model.limits)

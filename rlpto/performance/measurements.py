@@ -3,7 +3,9 @@
 `placements.csv` (placement, local_bsz, step_time, sync_time): a placement is written as one digit of
 GPUs per node. `scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same
 by size only. `validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row an
-epoch, trained with that total batch size. The format is that of the Pollux artifact (OSDI 2021).
+epoch, trained with that total batch size. The format is that of the Pollux artifact (OSDI 2021). Steps on several kinds
+of GPU stand in `placements-KIND.csv` and `scalability-KIND.csv`, as in the artifact of Sia (SOSP 2023); how training
+progresses by batch size is the same on every kind.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.errors import ProfileError
+from rlpto.files import file_there
+from rlpto.performance.tables import ONE_KIND
 from rlpto.performance.throughput import StepMeasurements
 from rlpto.reading import MIB, parsing, read_text
 
-MAX_LOCAL_BATCH = {"yolov3": 8}
-"""Local batch limits below the largest measured one: beyond these the artifact's jobs never go."""
+MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
+"""Local batch limits, by model and kind of GPU, below the largest measured one: beyond these the artifacts' jobs never
+go."""
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
 
@@ -102,24 +107,33 @@ def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
     return min(groups[i:] + groups[:i] for i in range(len(groups)))
 
 
-def read_measurements(folder: Path) -> Measurements:
-    """Read one application's folder, whose name is the application's.
+def measured_kinds(folder: Path) -> tuple[str, ...]:
+    """Kinds of GPU with measurements in an application's folder, sorted; none where one without a name was measured."""
+    if file_there(folder / "placements.csv"):
+        return ()
+    return tuple(sorted(path.stem.partition("-")[2] for path in folder.glob("placements-*.csv")))
+
+
+def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
+    """Read one application's folder, whose name is the application's: what was measured on the kind `gpu`.
 
     Raises ProfileError naming the file, line and column where something is missing or not a number.
     """
-    placement_rows = _read_csv(folder / "placements.csv", ("placement", *_TIMES), labels=("placement",))
+    suffix = "" if gpu == ONE_KIND else f"-{gpu}"
+    placements, scalability = folder / f"placements{suffix}.csv", folder / f"scalability{suffix}.csv"
+    placement_rows = _read_csv(placements, ("placement", *_TIMES), labels=("placement",))
     labels = [str(label) for label in placement_rows["placement"]]
-    groups = [_groups(label, folder / "placements.csv") for label in labels]
+    groups = [_groups(label, placements) for label in labels]
     local_batch, step, sync = (np.asarray(placement_rows[name], dtype=np.float64) for name in _TIMES)
     runs = _read_runs(folder)
     largest = int(local_batch.max())
     return Measurements(
         name=folder.name,
         placements=_by_placement(groups, local_batch, step, sync),
-        steps=_joined(groups, local_batch, step, sync, folder / "scalability.csv"),
+        steps=_joined(groups, local_batch, step, sync, scalability),
         runs=runs,
         min_local=int(local_batch.min()),
-        max_local=min(largest, MAX_LOCAL_BATCH.get(folder.name, largest)),
+        max_local=min(largest, MAX_LOCAL_BATCH.get((folder.name, gpu), largest)),
     )
 
 

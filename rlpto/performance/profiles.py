@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -17,10 +17,10 @@ from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
 from rlpto.files import folder_there
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits
 from rlpto.performance.laws import AnyLaw
 from rlpto.performance.noise import NoiseCurve
-from rlpto.performance.tables import JobType
+from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.reading import parsing
 from rlpto.settings_text import first_problem
 from rlpto.yamlfile import Location, YamlFile, read_yaml_documents
@@ -47,6 +47,22 @@ class FitErrors:
 
 
 @dataclass(frozen=True)
+class KindSpeed:
+    """How fast a model trains on one kind of GPU.
+
+    throughput: as in `Profile`. max_local: samples one such GPU computes at once at most; None: as in `Profile.batch`.
+    throughput_median, throughput_p90: as in `FitErrors`; None: not known.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    throughput: AnyLaw
+    max_local: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
+    throughput_median: Annotated[float, Field(ge=0)] | None = None
+    throughput_p90: Annotated[float, Field(ge=0)] | None = None
+
+
+@dataclass(frozen=True)
 class Profile:
     """A model to train, as fitted parameters.
 
@@ -54,6 +70,8 @@ class Profile:
     samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
     batch: limits of the batch size. noise: gradient noise scale by epoch.
     rescale_delay: seconds without progress after a change of a job's GPUs. errors: of the fit.
+    kinds: speeds by kind of GPU; `throughput` is then for GPUs whose kind is not named (ONE_KIND), and without any, for
+    every kind alike.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -69,6 +87,7 @@ class Profile:
     accuracy: AccuracyCurve
     rescale_delay: Annotated[float, Field(ge=0, le=1e6)]
     errors: FitErrors
+    kinds: dict[str, KindSpeed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         batch = self.batch
@@ -76,6 +95,19 @@ class Profile:
             raise ValueError(f"batch: base {batch.base} exceeds largest {batch.largest}")
         if not batch.min_local <= min(batch.max_local, batch.base):
             raise ValueError(f"batch: min_local {batch.min_local} exceeds max_local or base")
+        for kind, speed in self.kinds.items():
+            if speed.max_local is not None and speed.max_local < batch.min_local:
+                raise ValueError(f"kinds: {kind}: max_local {speed.max_local} is below min_local {batch.min_local}")
+
+    def on(self, gpu: str) -> Profile:
+        """The profile on GPUs of one kind. Raises ProfileError if it has speeds of kinds, but not of this one."""
+        if not self.kinds or gpu == ONE_KIND:
+            return self
+        if gpu not in self.kinds:
+            raise unknown_kind(self.name, gpu, self.kinds)
+        speed = self.kinds[gpu]
+        batch = self.batch if speed.max_local is None else replace(self.batch, max_local=speed.max_local)
+        return replace(self, throughput=speed.throughput, batch=batch, kinds={})
 
 
 class ModelFacts(NamedTuple):
@@ -125,14 +157,22 @@ class ProfileSource(Protocol):
         """Size and limits of a model. Raises ProfileError if it is unknown."""
         ...
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
-        """Compile one job type for 1 to max_gpus GPUs. Raises ProfileError if it cannot run."""
+    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
+        """Compile one job type for 1 to max_gpus GPUs of the kind `gpu`. Raises ProfileError if it cannot run there."""
         ...
 
 
 def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
     """The error for a model that a source does not know."""
     return ProfileError(f"no profile of model {model!r}; known: {', '.join(known) or 'none'}")
+
+
+def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
+    """The error for a kind of GPU that the cluster has and a profile with speeds of kinds has not."""
+    return ProfileError(
+        f"the profile of model {model!r} has no speeds on GPUs of kind {gpu!r}, which the cluster has "
+        f"(cluster.nodes: gpu); expected one of {', '.join(sorted(known))}"
+    )
 
 
 def check_batch(job_type: JobType, batch: BatchLimits) -> None:
@@ -197,6 +237,8 @@ def _profile(file: YamlFile) -> Profile:
 def profile_yaml(profile: Profile) -> str:
     """A profile as YAML, as `load_profile` reads it."""
     given = asdict(profile, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None})
+    if not profile.kinds:
+        del given["kinds"]
     return yaml.dump(_plain(given), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -210,7 +252,10 @@ _ADAPTER = TypeAdapter(Profile)
 
 def _located(location: Location) -> Location:
     """Where a problem is; pydantic names the law below `throughput` as if it were a key."""
-    return location[:1] + location[2:] if location[:1] == ("throughput",) else location
+    if "throughput" in location:
+        at = location.index("throughput") + 1
+        return location[:at] + location[at + 1 :]
+    return location
 
 
 class _Dumper(yaml.SafeDumper):

@@ -29,6 +29,21 @@ def seconds_to_finish(
     return _seconds(tables, row, scale, epochs, progress)
 
 
+def requested_seconds(
+    tables: SpeedTables,
+    type_index: IntArray,
+    scale: FloatArray,
+    epochs: FloatArray,
+    gpus: IntArray,
+    gpus_per_node: int,
+) -> FloatArray:
+    """`seconds_to_finish` [n] of whole jobs on the kind of GPU that is best for each."""
+    on_kinds = [
+        seconds_to_finish(tables, types, scale, epochs, gpus, gpus_per_node) for types in tables.by_kind[type_index].T
+    ]
+    return np.asarray(np.min(on_kinds, axis=0))
+
+
 def _seconds(
     tables: SpeedTables, row: IntArray, scale: ArrayLike, epochs: ArrayLike, progress: ArrayLike
 ) -> FloatArray:
@@ -52,7 +67,7 @@ def alone_bound(
 ) -> FloatArray:
     """Seconds [n] in which no schedule can finish a job, however its GPUs change: a lower bound without delays.
 
-    In every epoch the job runs at the best rate that any number of GPUs up to its max_gpus [n] has, on
+    In every epoch the job runs at the best rate that any number of GPUs up to its max_gpus [n] has, of any kind, on
     any number of nodes or measured placement. With epoch ends rounded to a resolution, a run may beat
     it by half of that per epoch.
     """
@@ -60,7 +75,7 @@ def alone_bound(
     for kind in np.unique(type_index):
         of_kind = np.flatnonzero(type_index == kind)
         caps, which = np.unique(max_gpus[of_kind], return_inverse=True)
-        best = tables.best_rates(int(kind))[caps]
+        best = np.max([tables.best_rates(int(variant))[caps] for variant in tables.by_kind[kind]], axis=0)
         elapsed = np.zeros((len(caps), best.shape[1] + 1))
         np.cumsum(1.0 / best, axis=1, out=elapsed[:, 1:])
         epoch = np.minimum(epochs[of_kind].astype(np.int64), best.shape[1] - 1)

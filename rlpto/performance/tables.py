@@ -4,6 +4,8 @@ A *job type* is a model together with how its batch size is chosen. A type's spe
 number of GPUs, on how many nodes they span, and on the epoch the job is in (the gradient noise
 scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one
 such curve over epochs each; `row` says which row serves (type, nodes spanned, GPUs).
+
+A type has *variants*, types of their own: one for every batch size that a scheduler may choose, on every kind of GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ NO_GPUS = 0
 """Row of a job that holds no GPUs: its rate is zero."""
 
 
-TYPE = np.dtype([("delay", "f8"), ("epochs", "i8")], align=True)
-"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve."""
+TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("kind", "i8")], align=True)
+"""A job type for compiled code: rescale delay [s], epochs on its accuracy curve, number of its kind of GPU."""
 
 _UNKNOWN = np.zeros((0, 0))
+_ANY_SIZE = np.iinfo(np.int64).max
 NO_TYPE = -1
 """In place of a type where there is none."""
+ONE_KIND = "gpu"
+"""Kind of the GPUs of nodes that are not given one."""
 
 
 def _no_types() -> IntArray:
@@ -67,12 +72,14 @@ class SpeedTables:
         know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
     own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t] (that of the job itself, its own
         variant): what that becomes while a scheduler has chosen the batch size of its jobs, in samples (0: the job has
-        its own choice), or their number of parameter servers (0: the model has none). A job's own variant has the
-        lowest number. own empty: every type has one variant, itself.
+        its own choice), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's
+        own variant has the lowest number. own empty: every type has one variant, itself.
     most_servers: [T] int64, parameter servers that a job may have at most; empty: as many as it has.
     score_rates: [R, P] float64 or None: what policies are told in place of `rates`, so that they share out GPUs by the
         metric which jobs choose their batch size by. A job's own score with one GPU on one node counts as its rate
         there. None: `rates`.
+    kinds: G kinds of GPU, by name. kind: [T] int64, number of each type's; a type that is its own is of kind 0.
+    node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both follow: nodes may be of any size.
     """
 
     types: tuple[JobType, ...]
@@ -89,6 +96,9 @@ class SpeedTables:
     known_speed: FloatArray | None = None
     own: IntArray = field(default_factory=_no_types)
     batch_size: IntArray = field(default_factory=_no_types)
+    kinds: tuple[str, ...] = (ONE_KIND,)
+    kind: IntArray = field(default_factory=_no_types)
+    node_gpus: IntArray = field(default_factory=_no_types)
     servers: IntArray = field(default_factory=_no_types)
     most_servers: IntArray = field(default_factory=_no_types)
     score_rates: FloatArray | None = None
@@ -105,6 +115,9 @@ class SpeedTables:
         if len(self.own) == 0:
             object.__setattr__(self, "own", np.arange(len(self.types)))
             object.__setattr__(self, "batch_size", np.zeros(len(self.types), dtype=np.int64))
+        if len(self.kinds) == 1:
+            object.__setattr__(self, "kind", np.zeros(len(self.types), dtype=np.int64))
+            object.__setattr__(self, "node_gpus", np.full(len(self.types), _ANY_SIZE))
         if len(self.servers) == 0:
             object.__setattr__(self, "servers", np.zeros(len(self.types), dtype=np.int64))
         if len(self.most_servers) == 0:
@@ -121,6 +134,7 @@ class SpeedTables:
         facts = np.zeros(len(self.types), dtype=TYPE)
         facts["delay"] = self.rescale_delay
         facts["epochs"] = self.epochs
+        facts["kind"] = self.kind
         return facts
 
     @cached_property
@@ -141,15 +155,22 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of with as many servers: its own choice of a batch size first;
-        then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
-        return self._choices(self.batch_size, self.servers)
+        """[T, V] types that a job of each type can be of with as many servers on the same kind of GPU: its own choice
+        of a batch size first; then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
+        return self._choices(self.batch_size, self.servers, self.kind)
 
     @cached_property
     def server_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of with its batch size, by their number of parameter servers;
-        NO_TYPE where there are fewer."""
-        return self._choices(self.servers, self.batch_size)
+        """[T, V] types that a job of each type can be of with its batch size on the same kind of GPU, by their number
+        of parameter servers; NO_TYPE where there are fewer."""
+        return self._choices(self.servers, self.batch_size, self.kind)
+
+    @cached_property
+    def by_kind(self) -> IntArray:
+        """[T, G] what a job of each type is on GPUs of each kind, with the same batch size and servers."""
+        if len(self.kinds) == 1:
+            return np.arange(len(self.types))[:, None]
+        return self._choices(self.kind, self.batch_size, self.servers)
 
     def _choices(self, by: IntArray, *kept: IntArray) -> IntArray:
         """[T, V] variants of the same job that are alike in `kept` [T] each, in order of `by` [T]."""
@@ -172,7 +193,7 @@ class SpeedTables:
         wanted = self.servers[own] if servers is None else np.where(servers > 0, servers, self.servers[own])
         choices = self.variants[types]
         fits = (choices != NO_TYPE) & (self.batch_size[choices] == batch_size[:, None])
-        fits &= self.servers[choices] == wanted[:, None]
+        fits &= (self.servers[choices] == wanted[:, None]) & (self.kind[choices] == self.kind[types][:, None])
         found = choices[np.arange(len(types)), fits.argmax(axis=1)]
         return np.where(fits.any(axis=1), found, NO_TYPE)
 
@@ -204,26 +225,32 @@ class SpeedTables:
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
 
-        The row measured for that very placement where there is one, else the one of its size.
-        Computed once for each node size.
+        The row measured for that very placement where there is one, else the one of its size. Where a type's kind of
+        GPU has smaller nodes, those. Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
             self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
         return self._packed[gpus_per_node]
 
     def _find_packed_rows(self, gpus_per_node: int) -> IntArray:
+        size = np.minimum(gpus_per_node, self.node_gpus)[:, None]
         gpus = np.arange(self.max_gpus + 1)
-        nodes = np.clip(-(-gpus // gpus_per_node), 1, self.row.shape[1])
-        rows = self.row[:, nodes - 1, gpus].astype(np.int64)
-        if len(self.exact_keys) == 0 or gpus_per_node >= PLACEMENT_BASE:
-            return rows
+        nodes = np.clip(-(-gpus // size), 1, self.row.shape[1])
+        rows = self.row[np.arange(len(self.types))[:, None], nodes - 1, gpus].astype(np.int64)
+        for each in np.unique(size) if len(self.exact_keys) else ():
+            self._take_exact_rows(rows, np.flatnonzero(size[:, 0] == each), int(each))
+        return rows
+
+    def _take_exact_rows(self, rows: IntArray, types: IntArray, gpus_per_node: int) -> None:
+        """Put the rows measured for packed placements on nodes of `gpus_per_node` into rows [T, K + 1] of `types`."""
+        if gpus_per_node >= PLACEMENT_BASE:
+            return
         for k in range(1, min(self.max_gpus, MAX_EXACT_GROUPS * gpus_per_node) + 1):
             full, rest = divmod(k, gpus_per_node)
             groups = (gpus_per_node,) * full + ((rest,) if rest else ())
-            keys = placement_key(0, groups) + TYPE_STRIDE * np.arange(len(self.types))
+            keys = placement_key(0, groups) + TYPE_STRIDE * types
             at = np.minimum(np.searchsorted(self.exact_keys, keys), len(self.exact_keys) - 1)
-            rows[:, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[:, k])
-        return rows
+            rows[types, k] = np.where(self.exact_keys[at] == keys, self.exact_rows[at], rows[types, k])
 
     def best_rates(self, kind: int) -> FloatArray:
         """[K + 1, P] best rate of a type in every epoch with at most k GPUs, over all placements. Computed once."""

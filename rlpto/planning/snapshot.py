@@ -116,9 +116,12 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
         factor = (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
         rates *= factor
         score = None if score is None else score * factor
-    variants = {name: getattr(tables, name)[kind] for name in ("batch_size", "servers", "most_servers")}
+    columns = ("batch_size", "servers", "most_servers", "kind", "node_gpus")
+    variants = {name: getattr(tables, name)[kind] for name in columns}
     scores = None if score is None else _flat(score)
-    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], score_rates=scores, **variants)
+    tables_of_jobs = replace(
+        _tables_of(tables, kind, rates), own=own[job], score_rates=scores, kinds=tables.kinds, **variants
+    )
     if tables.known_speed is not None and tables.known_remaining is not None:
         known = replace(
             tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]
@@ -137,8 +140,9 @@ def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_pe
     """
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
-        nodes = np.clip(-(-gpus // gpus_per_node), 1, row.shape[1])
-        row[:, nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[kind]
+        size = np.minimum(gpus_per_node, tables.node_gpus[kind])[:, None]
+        nodes = np.clip(-(-gpus // size), 1, row.shape[1])
+        row[np.arange(len(kind))[:, None], nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[kind]
         rates: FloatArray = table[row[:, :, 1:]]
         return rates
     work = -np.diff(tables.known_remaining[kind], axis=1)

@@ -18,6 +18,7 @@ from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic_fifo import ElasticFifo
 from rlpto.policies.equal_share import EqualShare
 from rlpto.policies.fifo import Fifo
+from rlpto.policies.gavel import Gavel
 from rlpto.policies.hesrpt import Hesrpt
 from rlpto.policies.index import Index
 from rlpto.policies.las import Las
@@ -27,6 +28,7 @@ from rlpto.policies.pollux import Pollux
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.round_robin import RoundRobin
+from rlpto.policies.sia import Sia
 from rlpto.policies.sjf import Sjf
 from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
 from rlpto.policies.srtf import Srtf
@@ -39,7 +41,7 @@ ENTRY_POINTS = "rlpto.policies"
 
 _CLASSES = (
     *(Fifo, ElasticFifo, RoundRobin, Sjf, Srtf, Las, Tiresias, EqualShare, MaxThroughput, Optimus, Hesrpt),
-    *(RewardGreedy, Index, Pollux, Coach, ConfigurationManager, RandomPolicy),
+    *(RewardGreedy, Index, Pollux, Sia, Gavel, Coach, ConfigurationManager, RandomPolicy),
 )
 BUILT_IN: dict[str, PolicyClass] = {policy.name: policy for policy in _CLASSES}
 """The project's own policies, agents apart, in the order in which they are listed."""

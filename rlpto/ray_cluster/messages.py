@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 from rlpto.errors import JobError
 
+KIND_RESOURCE = "gpu_kind:"
+"""Begin of the name of the Ray resource that says which kind of GPU a node has, such as `gpu_kind:t4`."""
 NAMESPACE = "rlpto"
 """Ray namespace of all named actors."""
 

@@ -111,6 +111,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     cluster, it has no GPUs, or another scheduler is at work on it.
     """
     from rlpto.config import ClusterSettings, NodeGroup
+    from rlpto.performance.tables import ONE_KIND
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
     from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
@@ -119,20 +120,22 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     with ExitStack() as stack:
         if address is None:
             nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
-            gpus, slots = [group.gpus for group in nodes], [group.cpus for group in nodes]
-            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots))
+            gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
+            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
         else:
             on_wait("connecting to the Ray cluster")
             connection = stack.enter_context(Connection(address))
             if not connection.protected:
                 on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
         stack.enter_context(only_scheduler(folder))
-        sizes = [(node.gpus, node.cpus) for node in RayBackend("").nodes()]
+        sizes = [(node.gpus, node.cpus, node.gpu) for node in RayBackend("").nodes()]
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
+            if len({kind for _, _, kind in sizes}) == 1:  # there is nothing to tell apart
+                sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
             found = sorted(Counter(sizes).items(), reverse=True)
-            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus) for (gpus, cpus), n in found)
+            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
             config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
         yield config
 

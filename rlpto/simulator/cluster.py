@@ -14,6 +14,7 @@ from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Nod
 from rlpto.errors import ConfigError, JobError
 from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.kinds import kinds_of
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 from rlpto.remaining import RemainingKnowledge, told_remaining
@@ -63,7 +64,7 @@ class SimulatedCluster:
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
         shape = with_places(ClusterShape(nodes), settings.share)
-        check_jobs_fit(jobs, shape.capacity)
+        check_jobs_fit(jobs, shape.most_gpus)
         check_sharing(jobs, shape, settings.share)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
@@ -178,14 +179,14 @@ class SimulatedCluster:
             raise JobError(
                 f"job {jobs[0].name}: submitted at {jobs[0].submit_time:g} s, expected {earliest:g} or later"
             )
-        check_jobs_fit(jobs, self._shape.capacity)
+        check_jobs_fit(jobs, self._shape.most_gpus)
         store = JobStore.from_jobs(jobs, self.tables)
         check_servers_fit(jobs, store, self.tables, self._shape)
         check_sharing(jobs, self._shape, self._settings.share)
         self._drain_log()
         self.store.append(store.records)
         self.jobs = (*self.jobs, *jobs)
-        most = int(min(self._shape.capacity, self.store.records["max_gpus"].max(initial=1)))
+        most = int(min(self._shape.most_gpus, self.store.records["max_gpus"].max(initial=1)))
         self._world = with_jobs(self._world, self.store.room[None], len(self.store), most)
         self._order = np.arange(len(self.store))
 
@@ -268,10 +269,13 @@ class SimulatedCluster:
         nobody, index = np.zeros(0, dtype=np.int64), state.jobs.index
         if self._online is not None:
             return nobody  # jobs choose their batches themselves
-        if allocation.batch_size is None and allocation.servers is None and not self._types_chosen:
+        on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
+        if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
             return nobody
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
         types, servers = state.jobs.types_at(chosen, allocation.servers), self.tables.servers
+        if allocation.placement is not None and on_kinds:
+            types = state.jobs.types_on(types, kinds_of(allocation.placement, self._shape), self._shape.kinds)
         runs_on = (allocation.gpus > 0) & (self.store.gpus[index] > 0)
         others: IntArray = index[runs_on & (servers[types] != servers[self.store.type_index[index]])]
         choose_types(self._world, 0, index, types)
@@ -369,9 +373,11 @@ class SimulatedCluster:
 
 
 def check_jobs_fit(jobs: Sequence[Job], capacity: int) -> None:
-    """Raise ConfigError if there are no GPUs, JobError for a job that wants more than there are."""
+    """Raise ConfigError if there are no GPUs, JobError for a job that wants more than `capacity`."""
     if capacity == 0:
         raise ConfigError("the cluster has no GPUs: expected nodes with at least one")
     for job in jobs:
         if job.requested_gpus > capacity:
-            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+            raise JobError(
+                f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+            )

@@ -109,7 +109,8 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
 def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
     """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
 
-    What it has trained until now counts as saved by a checkpoint.
+    What it has trained until now counts as saved by a checkpoint. Who is to run on another kind of GPU gives back those
+    it has: its workers there are of no use on the others.
     """
     for i in range(len(index)):
         j = index[i]
@@ -118,6 +119,8 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
         if before == kind:
             continue
         job.type_index = job.told_type = kind
+        if w.types[before].kind != w.types[kind].kind and job.gpus > 0:
+            stop_running(w, b, j, w.clusters[b].time)
         if job.gpus == 0:
             continue
         if job.grow_left > 0.0:

@@ -65,8 +65,8 @@ def listed_jobs(
     capacity: int,
     metric: MetricName = DEFAULT_METRIC,
 ) -> list[Job]:
-    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs of the cluster; metric: of jobs that
-    name none.
+    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs that a job can have at most; metric:
+    of jobs that name none.
 
     Raises JobError for a name that is taken or a job that the cluster cannot run, ProfileError for an unknown model.
     """
@@ -77,7 +77,9 @@ def listed_jobs(
         raise JobError(f"workload.jobs: two jobs are called {twice}, expected a name of its own for each")
     for job in jobs:
         if job.requested_gpus > capacity:
-            raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+            raise JobError(
+                f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+            )
     return sorted(jobs, key=lambda job: job.submit_time)
 
 
@@ -111,7 +113,9 @@ def listed_job(
     """The first job of an entry, which is the one with this number. The rest, and what is raised, as `listed_jobs`."""
     (job, *_) = _several(entry, number, facts(entry.model), metric)
     if job.requested_gpus > capacity:
-        raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all")
+        raise JobError(
+            f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
+        )
     return job
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ def test_built_in_profiles_are_what_the_command_writes(refitted: Path) -> None:
     again, builtin = load_folder(refitted), builtin_profiles()
     assert again.keys() == builtin.keys()
     for model, profile in builtin.items():
-        written, committed = flat(asdict(again[model])), flat(asdict(profile))
+        # Those on other kinds of GPU were fitted by another program to other measurements.
+        written, committed = flat(asdict(again[model])), flat(asdict(replace(profile, kinds={})))
         assert written.keys() == committed.keys()
         for key, value in committed.items():
             if isinstance(value, float):

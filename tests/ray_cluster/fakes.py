@@ -85,7 +85,8 @@ class FakeController:
 
 @dataclass
 class FakeBackend:
-    """A cluster in memory. gpus, cpus: by node. delay: s until a command is in force. rate: epochs/s of a worker.
+    """A cluster in memory. gpus, cpus: by node; kinds: of the GPUs. delay: s until a command is in force. rate:
+    epochs/s of a worker.
 
     broken: nodes on which nothing comes up: who grows into them goes on as before.
     """
@@ -101,12 +102,16 @@ class FakeBackend:
     told: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
     cpus: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node, gpus, cpus=self.cpus.get(node, 0)) for node, gpus in self.gpus.items()]
+        return [
+            NodeInfo(node, gpus, cpus=self.cpus.get(node, 0), gpu=self.kinds.get(node, "gpu"))
+            for node, gpus in self.gpus.items()
+        ]
 
     def find(self) -> set[str]:
         return set(self.controllers)

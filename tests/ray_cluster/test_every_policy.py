@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rlpto.config import Config
 from rlpto.experiment import prepare
 from rlpto.policies.registry import BUILT_IN, is_complete
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.rewards import RewardWeights
@@ -40,7 +41,8 @@ def config() -> Config:
     )
 
 
-def test_every_policy_schedules_real_jobs(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray_cluster")
+def test_every_policy_schedules_real_jobs(tmp_path: Path) -> None:
     session, experiment = session_of(tmp_path, CELL), prepare(config())
     (spec,) = experiment.config.policies
     backend = RayBackend(session)

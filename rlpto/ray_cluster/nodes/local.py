@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rlpto.errors import ClusterError
+from rlpto.performance.tables import ONE_KIND
+from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import driver, ray_environment
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
 from rlpto.ray_cluster.nodes.fork_server import forked_for
@@ -23,10 +25,11 @@ class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
     gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. slots: of each node of `gpus` in
-    place of that, where it is not 0: as many as parameter servers may take. forking: processes of nodes are
-    forked. on_progress: is told what comes next. Nobody from another machine reaches the cluster, and nobody connects
-    without its token. To be used with `with`, or ended by `close`: every process it has started is then gone, and so
-    is its folder. Raises ClusterError if this process is connected to Ray already, or a node does not start.
+    place of that, where it is not 0: as many as parameter servers may take. kinds: what kind each's GPUs are taken for,
+    None: all alike. forking: processes of nodes are forked. on_progress: is told what comes next. Nobody from another
+    machine reaches the cluster, and nobody connects without its token. To be used with `with`, or ended by `close`:
+    every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
+    Ray already, or a node does not start.
 
     folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
     """
@@ -38,6 +41,7 @@ class LocalCluster(ExitStack):
         forking: bool = True,
         on_progress: Callable[[str], None] = lambda _: None,
         slots: Sequence[int] = (),
+        kinds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._slots = [*slots, *([0] * (len(gpus) - len(slots)))]
@@ -52,12 +56,12 @@ class LocalCluster(ExitStack):
             # Ray's own shutdown knows no processes of a node whose raylet was killed, and on a busy machine leaves
             # agents behind.
             self.callback(end_cluster, str(self.folder))
-            self._start(gpus, on_progress)
+            self._start(gpus, [ONE_KIND] * len(gpus) if kinds is None else kinds, on_progress)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, gpus: Sequence[int], on_progress: Callable[[str], None]) -> None:
+    def _start(self, gpus: Sequence[int], kinds: Sequence[str], on_progress: Callable[[str], None]) -> None:
         from rlpto.ray_cluster.nodes.ray_node import start_node
 
         try:
@@ -66,9 +70,9 @@ class LocalCluster(ExitStack):
             self.callback(_end, head)
             self.address = str(head.gcs_address)
             self.callback(self._remove_nodes)
-            for number, count in enumerate(gpus, 1):
+            for number, (count, kind) in enumerate(zip(gpus, kinds, strict=True), 1):
                 on_progress(f"starting node {number} of {len(gpus)}")
-                self.add_node(count, self._slots[number - 1])
+                self.add_node(count, self._slots[number - 1], kind)
             on_progress("connecting")
             self.enter_context(driver(self.address))
         except Exception as error:  # Ray raises nothing more special where a node does not come up
@@ -79,11 +83,14 @@ class LocalCluster(ExitStack):
         """Ray's ids of the nodes with GPUs that have not been taken away, in order of their start."""
         return tuple(self._nodes)
 
-    def add_node(self, gpus: int, slots: int = 0) -> str:
-        """Start another node; returns its id once Ray knows it. slots: its CPU slots; 0: as of other nodes."""
+    def add_node(self, gpus: int, slots: int = 0, kind: str = ONE_KIND) -> str:
+        """Start another node; returns its id once Ray knows it. slots: its CPU slots; 0: as of other nodes. kind: that
+        its logical GPUs are taken for."""
         from rlpto.ray_cluster.nodes.ray_node import start_node
 
-        node = start_node(self.address, gpus=gpus, **(self._options | ({"cpus": slots} if slots else {})))
+        resources = {} if kind == ONE_KIND else {f"{KIND_RESOURCE}{kind}": 1.0}
+        options = self._options | ({"cpus": slots} if slots else {})
+        node = start_node(self.address, gpus=gpus, resources=resources, **options)
         node_id = str(node.node_id)
         self._nodes[node_id] = node
         return node_id

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.controllers import (
     HEARTBEAT_TIMEOUT_S,
     KILL_TIMEOUT_S,
@@ -18,18 +20,32 @@ from rlpto.ray_cluster.controllers import (
     kill_controller,
     process_of,
 )
-from rlpto.ray_cluster.messages import JobReport, JobSpec
+from rlpto.ray_cluster.messages import KIND_RESOURCE, JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
+
+ACCELERATOR_RESOURCE = "accelerator_type:"
+"""Begin of the name of the resource by which Ray tells what accelerator a node has."""
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus, cpus: GPUs and CPU slots it offers to jobs. address: of its machine."""
+    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address:
+    of its machine."""
 
     id: str
     gpus: int
     address: str = ""
     cpus: int = 0
+    gpu: str = ONE_KIND
+
+
+def kind_of(resources: Iterable[str]) -> str:
+    """Kind of GPU of a node with these Ray resources: the one it was given, else Ray's accelerator, in lower case."""
+    given = [name.removeprefix(KIND_RESOURCE) for name in resources if name.startswith(KIND_RESOURCE)]
+    found = [
+        name.removeprefix(ACCELERATOR_RESOURCE).lower() for name in resources if name.startswith(ACCELERATOR_RESOURCE)
+    ]
+    return next(iter([*given, *found]), ONE_KIND)
 
 
 class Backend(Protocol):
@@ -110,6 +126,7 @@ class RayBackend:
                 int(entry["Resources"].get("GPU", 0)),
                 entry["NodeManagerAddress"],
                 int(entry["Resources"].get("CPU", 0)),
+                kind_of(entry["Resources"]),
             )
             for entry in alive_nodes()
         ]

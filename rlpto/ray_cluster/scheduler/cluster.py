@@ -14,6 +14,7 @@ from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Nod
 from rlpto.errors import ClusterError, JobError, RlptoError
 from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job
+from rlpto.kinds import NO_KIND, kinds_of
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
@@ -78,18 +79,19 @@ class RayCluster:
         remaining: RemainingKnowledge = "declared",
         background: Sequence[BackgroundLoad] = (),
     ) -> None:
-        found = backend.nodes()
-        check_jobs_fit(jobs, sum(node.gpus for node in found))
+        self.tables = tables
+        found = self._usable(backend.nodes())
+        whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
+        check_jobs_fit(jobs, whole.most_gpus)
         self._offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
-        self.tables = tables
+        self.shape = ClusterShape()
+        self._backend = backend
         self.database = database
         self.columns = JobColumns(jobs, tables)
         self.store = self.columns.store
-        whole = ClusterShape(Node(node.gpus, node.cpus) for node in found)
         check_servers_fit(jobs, self.store, tables, whole)
         self.reports: dict[str, JobReport] = {}
-        self._backend = backend
         self.ids = tuple(spec.id for spec in specs)
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
@@ -113,7 +115,6 @@ class RayCluster:
         self._written = -np.inf
         self._fatal: RlptoError | None = None
         self.changed = True
-        self.shape = ClusterShape()
         self.up_gpus = self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
@@ -201,7 +202,11 @@ class RayCluster:
                 job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job), served[job]) for job in ids
             }
             self._give({job: plan for job, plan in plans.items() if plan != present[job]})
-            self._take_types(state.jobs.index, state.jobs.types_at(chosen, allocation.servers))
+            types = state.jobs.types_at(chosen, allocation.servers)
+            if allocation.placement is not None:
+                kind = kinds_of(allocation.placement, self.shape)
+                types = state.jobs.types_on(types, kind, self.shape.kinds)
+            self._take_types(state.jobs.index, types)
             self._count()
             policy, latency = self._policy
             self.database.decision(
@@ -283,7 +288,7 @@ class RayCluster:
 
     def _look_at_nodes(self) -> None:
         claims = self._commands.claims
-        alive = {node.id: node for node in self._backend.nodes()}
+        alive = {node.id: node for node in self._usable(self._backend.nodes())}
         if dead := [node for node in claims.capacity if node not in alive]:
             self._nodes_down(dead)
         for node, info in alive.items():
@@ -301,6 +306,12 @@ class RayCluster:
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
             )
+
+    def _usable(self, nodes: Iterable[NodeInfo]) -> list[NodeInfo]:
+        """Nodes of kinds on which speeds are known; where the tables tell no kinds apart, all count as of one."""
+        kinds = self.tables.kinds
+        alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
+        return [node for node in alike if node.gpu in kinds]
 
     def _node_up(self, node: NodeInfo) -> None:
         number = self._node_numbers.setdefault(node.id, len(self._node_numbers))
@@ -340,7 +351,7 @@ class RayCluster:
         jobs = [] if self._source is None else self._source.poll()
         if not jobs or self._specs_of is None:
             return
-        check_jobs_fit(jobs, self.shape.capacity)
+        check_jobs_fit(jobs, self.shape.most_gpus)
         self.columns.append(jobs)
         check_servers_fit(self.jobs + tuple(jobs), self.store, self.tables, self.shape)
         specs = self._specs_of(jobs, len(self.jobs))
@@ -519,4 +530,7 @@ class RayCluster:
         servers = np.array([len(plan.servers) for plan in planned.values()], dtype=np.int64)
         jobs = self.table_of(index)
         types = jobs.types_at(sizes, servers)
-        self._take_types(index, np.where(types == NO_TYPE, jobs.type_index, types))
+        types = np.where(types == NO_TYPE, jobs.type_index, types)
+        on = [self._offer.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
+        self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))

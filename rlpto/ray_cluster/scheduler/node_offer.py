@@ -25,7 +25,7 @@ class NodeOffer:
         self._nodes: dict[str, NodeInfo] = {node.id: node for node in nodes}
         kept = database.fact(FACT)
         if kept is None:
-            shape = ClusterShape(Node(node.gpus, node.cpus) for node in nodes)
+            shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in nodes)
             placed = [(nodes[part.node].id, part) for part in place_background(loads, shape)]
             kept = json.dumps([[name, part.gpus, part.cpus, part.until] for name, part in placed])
             database.set_fact(FACT, kept)
@@ -42,4 +42,8 @@ class NodeOffer:
         held = [part for at, part in self._held if at == name and time < part.until]
         background = min(sum(part.gpus for part in held), node.gpus)
         slots = min(sum(part.cpus for part in held), node.cpus)
-        return Node(node.gpus, node.cpus, background=background, background_cpus=slots)
+        return Node(node.gpus, node.cpus, node.gpu, background=background, background_cpus=slots)
+
+    def kind_of(self, name: str) -> str | None:
+        """Kind of GPU of a node that was seen before, by its id; None of any other."""
+        return self._nodes[name].gpu if name in self._nodes else None

@@ -24,7 +24,7 @@ from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
 from rlpto.performance.server_law import ServerParams
-from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
@@ -187,7 +187,13 @@ class _Parts:
     def facts(self, model: str) -> ModelFacts:
         return next(part.facts for kind, part in self.parts.items() if kind.model == model)
 
-    def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:  # noqa: ARG002
+    def type_tables(
+        self,
+        job_type: JobType,
+        max_gpus: int,  # noqa: ARG002
+        gpus_per_node: int,  # noqa: ARG002
+        gpu: str = ONE_KIND,  # noqa: ARG002
+    ) -> TypeTables:
         return self.parts[job_type]
 
 

@@ -117,12 +117,14 @@ def place_servers(
     return {job: tuple(nodes) for job, nodes in placed.items()}
 
 
-def shape_with(before: ClusterShape, nodes: Iterable[Node]) -> ClusterShape:
-    """The cluster with these nodes up. Capacity is the most that was up at once: what is missing is down."""
-    up = list(nodes)
-    missing = before.capacity - sum(node.gpus for node in up)
-    largest = max([before.gpus_per_node, *(node.gpus for node in up)], default=0)
-    while missing > 0:
-        up.append(Node(min(missing, largest), up=False))
-        missing -= up[-1].gpus
-    return ClusterShape(up)
+def shape_with(before: ClusterShape, up: Sequence[Node]) -> ClusterShape:
+    """The cluster with these nodes up. Capacity of a kind is the most that was up at once: what is missing is down."""
+    nodes = list(up)
+    for kind in dict.fromkeys(node.gpu for node in (*before, *up)):
+        known = [node.gpus for node in before if node.gpu == kind]
+        here = [node.gpus for node in up if node.gpu == kind]
+        missing, largest = sum(known) - sum(here), max(known + here)
+        while missing > 0:
+            nodes.append(Node(min(missing, largest), gpu=kind, up=False))
+            missing -= nodes[-1].gpus
+    return ClusterShape(nodes)

@@ -1,0 +1,125 @@
+"""What docs/systems/sia.md claims of Sia and Gavel, measured. About three minutes of CPU time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import _common
+import numpy as np
+
+from rlpto.cluster import ClusterShape
+from rlpto.config import load_config
+from rlpto.evaluation.runner import Cell
+from rlpto.experiment import Experiment
+from rlpto.jobs import Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.tables import JobType
+from rlpto.policies.registry import make_policy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+PUBLISHED_JCT_S = 1086.633
+"""Mean JCT of Sia's own simulator on the parity case (result.txt beside it)."""
+POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia")
+LATENCY_JOBS, LATENCY_DECISIONS = 160, 150
+Table = list[dict[str, object]]
+
+
+def measure(data: Path | None) -> tuple[list[_common.Check], dict[str, Table]]:
+    """Checks, and the tables of the page. data: folder with Sia's parity case; None: that part is left out."""
+    experiment = Experiment(load_config(_common.CONFIGS / "kinds.yaml"))
+    compared = compare(experiment)
+    jct = {str(row["policy"]): float(str(row["mean JCT [min]"])) for row in compared}
+    sia, gavel = (latencies(experiment.shape, policy) for policy in ("sia", "gavel"))
+    checks = [
+        _common.Check(
+            "sia, p99 of a decision for 160 jobs on 64 GPUs of three kinds",
+            float(np.quantile(sia, 0.99)),
+            "s",
+            1.0,
+            False,
+        ),
+        _common.Check("gavel, the same", float(np.quantile(gavel, 0.99)), "s", 1.0, False),
+        _common.Check("mean JCT under sia by that under gavel", jct["sia"] / jct["gavel"], "", 0.9, False),
+    ]
+    tables = {"policies on three kinds, exact knowledge": compared}
+    if data is not None and (data / "sia" / "philly-3-first30.csv").is_file():
+        rows, off = parity(data / "sia")
+        checks.append(_common.Check("parity case of Sia, mean JCT off by", off, "%", 3.0, False))
+        tables["parity case of Sia, replayed"] = rows
+    return checks, tables
+
+
+def compare(experiment: Experiment) -> Table:
+    """Every policy on the windows of configs/kinds.yaml: means over windows."""
+    rows: Table = []
+    for policy in POLICIES:
+        records = [experiment.run_cell(Cell(policy, window, 0)).jobs for window in experiment.windows()]
+        jct = [jobs.finish_time - jobs.submit_time for jobs in records]
+        rows.append(
+            {
+                "policy": policy,
+                "mean JCT [min]": round(float(np.mean([times.mean() for times in jct])) / 60, 1),
+                "p95 JCT [h]": round(float(np.mean([np.quantile(times, 0.95) for times in jct])) / 3600, 2),
+                "GPU-hours": round(float(np.mean([jobs.gpu_seconds.sum() for jobs in records])) / 3600, 1),
+                "restarts a job": round(float(np.mean([jobs.rescales.mean() for jobs in records])), 2),
+            }
+        )
+    return rows
+
+
+def latencies(shape: ClusterShape, name: str) -> list[float]:
+    """Seconds of each of the first decisions while 160 adaptive jobs are active; without the first, which imports."""
+    profiles = load_profiles(None)
+    models = list(profiles.models) * LATENCY_JOBS
+    tables = compile_tables(
+        profiles, [JobType(model) for model in profiles.models], shape.most_gpus, 8, kinds=shape.kind_sizes
+    )
+    facts = [profiles.facts(model) for model in models[:LATENCY_JOBS]]
+    jobs = [
+        Job(str(number), 0.0, models[number], 1000.0 * fact.epochs, fact.samples, 1, 1, shape.most_gpus)
+        for number, fact in enumerate(facts)
+    ]
+    cluster, queue = (
+        SimulatedCluster(shape, jobs, tables, SimulatorSettings(decide_on="interval")),
+        Queue(QueueSettings()),
+    )
+    policy, taken = make_policy(name), []
+    policy.reset(0)
+    for _ in range(LATENCY_DECISIONS + 1):
+        if not cluster.active_jobs:
+            cluster.advance()
+        state = queue.order(cluster.state())
+        began = time.perf_counter()
+        allocation = policy(state)
+        taken.append(time.perf_counter() - began)
+        cluster.apply(state, queue.admit(state, allocation, name))
+        cluster.advance()
+    if cluster.active_jobs < LATENCY_JOBS:
+        raise RuntimeError(f"{name}: {LATENCY_JOBS - cluster.active_jobs} jobs have finished: the bound is for all")
+    return taken[1:]
+
+
+def parity(folder: Path) -> tuple[Table, float]:
+    """Our replay beside Sia's own results, by model; and by how many percent the mean JCT is off."""
+    from _sia_replay import replay
+
+    jobs = replay(folder)
+    published = dict(np.genfromtxt(folder / "result-jobs.csv", str, delimiter=",", skip_header=1, usecols=(0, 3)))
+    restarts = dict(np.genfromtxt(folder / "result-jobs.csv", str, delimiter=",", skip_header=1, usecols=(0, 4)))
+    rows: Table = []
+    for model in ("all", *dict.fromkeys(job.model for job in jobs)):
+        of = [job for job in jobs if model in ("all", job.model)]
+        rows.append(
+            {
+                "model": model,
+                "jobs": len(of),
+                "mean JCT [s]": round(float(np.mean([job.finished - job.submitted for job in of])), 1),
+                "Sia's own [s]": round(float(np.mean([float(published[job.name]) for job in of])), 1),
+                "restarts a job": round(float(np.mean([job.restarts for job in of])), 2),
+                "Sia's own": round(float(np.mean([float(restarts[job.name]) for job in of])), 2),
+            }
+        )
+    return rows, 100 * abs(float(str(rows[0]["mean JCT [s]"])) / PUBLISHED_JCT_S - 1)

@@ -1,0 +1,165 @@
+"""The policies that choose kinds of GPU: their programmes, and what they do on a small cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import ClusterShape, Node
+from rlpto.jobs import Job
+from rlpto.kinds import NO_KIND
+from rlpto.performance.tables import elapsed_from_rates
+from rlpto.policies.gavel import fair_shares, give_by_priority
+from rlpto.policies.registry import make_policy
+from rlpto.policies.sia import Choices, configurations, costs, restart_factor, solve
+from rlpto.queues import Queue, QueueSettings
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import job, linear_tables, make_tables, with_kinds
+
+
+def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
+    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
+
+
+def cluster_of(jobs: Sequence[Job], fast: float = 3.0, **settings: object) -> SimulatedCluster:
+    """Two nodes of four slow GPUs and one of four fast ones."""
+    tables = with_kinds(linear_tables(delay=30.0), {"slow": (1.0, 4), "fast": (fast, 4)})
+    nodes = (Node(4, gpu="slow"), Node(4, gpu="slow"), Node(4, gpu="fast"))
+    return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(**({"interval": 60.0} | settings)))  # type: ignore[arg-type]
+
+
+def decide(cluster: SimulatedCluster, policy: object) -> list[list[int]]:
+    """Let a policy decide once; returns the nodes of every job's GPUs."""
+    state = Queue(QueueSettings()).order(cluster.state())
+    cluster.apply(state, Queue(QueueSettings()).admit(state, policy(state), "test"))  # type: ignore[operator]
+    return [cluster.nodes_of(j).tolist() for j in range(len(cluster.jobs))]
+
+
+class TestSiaProgramme:
+    def test_configurations_of_the_published_cluster(self) -> None:
+        shape = shape_of(*[("t4", 4)] * 6, *[("a100", 8)] * 2, *[("rtx", 8)] * 3)
+        assert configurations(shape) == [[1, 2, 4, 8, 12, 16, 20, 24], [1, 2, 4, 8, 16], [1, 2, 4, 8, 16, 24]]
+
+    def test_restart_factor(self) -> None:
+        factor = restart_factor(np.array([10.0, 60.0, 600.0, 600.0]), np.array([0, 0, 2, 40]), np.full(4, 30.0))
+        assert factor == pytest.approx([1.0, 60 / 90, 540 / 630, 0.0])
+
+    def test_costs_are_rounded_and_cut_off(self) -> None:
+        assert costs(np.array([1.0, 4.0, 3.0, 0.0, 1e-9]), -0.5).tolist() == [1.0, 0.5, 0.58, 3000.0, 3000.0]
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 10_000))
+    def test_as_good_as_trying_everything(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        rows, options = np.repeat(np.arange(4), 3), rng.integers(1, 5, 12)
+        choices = Choices(rows, rng.integers(0, 2, 12), options, np.round(rng.uniform(0.1, 1.6, 12), 2))
+        room = rng.integers(0, 7, 2)
+
+        def cost(chosen: Sequence[int]) -> float:
+            used = np.zeros(2, dtype=np.int64)
+            np.add.at(used, choices.kind[list(chosen)], choices.gpus[list(chosen)])
+            return np.inf if (used > room).any() else choices.cost[list(chosen)].sum() + 1.1 * (4 - len(chosen))
+
+        everything = product(*([None, 3 * row, 3 * row + 1, 3 * row + 2] for row in range(4)))
+        best = min(cost([one for one in chosen if one is not None]) for chosen in everything)
+        assert cost(solve(choices, room, 1.1).tolist()) == pytest.approx(best, rel=2e-3)
+
+
+class TestSia:
+    def test_starts_small_and_doubles_on_the_kind_that_is_fastest(self) -> None:
+        cluster = cluster_of([job(0, epochs=1000.0, gpus=1, max_gpus=8)])
+        sia = make_policy("sia")
+        assert decide(cluster, sia) == [[2]]
+        sizes = []
+        for _ in range(20):
+            cluster.advance()
+            sizes.append(len(decide(cluster, sia)[0]))
+        assert sizes == sorted(sizes)
+        assert set(sizes) == {2, 4}, "eight slow GPUs are slower than four fast ones"
+
+    def test_gives_fast_gpus_to_whom_they_help_most(self) -> None:
+        tables = with_kinds(
+            make_tables([[[[0.01 * k] for k in range(1, 5)]]] * 2), {"slow": (1.0, 4), "fast": (1.0, 4)}
+        )
+        rates = tables.rates.copy()
+        rates[tables.row[2, :, 1:]] *= 10  # m0 gains on fast GPUs, m1 does not
+        tables = replace(tables, rates=rates, elapsed=elapsed_from_rates(rates))
+        jobs = [job(0, gpus=4, model="m1", epochs=100.0), job(1, gpus=4, model="m0", epochs=100.0)]
+        cluster = SimulatedCluster((Node(4, gpu="slow"), Node(4, gpu="fast")), jobs, tables, SimulatorSettings())
+        assert decide(cluster, make_policy("sia")) == [[0] * 4, [1] * 4]
+
+    def test_leaves_jobs_that_are_starting_alone(self) -> None:
+        cluster = cluster_of(
+            [job(0, epochs=1000.0, gpus=1, max_gpus=8), job(1, submit=10.0, gpus=4, epochs=10.0)], interval=20.0
+        )
+        sia = make_policy("sia")
+        first = decide(cluster, sia)[0]
+        cluster.advance()
+        assert cluster.store.rescale_left[0] > 0
+        assert decide(cluster, sia)[0] == first
+
+
+class TestGavelProgramme:
+    def test_two_jobs_each_faster_on_its_own_kind(self) -> None:
+        share = fair_shares(np.array([[1.0, 4.0], [2.0, 1.0]]), np.array([1, 1]), np.array([1, 1]))
+        assert share == pytest.approx(np.array([[0.0, 1.0], [1.0, 0.0]]), abs=1e-6)
+
+    def test_equal_jobs_share_equally(self) -> None:
+        share = fair_shares(np.tile([1.0, 3.0], (4, 1)), np.ones(4, dtype=np.int64), np.array([1, 1]))
+        throughput = share @ [1.0, 3.0]
+        assert throughput == pytest.approx(np.full(4, 1.0), rel=1e-6)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.integers(0, 10_000), st.integers(1, 8), st.integers(1, 3))
+    def test_shares_are_possible_and_nobody_is_left_out(self, seed: int, count: int, kinds: int) -> None:
+        rng = np.random.default_rng(seed)
+        speed, gpus = rng.uniform(0.1, 5.0, (count, kinds)), rng.integers(1, 5, count)
+        room = rng.integers(0, 6, kinds)
+        share = fair_shares(speed, gpus, room)
+        assert (share >= 0).all()
+        assert (share.sum(axis=1) <= 1 + 1e-6).all()
+        assert (gpus @ share <= room + 1e-6).all()
+        fits = (gpus[:, None] <= room).any(axis=1)
+        assert ((share.sum(axis=1) > 0) == fits).all()
+
+    def test_priority_goes_to_who_is_furthest_behind(self) -> None:
+        share = np.array([[0.5, 0.0], [0.5, 0.0]])
+        received = np.array([[0.6, 0.0], [0.2, 0.0]])
+        speed, one = np.ones((2, 2)), np.array([1, 1])
+        chosen = give_by_priority(share, received, speed, one, np.array([1, 0]), np.zeros(2, dtype=bool))
+        assert chosen.tolist() == [NO_KIND, 0]
+
+
+def test_gavel_takes_turns_in_proportion_to_the_programme() -> None:
+    jobs = [job(j, gpus=4, epochs=1e4) for j in range(4)]  # on three nodes
+    cluster, gavel = cluster_of(jobs, fast=2.0), make_policy("gavel:round=60")
+    gavel.reset(0)
+    had: FloatArray = np.zeros((4, 3))
+    for _ in range(200):
+        for number, nodes in enumerate(decide(cluster, gavel)):
+            if nodes:
+                had[number, nodes[0]] += 1
+        cluster.advance()
+    throughput = had @ [1.0, 1.0, 2.0]
+    assert throughput.min() > 0.93 * throughput.max()
+
+
+def test_gavel_keeps_everybody_for_a_round() -> None:
+    jobs = [job(j, gpus=4, epochs=1e4) for j in range(4)]
+    cluster, gavel = cluster_of(jobs), make_policy("gavel:round=300")
+    gavel.reset(0)
+    first = decide(cluster, gavel)
+    for _ in range(4):
+        cluster.advance()
+        assert decide(cluster, gavel) == first
+    cluster.advance()
+    assert decide(cluster, gavel) != first

@@ -1,0 +1,92 @@
+"""Several kinds of GPU on a real-time cluster: the scheduler with controllers in memory, and Ray's resources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.policies.registry import make_policy
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.scheduler.backend import kind_of
+from rlpto.ray_cluster.scheduler.cluster import RayCluster
+from rlpto.ray_cluster.scheduler.placement import shape_with
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from tests.builders import job, linear_tables, with_kinds
+from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.test_cluster import make_cluster
+
+NODES = {"n1": 2, "n2": 4, "n3": 2}
+KINDS = {"n1": "slow", "n2": "fast", "n3": "slow"}
+TABLES = with_kinds(linear_tables(0.1, 8), {"slow": (1.0, 2), "fast": (2.0, 4)})
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SessionDatabase]:
+    with SessionDatabase(tmp_path / "state.sqlite") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("policy", ["equal_share", "fifo", "sia", "gavel"])
+def test_no_job_is_on_two_kinds_and_all_finish(policy: str, database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
+    jobs = [job(number, submit=5.0 * number, epochs=30.0, gpus=1, max_gpus=4) for number in range(4)]
+    cluster = make_cluster(backend, jobs, database, tables=TABLES)
+    asked = make_policy(policy)
+    on: set[str] = set()
+
+    class Watched:
+        name = policy
+
+        def reset(self, seed: int) -> None:
+            asked.reset(seed)
+
+        def __call__(self, state: ClusterState) -> Allocation:
+            for row, number in enumerate(state.jobs.index.tolist()):
+                kinds = {KINDS[node] for node in cluster.nodes_of(cluster.ids[number])}
+                assert len(kinds) <= 1
+                on.update(kinds)
+                if kinds:
+                    assert TABLES.kinds[TABLES.kind[state.jobs.type_index[row]]] == kinds.pop()
+            return asked(state)
+
+    run(cluster, Watched(), QueueSettings(), RewardWeights())
+    assert cluster.columns.finished.all()
+    assert "fast" in on
+
+
+def test_a_scheduler_that_returns_knows_which_kind_each_job_is_on(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), dict(NODES), kinds=KINDS)
+    cluster = make_cluster(backend, [job(0, epochs=1000.0, gpus=2)], database, tables=TABLES)
+    state = cluster.state()
+    cluster.apply(state, Allocation(np.array([2]), placement=np.array([[0, 2, 0]])))
+    cluster.advance()
+    again: RayCluster = make_cluster(backend, list(cluster.jobs), database, tables=TABLES)
+    assert TABLES.kinds[TABLES.kind[again.store.type_index[0]]] == "fast"
+
+
+def test_nodes_of_a_kind_without_speeds_are_left_alone(database: SessionDatabase) -> None:
+    backend = FakeBackend(FakeTime(), NODES | {"n4": 8}, kinds=KINDS | {"n4": "other"})
+    cluster = make_cluster(backend, [job(0)], database, tables=TABLES)
+    assert cluster.up_gpus == 8
+    alike = make_cluster(FakeBackend(FakeTime(), NODES | {"n4": 8}, kinds=KINDS), [job(0)], database)
+    assert alike.up_gpus == 16
+    assert alike.shape.kinds == ("gpu",)
+
+
+def test_what_is_missing_of_a_kind_is_down() -> None:
+    before = ClusterShape((Node(4, gpu="a"), Node(2, gpu="b"), Node(4, gpu="a")))
+    after = shape_with(before, [Node(4, gpu="a")])
+    assert [(node.gpus, node.gpu, node.up) for node in after] == [(4, "a", True), (4, "a", False), (2, "b", False)]
+    assert after.most_gpus == 8
+
+
+def test_kinds_by_ray_resources() -> None:
+    assert kind_of({"CPU": 4, "GPU": 1}) == "gpu"
+    assert kind_of({"GPU": 1, "accelerator_type:A100": 1.0}) == "a100"
+    assert kind_of({"GPU": 1, "accelerator_type:A100": 1.0, "gpu_kind:mine": 1.0}) == "mine"
