@@ -10,13 +10,14 @@ import asyncio
 import os
 import time
 import traceback
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 
 from rlpto.errors import CheckpointError
+from rlpto.ray_cluster.job.growth import Growth
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
 from rlpto.ray_cluster.job.retry_policy import RetryPolicy
@@ -70,7 +71,7 @@ class ControlLoop:
         self._sent = 0
         self._fault_since: float | None = None
         self._retry = RetryPolicy(spec)
-        self._growing_since: float | None = None
+        self._growth = Growth(self._roster, self._servers, spec.start_timeout)
         self._rolled_back = 0
         try:
             kept = self._job_folder.begin(resume or restarted)
@@ -98,7 +99,7 @@ class ControlLoop:
             self._generation = max(self._generation, generation)
             return
         self._generation, self._plan = generation, plan
-        self._growing_since = time.monotonic() if self._grows() else None
+        self._growth.begin(plan)
         self._retry.reset()
         self._checkpointer.write_record()
         self._wake.set()
@@ -209,34 +210,14 @@ class ControlLoop:
             self._servers.start_missing(self._plan)
             self._roster.start_missing(self._nodes)
 
-    def _grows(self) -> bool:
-        """True if all workers and servers that train have a place in the plan, which asks for more."""
-        present = Counter(self._roster.training_on), Counter(self._servers.nodes)
-        wanted = Counter(self._nodes), Counter(self._servers.wanted(self._plan))
-        return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
-
     def _roll_back_if_late(self) -> None:
         """Give up workers and servers that were to join those which train, and have not come up in time."""
-        since = self._growing_since
-        if since is None or not self._roster.training or self._fault_since is not None:
-            return
-        if not self._grows():
-            self._growing_since = None
-            return
-        if time.monotonic() - since <= self._spec.start_timeout and not self._retry.gave_up:
-            return
-        training, serving = self._roster.training_on, self._servers.nodes
-        for worker in list(self._roster.starting):
-            self._roster.release(worker)
-        self._servers.drop_starting()
-        self._plan = Plan(training, self._plan.batch_size, serving if self._plan.servers else ())
-        self._rolled_back, self._growing_since = self._generation, None
-        self._retry.reset()
-        self._job_folder.log_failure(
-            f"new workers or servers did not come up within {time.monotonic() - since:.0f} s: the job goes on with "
-            f"{len(training)} workers" + (f" and {len(serving)} servers" if serving else "")
-        )
-        self._checkpointer.write_record()
+        kept = None if self._fault_since is not None else self._growth.given_up(self._plan, self._retry.gave_up)
+        if kept is not None:
+            self._plan, self._rolled_back = kept, self._generation
+            self._retry.reset()
+            self._job_folder.log_failure(self._growth.why)
+            self._checkpointer.write_record()
 
     def _ready_to_join(self) -> list[Worker]:
         """Workers to take in now."""
@@ -438,7 +419,8 @@ class ControlLoop:
 
     async def _recover(self, fault: FaultError) -> None:
         """Keep those who are well, let go of the others, and go on from the newest state that is left."""
-        self._fault_since, self._growing_since = self._fault_since or time.time(), None
+        self._fault_since = self._fault_since or time.time()
+        self._growth.cancel()
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
