@@ -96,11 +96,11 @@ class Queue:
         """The allocation that is carried out: checked, and trimmed to capacity in queue order.
 
         A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
-        placed, see `rlpto.kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so, GPUs are held
-        back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy returns
-        no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is not
-        one of those the job has, a placement that the nodes have no room for, or parameter servers that the job cannot
-        have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
+        placed, see `rlpto.kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so,
+        GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy
+        returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is
+        not one of those the job has, a placement that the nodes have no room for, or parameter servers that the job
+        cannot have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")

@@ -133,8 +133,8 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of with as many servers on the same kind of GPU: its own choice of
-        a batch size first; then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
+        """[T, V] types that a job of each type can be of with as many servers on the same kind of GPU: its own choice
+        of a batch size first; then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
         return self._choices(self.batch_size, self.servers, self.kind)
 
     @cached_property
