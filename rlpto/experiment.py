@@ -263,10 +263,6 @@ class Experiment:
             raise ConfigError(
                 "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
             )
-        if len(self.shape.kinds) > 1:
-            raise ConfigError(
-                "knowledge.mode online: simulated jobs learn no speeds by kind of GPU; expected nodes of one kind"
-            )
         if self.tables.has_servers:
             raise ConfigError(
                 "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "

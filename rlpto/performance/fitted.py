@@ -71,9 +71,9 @@ class FittedProfiles:
             score=None if METRICS[job_type.metric].exponent == 1 else score,
         )
 
-    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
         """See `BatchFactsSource`."""
-        profile = self.profile(job_type.model)
+        profile = self.profile(job_type.model).on(gpu)
         batches = own_batches(job_type.batch_size, sum(placement), profile.batch.with_chosen())
         size = (len(placement), batches.gpus, batches.taken)
         step = profile.throughput.step_time(*size)
@@ -86,9 +86,14 @@ class FittedProfiles:
         rates = gain * profile.batch.base / seconds[:, None] / profile.samples
         return BatchFacts(batches, step, np.maximum(step - computing, 0.0), sqr, var, rates)
 
-    def limits(self, model: str) -> BatchLimits:
+    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
         """See `BatchFactsSource`."""
-        return self.profile(model).batch.with_chosen()
+        return self.profile(model).on(gpu).batch.with_chosen()
+
+    def one_gpu_throughput(self, model: str, gpu: str) -> float:
+        """See `BatchFactsSource`."""
+        profile = self.profile(model).on(gpu)
+        return float(profile.batch.max_local / profile.throughput.step_time(1, 1, profile.batch.max_local))
 
     def epoch_samples(self, model: str) -> FloatArray:
         """See `BatchFactsSource`."""

@@ -227,9 +227,9 @@ class MeasuredProfiles:
         )
         return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
-    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
         """See `BatchFactsSource`. A batch that was not measured on that very placement has the time of its size."""
-        model = self.model(job_type.model)
+        model = self.model(job_type.model, gpu)
         batches = own_batches(job_type.batch_size, sum(placement), model.limits)
         measured = smallest_rotation(placement)
         if measured in model.measured.placements:
@@ -248,13 +248,19 @@ class MeasuredProfiles:
         rates = model.gain(batches.total) / seconds[:, None] / model.epoch_progress
         return BatchFacts(batches, steps.step, steps.sync, sqr, var, rates)
 
-    def limits(self, model: str) -> BatchLimits:
+    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
         """See `BatchFactsSource`."""
-        return self.model(model).limits
+        return self.model(model, gpu).limits
+
+    def one_gpu_throughput(self, model: str, gpu: str) -> float:
+        """See `BatchFactsSource`."""
+        alone = self.model(model, gpu).measured.placements[(1,)]
+        return float(alone.local_batch.max() / alone.step_time.max())
 
     def epoch_samples(self, model: str) -> FloatArray:
         """See `BatchFactsSource`."""
-        return self.model(model).epoch_progress * self.model(model).limits.base
+        measured = self.model(model, next(iter(self.kinds(model)), ONE_KIND))  # alike on every kind
+        return measured.epoch_progress * measured.limits.base
 
     def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
         """As `FittedProfiles.choosing`; nothing is known of sizes beyond those that were measured."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.efficiency import CANDIDATES, BatchLimits, BatchSplit, feasible, split_batch
-from rlpto.performance.tables import JobType
+from rlpto.performance.tables import ONE_KIND, JobType
 
 _ROUNDING = 1e-8
 """What a share may exceed a whole number by, and be that number."""
@@ -83,11 +83,14 @@ class BatchFacts:
 class BatchFactsSource(Protocol):
     """Profiles that can tell what is true of batches."""
 
-    def batch_facts(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
-        """Facts of a type's batches where its GPUs are on nodes like `placement`, GPUs a node."""
+    def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
+        """Facts of a type's batches where its GPUs, of the kind `gpu`, are on nodes like `placement`, GPUs a node."""
 
-    def limits(self, model: str) -> BatchLimits:
-        """Limits of a model's batch size."""
+    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+        """Limits of a model's batch size on a kind of GPU."""
+
+    def one_gpu_throughput(self, model: str, gpu: str) -> float:
+        """Samples/s of one GPU of a kind that computes as many samples at once as it can."""
 
     def epoch_samples(self, model: str) -> FloatArray:
         """[P] samples at the base batch that each epoch's progress is worth."""

@@ -38,6 +38,8 @@ class SiaOptions(Settings):
     """Exponent p of a job's speed-up in the objective: the more negative, the more fairness counts."""
     waiting: float = Field(1.1, gt=0)
     """Cost of a job that gets no GPUs; a running one at its slowest costs 1."""
+    restart: float | None = Field(None, ge=0)
+    """Seconds that a restart is believed to take; null: each job's own rescale delay."""
     growth: float = Field(2.0, ge=1)
     """Factor by which a job may hold more GPUs than the most it has held so far; it starts on as few as it can."""
 
@@ -104,7 +106,8 @@ def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: Bool
     grid = configurations(shape)
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
     restarts = np.where(gpus > 0, jobs.rescales, 0)  # whoever has lost its GPUs must not wait for ever
-    factor = restart_factor(state.time - jobs.submit_time, restarts, jobs.rescale_delay)
+    seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
+    factor = restart_factor(state.time - jobs.submit_time, restarts, seconds)
     rows, kinds, counts, speeds = [], [], [], []
     for number, (gpu, sizes) in enumerate(zip(shape.kinds, grid, strict=True)):
         room = int(room_of(shape)[number])

@@ -267,8 +267,12 @@ class SimulatedCluster:
     def _take_types(self, state: ClusterState, allocation: Allocation) -> IntArray:
         """Make jobs of the types that are chosen for them; returns those that run on, but with other servers."""
         nobody, index = np.zeros(0, dtype=np.int64), state.jobs.index
-        if self._online is not None:
-            return nobody  # jobs choose their batches themselves
+        if self._online is not None:  # jobs choose their batches themselves
+            if allocation.placement is not None and len(self.tables.kinds) > 1:
+                types = self._online.take_kinds(index, kinds_of(allocation.placement, self._shape))
+                choose_types(self._world, 0, index, types)
+                self._online.tell_kinds(index)
+            return nobody
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
         if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
             return nobody

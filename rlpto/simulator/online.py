@@ -26,8 +26,10 @@ FIRST_SLOTS = 32
 
 @dataclass
 class _Running:
-    """How a job trains: facts of its placement, [P] candidate it takes in each epoch, and how far it had observed."""
+    """How a job trains: number of its kind of GPU, facts of its placement, [P] candidate it takes in each epoch, and
+    how far it had observed."""
 
+    kind: int
     placement: tuple[int, ...]
     facts: BatchFacts
     choices: IntArray
@@ -51,13 +53,13 @@ class FactsCache:
 
     def __init__(self, source: BatchFactsSource) -> None:
         self.source = source
-        self._facts: dict[tuple[JobType, tuple[int, ...]], BatchFacts] = {}
+        self._facts: dict[tuple[JobType, tuple[int, ...], str], BatchFacts] = {}
 
-    def __call__(self, job_type: JobType, placement: tuple[int, ...]) -> BatchFacts:
+    def __call__(self, job_type: JobType, placement: tuple[int, ...], gpu: str) -> BatchFacts:
         """See `BatchFactsSource.batch_facts`."""
-        key = (job_type, placement)
+        key = (job_type, placement, gpu)
         if key not in self._facts:
-            self._facts[key] = self.source.batch_facts(job_type, placement)
+            self._facts[key] = self.source.batch_facts(job_type, placement, gpu)
         return self._facts[key]
 
 
@@ -73,11 +75,13 @@ class OnlineJobs:
     ) -> None:
         self._jobs, self._store, self._truth, self._facts = jobs, store, truth, facts
         self._shared = shared
-        self._fits: dict[int | JobType, ThroughputBelief] = {}
+        self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, tuple[float, float]] = {}
         self._seen_by_type: dict[JobType, tuple[float, float]] = {}
         self._running: dict[int, _Running] = {}
         self._joining: dict[int, _Running] = {}
+        self._first_kind: dict[int | JobType, int] = {}
+        self._variants = len(truth.kinds)
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self.refits = 0
@@ -87,15 +91,27 @@ class OnlineJobs:
         """Model of a job, and its batch size if that is fixed."""
         return self._jobs[job].type
 
-    def fit_of(self, job: int) -> ThroughputBelief:
-        """What a job believes of its throughput."""
-        key = self.type_of(job) if self._shared else job
+    def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
+        """What a job believes of its throughput on the kind of GPU number `kind`."""
+        key = (self.type_of(job) if self._shared else job), kind
         if key not in self._fits:
-            kind = self.type_of(job)
-            limits = self._facts.source.limits(kind.model)
-            exponent = METRICS[kind.metric].exponent
-            self._fits[key] = ThroughputBelief(limits, kind.batch_size, self._truth.max_gpus, exponent)
+            own = self.type_of(job)
+            limits = self._facts.source.limits(own.model, self._truth.kinds[kind])
+            exponent = METRICS[own.metric].exponent
+            self._fits[key] = ThroughputBelief(limits, own.batch_size, self._truth.max_gpus, exponent)
         return self._fits[key]
+
+    def take_kinds(self, index: IntArray, kind: IntArray) -> IntArray:
+        """[n] true types of jobs number `index` [n] on kinds of GPU numbered kind [n]; a negative one: as they are."""
+        types = self._store.records["type_index"][index]
+        found: IntArray = np.where(kind < 0, types, self._truth.by_kind[types, np.maximum(kind, 0)])
+        return found
+
+    def tell_kinds(self, index: IntArray) -> None:
+        """Jobs number `index` are told of as on the kinds of their true types."""
+        slots = np.array([self._slots[job] for job in index.tolist()], dtype=np.int64)
+        records = self._store.records
+        records["told_type"][index] = slots + self._truth.kind[records["type_index"][index]]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
         """Gradient statistics (squared norm, variance) that a job saw last, or one like it; None: nobody has."""
@@ -114,10 +130,10 @@ class OnlineJobs:
             if not self._free:
                 self._grow()
             slot = self._slots[job] = self._free.pop()
-            self._store.records["told_type"][job] = slot
             kind = self._store.records["type_index"][job]
+            self._store.records["told_type"][job] = slot + self._truth.kind[kind]
             for name in ("accuracy", "epochs", "samples", "rescale_delay"):
-                getattr(self.tables, name)[slot] = getattr(self._truth, name)[kind]
+                getattr(self.tables, name)[slot : slot + self._variants] = getattr(self._truth, name)[kind]
             self.tables.__dict__.pop("facts", None)
             self._tell(job)
 
@@ -134,13 +150,14 @@ class OnlineJobs:
         last = len(running.choices) - 1
         first, now = min(int(running.observed_progress), last), min(int(np.ceil(progress)) - 1, last)
         running.observed_progress = progress
-        fit, facts = self.fit_of(job), running.facts
+        fit, facts = self.fit_of(job, running.kind), running.facts
         batches, nodes = facts.batches, len(running.placement)
         new = False
         for choice in dict.fromkeys(running.choices[first : now + 1].tolist()):
             key = (nodes, batches.gpus, int(batches.taken[choice]))
             new |= fit.observe(key, float(facts.step[choice]), float(facts.sync[choice]))
         if new:
+            self._first_kind.setdefault(self.type_of(job) if self._shared else job, running.kind)
             fit.fit()
             self.refits += 1
         choice = running.choices[now]
@@ -151,8 +168,10 @@ class OnlineJobs:
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
         """As `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
         joined, and until then as before."""
-        facts, progress = self._facts(self.type_of(job), placement), float(self._store.records["progress"][job])
-        running = _Running(placement, facts, np.zeros(facts.rates.shape[1], dtype=np.int64), progress)
+        progress = float(self._store.records["progress"][job])
+        kind = int(self._truth.kind[self._store.records["type_index"][job]])
+        facts = self._facts(self.type_of(job), placement, self._truth.kinds[kind])
+        running = _Running(kind, placement, facts, np.zeros(facts.rates.shape[1], dtype=np.int64), progress)
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
         return self._follow(job, running)
@@ -164,7 +183,7 @@ class OnlineJobs:
     def _follow(self, job: int, running: _Running) -> FloatArray:
         facts, progress = running.facts, float(self._store.records["progress"][job])
         epoch = min(int(progress), facts.rates.shape[1] - 1)
-        fit, seen = self.fit_of(job), self.seen_by(job)
+        fit, seen = self.fit_of(job, running.kind), self.seen_by(job)
         scales = facts.batches.weighed / fit.limits.base
         believed, first = np.zeros(0), 0
         if fit.params is not None and seen is not None:
@@ -193,11 +212,26 @@ class OnlineJobs:
         """Write what a job believes into its rows."""
         seen = self.seen_by(job)
         worth = self._facts.source.epoch_samples(self.type_of(job).model)
-        goodput = self.fit_of(job).score(*((1.0, 0.0) if seen is None else seen))
-        slot, last = self._slots[job], len(worth) - 1
+        last = len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(self.tables.rates.shape[1]), last)]
-        rows = self.tables.row[slot, :, 1:].reshape(-1)
-        self.tables.rates[rows[0] : rows[-1] + 1] = goodput.reshape(-1, 1) / by_epoch
+        for kind in range(self._variants):
+            score = self._score(job, kind, *((1.0, 0.0) if seen is None else seen))
+            rows = self.tables.row[self._slots[job] + kind, :, 1:].reshape(-1)
+            self.tables.rates[rows[0] : rows[-1] + 1] = score.reshape(-1, 1) / by_epoch
+
+    def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
+        """As `ThroughputBelief.score`, on a kind of GPU.
+
+        A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
+        throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023).
+        """
+        known = [other for other in (kind, *range(self._variants)) if self.fit_of(job, other).params is not None]
+        if not known or known[0] == kind:
+            return self.fit_of(job, kind).score(sqr, var)
+        first = self._first_kind.get(self.type_of(job) if self._shared else job, known[0])
+        model, kinds, one_gpu = self.type_of(job).model, self._truth.kinds, self._facts.source.one_gpu_throughput
+        ratio = one_gpu(model, kinds[kind]) / one_gpu(model, kinds[first])
+        return self.fit_of(job, first).score(sqr, var) * ratio
 
     def timed_tables(self) -> SpeedTables:
         """The told tables with the times that epochs take by them, for whoever simulates by what is told."""
@@ -205,7 +239,7 @@ class OnlineJobs:
 
     def _grow(self) -> None:
         """Room for twice as many active jobs."""
-        count = len(self.tables.types) - len(self._truth.types)
+        count = (len(self.tables.types) - len(self._truth.types)) // self._variants
         before = self.tables
         self.tables = self._with_slots(2 * count)
         for name in ("accuracy", "epochs", "samples", "rescale_delay"):
@@ -214,21 +248,28 @@ class OnlineJobs:
         self.tables.rates[: len(before.rates)] = before.rates
 
     def _with_slots(self, slots: int) -> SpeedTables:
-        """The true tables, and behind them types for so many jobs."""
-        truth, spans, most = self._truth, SPANS, self._truth.max_gpus
+        """The true tables, and behind them types for so many jobs, of each one for every kind of GPU."""
+        truth, spans, most, jobs = self._truth, SPANS, self._truth.max_gpus, slots
+        slots *= self._variants
         kinds, rows, epochs = len(truth.types), len(truth.rates), truth.rates.shape[1]
         row = np.zeros((kinds + slots, max(spans, truth.row.shape[1]), most + 1), dtype=np.int32)
         row[:kinds] = truth.row[:, np.minimum(np.arange(row.shape[1]), truth.row.shape[1] - 1)]
         own = rows + np.arange(slots * spans * most, dtype=np.int32).reshape(slots, spans, most)
         row[kinds:, :, 1:] = own[:, np.minimum(np.arange(row.shape[1]), spans - 1)]
         taken = set(self._slots.values())
-        self._free = [slot for slot in range(kinds + slots - 1, kinds - 1, -1) if slot not in taken]
+        firsts = kinds + self._variants * np.arange(jobs)
+        self._free = [slot for slot in firsts[::-1].tolist() if slot not in taken]
 
         def room(column: AnyArray) -> AnyArray:
             return np.concatenate([column, np.repeat(column[:1], slots, axis=0)])
 
         return SpeedTables(
             types=(*truth.types, *(JobType("", -1 - slot) for slot in range(slots))),
+            own=np.concatenate([np.arange(kinds), np.repeat(firsts, self._variants)]),
+            batch_size=np.zeros(kinds + slots, dtype=np.int64),
+            kinds=truth.kinds,
+            kind=np.concatenate([truth.kind, np.tile(np.arange(self._variants), jobs)]),
+            node_gpus=np.concatenate([truth.node_gpus, np.tile(_sizes_of(truth), jobs)]),
             rates=np.concatenate([truth.rates, np.ones((slots * spans * most, epochs))]),
             elapsed=np.zeros((0, 0)),
             row=row,
@@ -239,3 +280,8 @@ class OnlineJobs:
             exact_keys=np.zeros(0, dtype=np.int64),
             exact_rows=np.zeros(0, dtype=np.int32),
         )
+
+
+def _sizes_of(tables: SpeedTables) -> IntArray:
+    """[G] GPUs of the largest node of every kind."""
+    return np.array([tables.node_gpus[tables.kind == kind].max() for kind in range(len(tables.kinds))])

@@ -329,7 +329,7 @@ class RayCluster:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
         claims = self._commands.claims
         for node in nodes:
-            gpus = self._offer.known(node, self.time).gpus
+            gpus = self._offer.gpus_of(node)
             self.database.node(node, self._node_numbers.get(node, -1), gpus, False, self.time)
             self.database.event(self.time, "node_down", node=node, value=gpus)
         left = claims.remove_nodes(nodes)

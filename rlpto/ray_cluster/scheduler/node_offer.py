@@ -44,6 +44,10 @@ class NodeOffer:
         slots = min(sum(part.cpus for part in held), node.cpus)
         return Node(node.gpus, node.cpus, node.gpu, background=background, background_cpus=slots)
 
+    def gpus_of(self, name: str) -> int:
+        """GPUs of a node that was seen before, by its id; 0 of any other, such as one that has died since."""
+        return self._nodes[name].gpus if name in self._nodes else 0
+
     def kind_of(self, name: str) -> str | None:
         """Kind of GPU of a node that was seen before, by its id; None of any other."""
         return self._nodes[name].gpu if name in self._nodes else None
