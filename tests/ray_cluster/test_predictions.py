@@ -95,7 +95,7 @@ def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: 
         predictor.tell()
     assert [found for found, _ in made] == [None, None]
     assert made[0][1].startswith("policy fifo cannot be copied")
-    assert "backfill" in made[1][1]
+    assert "one_node" in made[1][1]
 
 
 class CannotBeCopied(Fifo):

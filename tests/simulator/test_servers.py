@@ -36,7 +36,7 @@ def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTab
     served = np.arange(count) >= first - 1
     return replace(
         tables,
-        types=tuple(JobType(kind.model, None, p if p > 1 else None) for p in numbers for kind in tables.types),
+        types=tuple(JobType(kind.model, servers=p if p > 1 else None) for p in numbers for kind in tables.types),
         rates=rates,
         elapsed=elapsed_from_rates(rates),
         row=row,
