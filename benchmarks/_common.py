@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -42,6 +43,14 @@ def data_folder() -> Path:
     """Folder with real traces and profiles: $RLPTO_DATA, else shared/ beside the checkout."""
     named = os.environ.get("RLPTO_DATA")
     return Path(named) if named else ROOT.parent / "shared"
+
+
+def sources_digest() -> str:
+    """Digest of all sources that a measurement may depend on."""
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "rlpto").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("_*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def parser(description: str) -> argparse.ArgumentParser:

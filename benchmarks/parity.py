@@ -58,16 +58,9 @@ def main() -> None:
     profiles = _common.needed(options.profiles, "profiles")
     policies = options.policies.split(",")
     expected = PUBLISHED if options.expect is None else read_expected(_common.needed(options.expect))
-    overrides = [
-        f"workload.path={json.dumps(str(workloads / '*.csv'))}",
-        f"profiles.folder={json.dumps(str(profiles))}",
-    ]
     checks, facts = [], {}
     with _common.bad_input():
-        experiments = {
-            policy: Experiment(load_config(_common.CONFIGS / "pollux.yaml", [*overrides, *ONLINE.get(policy, ())]))
-            for policy in policies
-        }
+        experiments = {policy: experiment_of(policy, workloads, profiles) for policy in policies}
         windows = experiments[policies[0]].windows()
         lacking = [window for policy, window in expected if policy in policies and window not in windows]
         if options.expect is not None and lacking:  # of the published ones, those that are there count
@@ -81,6 +74,15 @@ def main() -> None:
                     off = 100 * abs(ours / expected[policy, window] - 1)
                     checks.append(_common.Check(f"{policy} on {window}, off by", off, "%", options.within, False))
     _common.finish(checks, options.json, **facts)
+
+
+def experiment_of(policy: str, workloads: Path, profiles: Path) -> Experiment:
+    """What the published figures of a policy came about with, on the workloads and profiles of these folders."""
+    overrides = [
+        f"workload.path={json.dumps(str(workloads / '*.csv'))}",
+        f"profiles.folder={json.dumps(str(profiles))}",
+    ]
+    return Experiment(load_config(_common.CONFIGS / "pollux.yaml", [*overrides, *ONLINE.get(policy, ())]))
 
 
 def read_expected(path: Path) -> dict[tuple[str, str], float]:

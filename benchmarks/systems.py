@@ -8,7 +8,6 @@ changes, so that an interrupted call goes on where it was. Exits 1 if a behaviou
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import math
@@ -58,7 +57,7 @@ def main() -> None:
 
 def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
     """Checks and tables of a system, as plain data: those that are kept, if nothing has changed since."""
-    path, digest = folder / f"{name}.json", digest_of()
+    path, digest = folder / f"{name}.json", _common.sources_digest()
     if path.exists() and not fresh:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
@@ -76,15 +75,6 @@ def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(found, default=float, indent=1))
     return found
-
-
-def digest_of() -> str:
-    """Digest of all sources that a measurement depends on."""
-    digest = hashlib.sha256()
-    sources = [*sorted((_common.ROOT / "rlpto").rglob("*.py")), *sorted(Path(__file__).parent.glob("_*.py"))]
-    for path in sources:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def block(name: str, found: Mapping[str, Any]) -> str:

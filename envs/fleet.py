@@ -62,7 +62,8 @@ class Fleet(NamedTuple):
     reserve: [W, T] GPUs to hold back, or empty.
     current: [B] workload that each cluster runs. shown: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and
     speed: [B, M, K + 1] theirs: as `look_around` left them.
-    packed: [T, K + 1] rows of the speed tables. known_remaining, known_speed: as in the speed tables, or empty.
+    packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. known_remaining, known_speed: as in the
+    speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
     reward: [1] `rlpto.rewards.WEIGHTS`.
@@ -83,6 +84,7 @@ class Fleet(NamedTuple):
     shown: AnyArray
     speed: FloatArray
     packed: IntArray
+    told_rates: FloatArray
     known_remaining: FloatArray
     known_speed: FloatArray
     noise: FloatArray
@@ -147,6 +149,7 @@ def build_fleet(
         shown=np.zeros((count, most), dtype=VIEW),
         speed=np.zeros((count, most, packed.shape[1])),
         packed=packed,
+        told_rates=np.ascontiguousarray(tables.told_rates),
         known_remaining=tables.told_remaining,
         known_speed=tables.told_speed,
         noise=_joint_noise(workloads, most, packed.shape[1]),
@@ -232,7 +235,7 @@ def look_around(f: Fleet, b: int) -> None:
     view, speed = f.shown[b, :n], f.speed[b, :n]
     fill_estimates(w.jobs[b], w.types, w.accuracy, f.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(view, w.rates, f.packed, f.known_speed, noise, 0, speed)
+    fill_speed(view, f.told_rates, f.packed, f.known_speed, noise, 0, speed)
     if f.converging[0] < 1:
         shrink_converging(view, f.converging[0], f.converging[1])
 

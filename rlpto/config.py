@@ -14,6 +14,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
 from rlpto.files import file_there, is_there
 from rlpto.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
+from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.tables import ONE_KIND
 from rlpto.policies.spec import FILE_ENDINGS, parse_spec
 from rlpto.queues import QueueSettings
@@ -114,6 +115,9 @@ class WorkloadSettings(Settings):
     """How a recorded job is given a model and its work."""
     background: tuple[BackgroundLoad, ...] = ()
     """Other processes that hold GPUs and CPU slots from the start until they end; jobs may have what they free."""
+    metric: MetricName = DEFAULT_METRIC
+    """What jobs that name no metric choose their batch size by, and what policies are told of their speed: goodput
+    (samples/s times statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
     load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
     files: needs `draws`."""

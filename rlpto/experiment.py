@@ -25,6 +25,7 @@ from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy, chooses_batch_sizes, chooses_servers
 from rlpto.policies.registry import make_policy
@@ -43,7 +44,7 @@ from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.listed import LISTED_WINDOW, listed_job, listed_jobs, listed_trace
 from rlpto.workloads.load import offered_load, scale_load
-from rlpto.workloads.mapping import job_types, map_jobs, requested_work
+from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.sources import FollowedFile
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
@@ -182,9 +183,9 @@ class Experiment:
         """Every job type of the workload, and the most GPUs a job may hold."""
         workload, most = self.config.workload, self.shape.most_gpus
         if workload.source == "follow":
-            return [JobType(model) for model in self.models], most
+            return [JobType(model, None, metric) for model in self.models for metric in METRICS], most
         if workload.source == "jobs":
-            types = {JobType(job.model, job.batch_size) for job in self._listed}
+            types = {job.type for job in self._listed}
             most = max(job.max_gpus for job in self._listed)
         else:
             if workload.source == "files":  # from which windows are drawn, by work that the tables tell
@@ -193,9 +194,11 @@ class Experiment:
                 traces = [cut.trace for cut in self.window_traces.values()]
             if not traces:
                 raise TraceError(f"{self._workload}: no jobs")
-            types = {kind for trace in traces for kind in job_types(trace, workload.mapping, self.models)}
+            types = {
+                kind for trace in traces for kind in job_types(trace, workload.mapping, self.models, workload.metric)
+            }
             most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
-        return sorted(types, key=lambda kind: (kind.model, kind.batch_size or 0)), most
+        return sorted(types, key=type_order), most
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
@@ -215,6 +218,7 @@ class Experiment:
             self.shape.most_gpus,
             self.shape.gpus_per_node,
             self._useful_gpus,
+            self.config.workload.metric,
         )
 
     def cluster(
@@ -234,6 +238,7 @@ class Experiment:
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
         knowledge = self.config.knowledge
+        self.check_simulated()
         noise = estimate_noise(knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
@@ -249,6 +254,20 @@ class Experiment:
             beliefs=self._facts if knowledge.mode == "online" else None,
             shared_fits=knowledge.fits == "shared",
         )
+
+    def check_simulated(self) -> None:
+        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told."""
+        if self.config.knowledge.mode != "online":
+            return
+        if self.config.simulator.share > 1:
+            raise ConfigError(
+                "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
+            )
+        if self.tables.has_servers:
+            raise ConfigError(
+                "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
+                "without them, exact or noisy, or a real cluster"
+            )
 
     def policy(self, spec: str) -> Policy:
         """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
@@ -322,7 +341,10 @@ class Experiment:
                 "knowledge.mode exact and forecast.mode off"
             )
         facts, capacity = self.profiles.facts, self.shape.most_gpus
-        return FollowedFile(self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity))
+        metric = self.config.workload.metric
+        return FollowedFile(
+            self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity, metric)
+        )
 
     def source(self) -> FollowedFile | None:
         """Where jobs come from while a cluster runs; None: all are known from the start."""
@@ -331,7 +353,8 @@ class Experiment:
     @cached_property
     def _listed(self) -> list[Job]:
         """Jobs of a workload that lists them."""
-        return listed_jobs(self.config.workload.jobs, self.profiles.facts, self.shape.most_gpus)
+        workload = self.config.workload
+        return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
     @cached_property
     def _file_traces(self) -> dict[Path, Trace]:

@@ -75,6 +75,8 @@ class JobTable:
     """[n] True for jobs that hold no GPUs."""
     keepable: IntArray
     """[n] GPUs a job may keep: what it holds, or its limit where that has been lowered since."""
+    metric: IntArray
+    """[n] number of each job's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
     batch_sizes: IntArray
     """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
     first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
@@ -196,7 +198,7 @@ class JobTable:
         if self._noise is None and self._tables.known_speed is None:
             # The whole table of speeds would be fifty times the work for one entry a job.
             row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
-            speed = self._tables.rates[row, self.epoch] * self.scale
+            speed = self._tables.told_rates[row, self.epoch] * self.scale
         else:
             speed = self.speed[np.arange(len(self)), gpus]
         with np.errstate(divide="ignore"):
@@ -249,7 +251,7 @@ class JobTable:
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         speed = np.empty((len(records), tables.max_gpus + 1))
         rows = tables.packed_rows(self._gpus_per_node) if rows is None else rows
-        fill_speed(records, tables.rates, rows, tables.told_speed, noise, tables.max_gpus, speed)
+        fill_speed(records, tables.told_rates, rows, tables.told_speed, noise, tables.max_gpus, speed)
         return speed
 
     def _gather_batch_sizes(self) -> IntArray:
@@ -270,13 +272,16 @@ class JobTable:
 
     def _gather_speed_at_batch_sizes(self) -> FloatArray:
         """[V, n, K + 1] speeds at them."""
-        found, work = [], self._tables.known_remaining
+        tables, found = self._tables, []
+        work, exponent, samples = tables.known_remaining, tables.exponent[self.type_index], tables.fixed_batch
         for types in self._tables.batch_choices[self.type_index].T:
             records = self.records.copy()
             records["type_index"] = kind = np.where(types == NO_TYPE, self.type_index, types)
             speed = np.where(types[:, None] == NO_TYPE, 0.0, self._speed_of(records))
             if work is not None:  # counted in steps, which are worth more where the batch is larger
-                speed *= (work[self.type_index, self.epoch] / work[kind, self.epoch])[:, None]
+                worth = work[self.type_index, self.epoch] / work[kind, self.epoch]
+                larger = samples[kind] / samples[self.type_index]
+                speed *= (worth**exponent * larger ** (1 - exponent))[:, None]
             found.append(speed)
         return np.stack(found)
 
@@ -290,6 +295,7 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "own_servers": lambda table: table._tables.servers[table._tables.own[table.type_index]],
     "most_servers": lambda table: table._tables.most_servers[table.type_index],
     "speed_at_servers": JobTable._gather_speed_at_servers,
+    "metric": lambda table: table._tables.metric[table.type_index],
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

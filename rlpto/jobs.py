@@ -15,6 +15,7 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.compiled import kernel
 from rlpto.errors import JobError
+from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 from rlpto.performance.tables import JobType, SpeedTables
 
 PRIORITY_CLASSES = ("high", "normal", "low")
@@ -34,6 +35,7 @@ class Job:
     min_gpus, max_gpus: limits of an elastic policy.
     priority: class, 0 (high) to 2 (low).
     batch_size: fixed total batch size in samples; None lets the job adapt it.
+    metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Job:
     max_gpus: int = 1
     priority: int = 1
     batch_size: int | None = None
+    metric: str = DEFAULT_METRIC
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.submit_time) and self.submit_time >= 0):
@@ -61,6 +64,13 @@ class Job:
             )
         if not 0 <= self.priority < len(PRIORITY_CLASSES):
             raise JobError(f"job {self.name}: priority {self.priority}, expected 0 to {len(PRIORITY_CLASSES) - 1}")
+        if self.metric not in METRICS:
+            raise JobError(f"job {self.name}: metric {self.metric!r}, expected one of {', '.join(METRICS)}")
+
+    @property
+    def type(self) -> JobType:
+        """What decides its speed."""
+        return JobType(self.model, self.batch_size, self.metric)
 
 
 JOB = np.dtype(
@@ -220,11 +230,12 @@ class JobStore:
             records[column] = [getattr(job, column) for job in jobs]
         if np.any(np.diff(records["submit_time"]) < 0):
             raise JobError("jobs must be sorted by submit_time")
-        types = [JobType(job.model, job.batch_size) for job in jobs]
+        types = [job.type for job in jobs]
         foreign = next((job for job, job_type in zip(jobs, types, strict=True) if job_type not in index), None)
         if foreign is not None:
             raise JobError(
-                f"job {foreign.name}: no speed table for model {foreign.model} with batch_size {foreign.batch_size}"
+                f"job {foreign.name}: no speed table for model {foreign.model} with batch_size {foreign.batch_size} "
+                f"and metric {foreign.metric}"
             )
         if len(jobs) and records["max_gpus"].max() > tables.max_gpus:
             worst = jobs[int(records["max_gpus"].argmax())]

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlpto.config import Config
 from rlpto.files import digest
+from rlpto.performance.metrics import DEFAULT_METRIC
 from rlpto.performance.tables import ONE_KIND
 from rlpto.settings import Settings
 from rlpto.workloads.files import KEYS
@@ -45,6 +46,7 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "workload.background": lambda config: not config.workload.background,
     "simulator.share": lambda config: config.simulator.share == 1,
     "simulator.share_slowdown": lambda config: config.simulator.share == 1,
+    "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
     "workload.jobs": lambda config: config.workload.source != "jobs",
 }
 """Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found
@@ -68,6 +70,9 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
     for group in settings["cluster"]["nodes"]:
         if group["gpu"] == ONE_KIND:
             del group["gpu"]
+    for job in settings["workload"].get("jobs", ()):
+        if job["metric"] is None:
+            del job["metric"]
     return settings
 
 

@@ -100,7 +100,7 @@ class Queue:
         GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy
         returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is
         not one of those the job has, a placement that the nodes have no room for, or parameter servers that the job
-        cannot have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
+        cannot have. Jobs get no GPUs where there are no CPU slots for their servers, see `admit_servers`.
         """
         if not isinstance(allocation, Allocation):
             raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")

@@ -382,7 +382,7 @@ class TreeParams:
             "rlpto/performance/profiles/treenet.yaml": PROFILE % ("treenet", "{law: tree, sample: 0.01, hop: 0.5}"),
         },
         inserted=(
-            ("rlpto/performance/laws.py", '    "pollux": ThroughputParams,\n}', '    "tree": TreeParams,\n'),
+            ("rlpto/performance/laws.py", '    "parameter_server": ServerParams,\n}', '    "tree": TreeParams,\n'),
             (
                 "rlpto/performance/laws.py",
                 "\nLAWS: Mapping",

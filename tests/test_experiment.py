@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,39 @@ def test_every_policy_schedules_the_same_jobs() -> None:
     assert records[0].names == records[1].names
     for column in ("submit_time", "epochs", "data_size", "requested_gpus", "priority", "alone_time"):
         np.testing.assert_array_equal(getattr(records[0], column), getattr(records[1], column))
+
+
+def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> None:
+    experiments = [Experiment(synthetic(metric=metric)) for metric in ("goodput", "throughput")]
+    window = experiments[0].windows("test")[0]
+    jobs = [experiment.jobs(window, 0) for experiment in experiments]
+    assert {job.metric for job in jobs[1]} == {"throughput"}
+    assert [replace(job, metric="goodput") for job in jobs[1]] == jobs[0]
+    policy = "equal_share"
+    alone, longer = (x.run_policy(x.policy(policy), window, 0).jobs.alone_time for x in experiments)
+    assert np.all(longer >= alone * (1 - 1e-9))
+    assert longer.sum() > 1.01 * alone.sum()
+
+
+def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text(
+        "name,time,application,num_replicas,batch_size,metric\n"
+        "a,0,cifar10,4,0,throughput\nb,1,cifar10,4,0,\nc,2,cifar10,4,2048,efficiency\n"
+    )
+    workload = {
+        "source": "files",
+        "path": str(tmp_path / "w.csv"),
+        "mapping": {"mode": "given"},
+        "metric": "efficiency",
+    }
+    experiment = Experiment(Config.model_validate({"workload": workload}))
+    jobs = experiment.jobs("w", 0)
+    assert [(job.batch_size, job.metric) for job in jobs] == [
+        (None, "throughput"),
+        (None, "efficiency"),
+        (2048, "efficiency"),
+    ]
+    assert experiment.run_policy(experiment.policy("fifo"), "w", 0).jobs.finish_time.max() < 1e5
 
 
 def test_windows_of_different_splits_never_overlap() -> None:

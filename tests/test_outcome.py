@@ -18,6 +18,8 @@ ON: dict[str, dict[str, Any]] = {
     "simulator.growth": {"simulator": {"growth": "overlap"}},
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},
+    "workload.metric": {"workload": {"metric": "throughput"}},
+    "workload.background": {"workload": {"background": [{"gpus": 2, "until": 60}]}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }
 

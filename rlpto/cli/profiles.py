@@ -1,13 +1,19 @@
-"""`rlpto profiles`: the measured models, and the fit that made them."""
+"""`rlpto profiles`: the measured models, the fit that made them, and what they predict of a training."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rlpto.performance.metrics import UtilityBand
+    from rlpto.performance.preview import Prediction
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -74,6 +80,120 @@ def fit(
     make_console(quiet).print(f"{len(paths)} profiles in {out}: {', '.join(path.stem for path in paths)}")
     if not quiet:
         show(out)
+
+
+@app.command(epilog="Example: rlpto profiles preview cifar10 --gpus 1..16")
+def preview(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model that has a profile.")],
+    gpus: Annotated[str, typer.Option(metavar="RANGE", help="Numbers of GPUs, such as 1..16, or 1,2,4,8.")] = "1..16",
+    metric: Annotated[
+        str,
+        typer.Option(metavar="METRIC", help="What the batch size is chosen by: goodput, throughput, efficiency, all."),
+    ] = "all",
+    profiles: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Profiles or measurements, instead of the built-in profiles.")
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=1024, metavar="N", help="GPUs of a node.")] = 4,
+    min_util: Annotated[
+        float | None, typer.Option(help="Least utility of a GPU, instead of each metric's own.")
+    ] = None,
+    max_util: Annotated[float | None, typer.Option(help="Most utility of a GPU, likewise; both or none.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write all figures: a .csv or .json file.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
+    import difflib
+
+    from rlpto.errors import ConfigError
+    from rlpto.performance.compile import load_profiles
+    from rlpto.performance.metrics import METRIC_NAMES
+    from rlpto.performance.preview import parse_gpus, predict_training
+
+    chosen = METRIC_NAMES if metric == "all" else tuple(name for name in METRIC_NAMES if name == metric)
+    if not chosen:
+        near = difflib.get_close_matches(metric, METRIC_NAMES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"--metric {metric[:60]}: expected one of {', '.join(METRIC_NAMES)}, all{hint}")
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise ConfigError(f"--out {out}: expected a file that ends in .csv or .json")
+    counts, band = parse_gpus(gpus), _band(min_util, max_util)
+    found = predict_training(load_profiles(profiles), model, counts, chosen, gpus_per_node, band)
+    console = make_console(quiet)
+    console.print(_preview_table(found))
+    if out is not None:
+        _write_preview(found, out)
+        console.print(f"figures: {out}", style="bold")
+
+
+def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
+    """Bounds on a GPU's utility. Raises ConfigError for only one of them, or if they are out of order."""
+    from rlpto.errors import ConfigError
+    from rlpto.performance.metrics import UtilityBand
+
+    if min_util is None and max_util is None:
+        return None
+    if min_util is None or max_util is None:
+        raise ConfigError("--min-util and --max-util: expected both or none")
+    try:
+        return UtilityBand(min_util, max_util)
+    except ValueError as wrong:
+        raise ConfigError(f"--min-util, --max-util: {wrong}") from None
+
+
+def _preview_table(found: list[Prediction]) -> Table:
+    """A row for every number of GPUs, three columns for every metric."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    metrics = list(dict.fromkeys(row.metric for row in found))
+    table = Table(
+        title=f"{escape(found[0].model)}: a whole training, alone, without rescales",
+        title_justify="left",
+        title_style="bold",
+        caption="utility: speed-up / GPUs by the metric's score; * within the metric's bounds, > what they ask for",
+        caption_justify="left",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("\nGPUs", justify="right")
+    for name in metrics:
+        for heading in (f"{name}\nhours", "\nGPU-hours", "\nutility"):
+            table.add_column(heading, justify="right", no_wrap=True)
+    by_gpus: dict[int, list[Prediction]] = {}
+    for row in found:
+        by_gpus.setdefault(row.gpus, []).append(row)
+    for count, rows in by_gpus.items():
+        cells = [str(count)]
+        for row in rows:
+            mark = ("> " if row.chosen else "") + ("*" if row.within_band else " ")
+            cells += [f"{row.hours:,.2f}", f"{row.gpu_hours:,.1f}", f"{mark} {row.utility:.2f}"]
+        table.add_row(*cells)
+    return table
+
+
+def _write_preview(found: list[Prediction], path: Path) -> None:
+    """All figures, as CSV or JSON by the file's ending."""
+    import csv
+    import io
+    import json
+    from dataclasses import asdict
+
+    from rlpto.errors import ConfigError
+    from rlpto.files import write_text
+
+    rows = [asdict(row) for row in found]
+    text = io.StringIO(newline="")
+    if path.suffix == ".json":
+        json.dump(rows, text, indent=2)
+    else:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    write_text(path, text.getvalue(), "the figures", ConfigError)
 
 
 VERB = Verb(app, INPUTS)

@@ -27,12 +27,14 @@ Observed = tuple[int, int, int]
 class ThroughputBelief:
     """Steps that one job, or all jobs of a model, have observed, and the fit to them.
 
-    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to.
+    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: of the
+    efficiency in what is maximised, see `rlpto.performance.metrics.JobMetric`.
     """
 
     limits: BatchLimits
     batch: int | None
     most: int
+    exponent: float = 1.0
     steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
     params: ThroughputParams | None = None
     _candidates: dict[int, OwnBatches] = field(default_factory=dict)
@@ -71,8 +73,9 @@ class ThroughputBelief:
         seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
         return np.where(found.usable, found.weighed / seconds, 0.0)
 
-    def goodput(self, sqr: float, var: float) -> FloatArray:
-        """[SPANS, most] samples per second, counted as at the base batch, with 1.. GPUs on one node and on several.
+    def score(self, sqr: float, var: float) -> FloatArray:
+        """[SPANS, most] best score with 1.. GPUs on one node and on several: samples per second, counted as at the base
+        batch. Where the efficiency has another exponent than 1, one GPU has its goodput all the same.
 
         Before the first fit a job is taken to scale perfectly from one base batch per second and GPU.
         """
@@ -86,16 +89,21 @@ class ThroughputBelief:
             nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
             seconds = self.params.step_time(nodes, gpus, local, accumulation)
             self._table = np.where(usable, self._scales * self.limits.base / seconds, 0.0)
-        return best_goodput(self._table, self._scales, sqr, var)
+        score = best_score(self._table, self._scales, sqr, var, self.exponent)
+        if self.exponent != 1:
+            chosen = choose(self._table[0, 0], self._scales[0], sqr, var, self.exponent)
+            goodput = self._table[0, 0, chosen] * efficiency_seen(sqr, var, self._scales[0, chosen])
+            score *= goodput / score[0, 0]
+        return score
 
 
 @njit(error_model="numpy")
-def best_goodput(throughput: FloatArray, scales: FloatArray, sqr: float, var: float) -> FloatArray:
-    """[S, K] largest goodput over the candidates of throughput [S, K, C] samples/s. scales: [K, C] base batches."""
+def best_score(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> FloatArray:
+    """[S, K] largest score over the candidates of throughput [S, K, C] samples/s. scales: [K, C] base batches."""
     best = np.zeros(throughput.shape[:2])
     for gpus in range(scales.shape[0]):
         for at in range(scales.shape[1]):
-            useful = efficiency_seen(sqr, var, scales[gpus, at])
+            useful = efficiency_seen(sqr, var, scales[gpus, at]) ** exponent
             for span in range(throughput.shape[0]):
                 best[span, gpus] = max(best[span, gpus], throughput[span, gpus, at] * useful)
     return best
@@ -109,13 +117,13 @@ def efficiency_seen(sqr: float, var: float, scale: float) -> float:
 
 
 @njit(error_model="numpy")
-def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float) -> int:
-    """The candidate with the largest goodput, the first of equals. throughput, scales: [C]."""
+def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> int:
+    """The candidate with the largest score, the first of equals. throughput, scales: [C]."""
     best, most = 0, -1.0
     for at in range(len(throughput)):
-        goodput = throughput[at] * efficiency_seen(sqr, var, scales[at])
-        if goodput > most:
-            best, most = at, goodput
+        score = throughput[at] * efficiency_seen(sqr, var, scales[at]) ** exponent
+        if score > most:
+            best, most = at, score
     return best
 
 
@@ -128,6 +136,7 @@ def follow_choices(
     rates: FloatArray,
     epoch: int,
     first: int,
+    exponent: float,
     out_rates: FloatArray,
     out_choices: IntArray,
 ) -> None:
@@ -142,4 +151,4 @@ def follow_choices(
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):
-            choice = choose(throughput, scales, grad_sqr[choice, at], grad_var[choice, at])
+            choice = choose(throughput, scales, grad_sqr[choice, at], grad_var[choice, at], exponent)

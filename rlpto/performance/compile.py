@@ -83,7 +83,9 @@ def compile_tables(
         numbers = [None, *(chosen_servers(profiles, kind) if choose_servers else ())]
         variants += [(own, size, number) for size in sizes for number in numbers if size or number]
     own_types = [profiles.facts(kind.model) for kind in types]
-    types = [JobType(types[own].model, size or types[own].batch_size, number) for own, size, number in variants]
+    types = [
+        types[own]._replace(batch_size=size or types[own].batch_size, servers=number) for own, size, number in variants
+    ]
     parts = [profiles.type_tables(job_type, max_gpus, size, gpu) for gpu, size in nodes.items() for job_type in types]
     on_each, several = len(types), len(nodes)
     variants, types = variants * several, [*types] * several
@@ -111,6 +113,7 @@ def compile_tables(
         batch_size=np.array([size for _, size, _ in variants]),
         servers=np.array([number or own_types[own].servers for own, _, number in variants]),
         most_servers=np.array([own_types[own].most_servers for own, _, _ in variants]),
+        score_rates=_score_rates(types, parts, offsets, np.array([own for own, _, _ in variants]), rates),
         kinds=tuple(nodes),
         kind=np.repeat(np.arange(several), on_each),
         node_gpus=np.repeat(np.array(list(nodes.values())), on_each),
@@ -149,6 +152,28 @@ def _rows(
         held = np.minimum(np.arange(spans), part.row.shape[0] - 1)
         row[i, :, 1:] = part.row[held] + offsets[i]
     return row
+
+
+def _score_rates(
+    types: Sequence[JobType], parts: Sequence[TypeTables], offsets: IntArray, own: IntArray, rates: FloatArray
+) -> FloatArray | None:
+    """[R, P] `SpeedTables.score_rates`. own: [T] as there.
+
+    Where a job's batch is fixed and nobody has chosen another, there is nothing to score: the truth is told.
+    """
+    scored = [i for i, part in enumerate(parts) if part.score is not None]
+    scored = [i for i in scored if types[i].batch_size is None or own[i] != i]
+    if not scored:
+        return None
+    told = rates.copy()
+    for i in scored:
+        part, mine, start = parts[i], parts[own[i]], offsets[i]
+        assert part.score is not None
+        assert mine.score is not None, "variants of a type have its metric"
+        alone = mine.exact.get((1,), int(mine.row[0, 0]))
+        unit = mine.rates[alone] / mine.score[alone]
+        told[start : start + len(part.score)] = _held(part.score * unit, rates.shape[1])
+    return told
 
 
 def _exact(

@@ -1,7 +1,8 @@
 """Statistical efficiency from the gradient noise scale, and how a job chooses its batch size.
 
 Formulas: McCandlish et al. 2018 for the noise scale; Pollux (Qiao et al., OSDI 2021, sections 3.1 and
-3.3) for efficiency, accumulation and the choice of the batch size that maximises goodput.
+3.3) for efficiency, accumulation and the choice of the batch size that maximises goodput, or another score of
+`rlpto.performance.metrics`.
 """
 
 from __future__ import annotations
@@ -127,24 +128,49 @@ def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit
     return split_batch(batches, gpus[:, None], limits)
 
 
-def goodput(
-    law: ThroughputLaw, noise_scale: FloatArray, limits: BatchLimits, spans: int, max_gpus: int, batch: int | None
-) -> FloatArray:
-    """[spans, max_gpus, epochs] samples' worth of progress per second with a total batch, None: the best one.
+class Choice(NamedTuple):
+    """What comes of the batch size that a job chooses; arrays of one shape, NaN where there is none to choose.
 
-    noise_scale: [epochs] in samples. Entry [s, k - 1] is for k GPUs on s + 1 nodes; where k GPUs
-    exceed what the batch allows, NaN.
+    progress: samples' worth of progress per second (goodput). score: what the batch was chosen by, samples per second
+    weighted as the metric says. batch: total samples of a step.
+    """
+
+    progress: FloatArray
+    score: FloatArray
+    batch: FloatArray
+
+
+def choose_batch(
+    law: ThroughputLaw,
+    noise_scale: FloatArray,
+    limits: BatchLimits,
+    spans: int,
+    max_gpus: int,
+    batch: int | None,
+    exponent: float = 1.0,
+) -> Choice:
+    """[spans, max_gpus, epochs] what a job makes of k GPUs with a total batch, None: the one of the largest score.
+
+    noise_scale: [epochs] in samples. exponent: of the efficiency in the score, see `metrics.JobMetric`. Entry
+    [s, k - 1] is for k GPUs on s + 1 nodes; where k GPUs exceed what the batch allows, NaN.
     """
     split = splits(batch, np.arange(1, max_gpus + 1), limits)
     nodes = np.arange(1, spans + 1)[:, None, None]
     per_second = split.total / law.step_time(nodes, split.gpus, split.local, split.accumulation)
     per_second = np.where(feasible(split, limits), per_second, -np.inf)
     # One candidate at a time keeps the largest array at [spans, K, epochs].
-    best = np.full((spans, max_gpus, len(noise_scale)), -np.inf)
+    shape = (spans, max_gpus, len(noise_scale))
+    best = np.full(shape, -np.inf)
+    progress, chosen = np.full(shape, np.nan), np.full(shape, np.nan)
     for candidate in range(per_second.shape[2]):
-        useful = efficiency(noise_scale, split.total[:, candidate, None], limits.base)
-        np.maximum(best, per_second[:, :, candidate, None] * useful, out=best)
-    return np.where(np.isfinite(best), best, np.nan)
+        total, speed = split.total[:, candidate, None], per_second[:, :, candidate, None]
+        useful = efficiency(noise_scale, total, limits.base)
+        score = speed * useful**exponent
+        better = score > best
+        np.copyto(best, score, where=better)
+        np.copyto(progress, speed * useful, where=better)
+        np.copyto(chosen, total.astype(np.float64), where=better)
+    return Choice(progress, np.where(np.isfinite(best), best, np.nan), chosen)
 
 
 def _ceil_div(numerator: IntArray, denominator: IntArray | np.int64) -> IntArray:

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.errors import ProfileError
-from rlpto.performance.efficiency import BatchLimits, goodput, useful_gpus
+from rlpto.performance.efficiency import BatchLimits, Choice, choose_batch, useful_gpus
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables, check_batch, unknown_model
 from rlpto.performance.tables import ONE_KIND, JobType
@@ -48,7 +49,7 @@ class FittedProfiles:
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
-        """Compile one job type on GPUs of a kind; see `rates_by_size` for what the rates are.
+        """Compile one job type on GPUs of a kind; see `choices_by_size` for what the rates are.
 
         Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is out of its
         limits.
@@ -56,16 +57,18 @@ class FittedProfiles:
         profile = self.profile(job_type.model).on(gpu)
         if job_type.servers is not None and isinstance(profile.throughput, ServerLaw):
             profile = replace(profile, throughput=profile.throughput.with_servers(job_type.servers))
-        rates = rates_by_size(profile, job_type.batch_size, max_gpus)
+        found = choices_by_size(profile, job_type, max_gpus)
+        rates, score = ((part / profile.samples).reshape(SPANS * max_gpus, -1) for part in found[:2])
         row = np.arange(SPANS * max_gpus, dtype=np.int32).reshape(SPANS, max_gpus)
         row[1, 0] = row[0, 0]  # one GPU never spans two nodes
         row[0, gpus_per_node:] = row[1, gpus_per_node:]  # nor do many fit on one
         return TypeTables(
             facts=self.facts(job_type.model),
-            rates=rates.reshape(SPANS * max_gpus, profile.epochs),
+            rates=rates,
             row=row,
             exact={},
             accuracy=np.maximum.accumulate(profile.accuracy(np.arange(profile.epochs + 1))),
+            score=None if METRICS[job_type.metric].exponent == 1 else score,
         )
 
     def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
@@ -103,22 +106,23 @@ class FittedProfiles:
         return replace(self, profiles={**self.profiles, **chosen})
 
 
-def rates_by_size(profile: Profile, batch_size: int | None, max_gpus: int) -> FloatArray:
-    """[2, max_gpus, epochs] epochs per second with k + 1 GPUs on one node and on several.
+def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:
+    """[2, max_gpus, epochs] what a job of a type makes of k + 1 GPUs on one node and on several.
 
-    With more GPUs than the batch can be spread over, the speed is that of as many as it can: the
+    With more GPUs than the batch can be spread over, it is that of as many as it can: the
     rest idle. Raises ProfileError if the batch size is out of the profile's limits.
     """
-    job_type = JobType(profile.name, batch_size)
+    batch_size = job_type.batch_size
     limits = profile.batch if batch_size is None else profile.batch.with_chosen()
     check_batch(job_type, limits)
     noise_scale = profile.noise(np.arange(profile.epochs))
     most = useful_gpus(batch_size, max_gpus, limits)
     if most == 0:
         raise ProfileError(f"{job_type.model}: batch_size {batch_size} cannot be split within its local batch limits")
-    useful = goodput(profile.throughput, noise_scale, limits, SPANS, most, batch_size)
-    rates = hold_sizes(useful / profile.samples)
-    return rates[:, np.minimum(np.arange(max_gpus), most - 1)]
+    exponent = METRICS[job_type.metric].exponent
+    found = choose_batch(profile.throughput, noise_scale, limits, SPANS, most, batch_size, exponent)
+    held = np.minimum(np.arange(max_gpus), most - 1)
+    return Choice(*(hold_sizes(part)[:, held] for part in found))
 
 
 def hold_sizes(by_size: FloatArray) -> FloatArray:

@@ -28,6 +28,7 @@ from rlpto.performance.efficiency import (
     useful_gpus,
 )
 from rlpto.performance.measurements import Measurements, measured_kinds, read_measurements, smallest_rotation
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches
 from rlpto.performance.profiles import (
     ModelFacts,
@@ -281,16 +282,19 @@ class MeasuredProfiles:
         if most == 0:
             raise ProfileError(f"{job_type.model}: batch_size {batch} cannot be split within its local batch limits")
         row, nodes, gpus = _size_rows(most, max_gpus, gpus_per_node)
-        sized = _size_rates(model, batch, nodes, gpus)
-        placements, placed = _placement_rates(model, batch, most)
+        exponent = METRICS[job_type.metric].exponent
+        sized = _size_rates(model, batch, nodes, gpus, exponent)
+        placements, placed = _placement_rates(model, batch, most, exponent)
+        rates, score = (np.concatenate(pair) for pair in zip(sized, placed, strict=True))
         return TypeTables(
             facts=self.facts(job_type.model),
-            rates=np.concatenate([sized, placed]),
+            rates=rates,
             row=row,
-            exact={placement: len(sized) + i for i, placement in enumerate(placements)},
+            exact={placement: len(sized.rates) + i for i, placement in enumerate(placements)},
             accuracy=model.accuracy(batch),
             known_remaining=None if batch is None else _known_remaining(model, batch),
             known_speed=None if batch is None else _known_speed(model, batch, most, max_gpus, gpus_per_node),
+            score=None if exponent == 1 else score,
         )
 
 
@@ -308,36 +312,52 @@ def _size_rows(
     return shaped, (cells // (max_gpus + 1)).astype(np.int64), (cells % (max_gpus + 1)).astype(np.int64)
 
 
-def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray) -> FloatArray:
-    """[N, epochs] epochs per second of the best of splits [N, C] that take `seconds` [N, C] a step."""
-    best = np.full((split.total.shape[0], model.epochs), -np.inf)
+class Rates(NamedTuple):
+    """[N, epochs] epochs per second with the batch that was chosen, and what it was chosen by, a multiple of its score:
+    samples per second times a power of their efficiency. -inf: none could be chosen."""
+
+    rates: FloatArray
+    score: FloatArray
+
+
+def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray, exponent: float) -> Rates:
+    """Those of the best of splits [N, C] that take `seconds` [N, C] a step. exponent: see `metrics.JobMetric`."""
+    best, rates = np.full((2, split.total.shape[0], model.epochs), -np.inf)
     usable = feasible(split, model.limits) & np.isfinite(seconds)
     batches, batch = np.unique(split.total, return_inverse=True)
     gain = model.gain(batches)
     batch = batch.reshape(split.total.shape)
     for candidate in range(split.total.shape[1]):
         rows = np.flatnonzero(usable[:, candidate])
-        goodput = gain[batch[rows, candidate]] / seconds[rows, candidate, None]
-        best[rows] = np.maximum(best[rows], goodput / model.epoch_progress)
-    return best
+        useful, scale = gain[batch[rows, candidate]], split.total[rows, candidate, None] / model.limits.base
+        # Efficiency is gain / scale, and a step trains `scale` base batches.
+        worth = useful**exponent * scale ** (1 - exponent)
+        score = worth / seconds[rows, candidate, None] / model.epoch_progress
+        better = score > best[rows]
+        progress = useful / seconds[rows, candidate, None] / model.epoch_progress
+        best[rows], rates[rows] = np.where(better, score, best[rows]), np.where(better, progress, rates[rows])
+    return Rates(rates, best)
 
 
-def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray) -> FloatArray:
-    """[N, epochs] epochs per second by size; a size that no split allows takes the rates of the nearest."""
+def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray, exponent: float) -> Rates:
+    """Rates by size; a size that no split allows takes those of the nearest."""
     split = splits(batch, gpus, model.limits)
     steps = model.size_steps(nodes[:, None], split.gpus, split.local, one_by_one=batch is not None)
     seconds = steps.with_accumulation(split.accumulation)
-    rates = _best_rates(model, split, seconds)
-    usable = np.isfinite(rates).all(axis=1)
+    found = _best_rates(model, split, seconds, exponent)
+    usable = np.isfinite(found.rates).all(axis=1)
     for row in np.flatnonzero(~usable):
         others = np.flatnonzero(usable)
         distance = np.abs(gpus[others] - gpus[row]) * 2 * MAX_SPANS + np.abs(nodes[others] - nodes[row])
-        rates[row] = rates[others[np.argmin(distance)]]
-    return rates
+        nearest = others[np.argmin(distance)]
+        found.rates[row], found.score[row] = found.rates[nearest], found.score[nearest]
+    return found
 
 
-def _placement_rates(model: MeasuredModel, batch: int | None, most: int) -> tuple[list[tuple[int, ...]], FloatArray]:
-    """Measured placements of up to `most` GPUs, and [X, epochs] epochs per second on each.
+def _placement_rates(
+    model: MeasuredModel, batch: int | None, most: int, exponent: float
+) -> tuple[list[tuple[int, ...]], Rates]:
+    """Measured placements of up to `most` GPUs, and the rates on each.
 
     A placement where no split of the batch was measured is left out: its size stands for it.
     """
@@ -350,9 +370,9 @@ def _placement_rates(model: MeasuredModel, batch: int | None, most: int) -> tupl
             for i, placement in enumerate(placements)
         ]
     )
-    rates = _best_rates(model, split, seconds)
-    usable = np.isfinite(rates[:, 0])
-    return [placement for i, placement in enumerate(placements) if usable[i]], rates[usable]
+    found = _best_rates(model, split, seconds, exponent)
+    usable = np.isfinite(found.rates[:, 0])
+    return [placement for i, placement in enumerate(placements) if usable[i]], Rates(*(part[usable] for part in found))
 
 
 def _known_remaining(model: MeasuredModel, batch: int) -> FloatArray:

@@ -131,6 +131,8 @@ class TypeTables:
     rates: [R, P] epochs per second, none of them 0. row: [S, K] row for k + 1 GPUs on s + 1 nodes.
     exact: row of each placement (GPUs per node, smallest rotation) measured by itself.
     accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
+    score: [R, P] what the batch size was chosen by, in any unit that is the same for all types of a model and metric;
+        None: the rates.
     """
 
     facts: ModelFacts
@@ -140,6 +142,7 @@ class TypeTables:
     accuracy: FloatArray
     known_remaining: FloatArray | None = None
     known_speed: FloatArray | None = None
+    score: FloatArray | None = None
 
 
 class ProfileSource(Protocol):

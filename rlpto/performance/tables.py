@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 
 NO_GPUS = 0
 """Row of a job that holds no GPUs: its rate is zero."""
@@ -40,13 +41,14 @@ def _no_types() -> IntArray:
 class JobType(NamedTuple):
     """What decides a job's speed curve.
 
-    batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise
-    goodput, as Pollux does.
+    batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise its metric, a name of
+    `rlpto.performance.metrics.METRICS`: goodput, as Pollux does, or another.
     servers: parameter servers; None: as many as the model's profile says.
     """
 
     model: str
     batch_size: int | None = None
+    metric: str = DEFAULT_METRIC
     servers: int | None = None
 
 
@@ -73,6 +75,9 @@ class SpeedTables:
         its own choice), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's
         own variant has the lowest number. own empty: every type has one variant, itself.
     most_servers: [T] int64, parameter servers that a job may have at most; empty: as many as it has.
+    score_rates: [R, P] float64 or None: what policies are told in place of `rates`, so that they share out GPUs by the
+        metric which jobs choose their batch size by. A job's own score with one GPU on one node counts as its rate
+        there. None: `rates`.
     kinds: G kinds of GPU, by name. kind: [T] int64, number of each type's; a type that is its own is of kind 0.
     node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both follow: nodes may be of any size.
     """
@@ -96,13 +101,14 @@ class SpeedTables:
     node_gpus: IntArray = field(default_factory=_no_types)
     servers: IntArray = field(default_factory=_no_types)
     most_servers: IntArray = field(default_factory=_no_types)
+    score_rates: FloatArray | None = None
     _packed: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _best: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
     _delayed: dict[float, SpeedTables] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # One layout, so that code which reads the tables is compiled once.
-        for name in ("rates", "elapsed", "accuracy", "known_remaining", "known_speed"):
+        for name in ("rates", "elapsed", "accuracy", "known_remaining", "known_speed", "score_rates"):
             array = getattr(self, name)
             if array is not None:
                 object.__setattr__(self, name, np.ascontiguousarray(array, dtype=np.float64))
@@ -130,6 +136,22 @@ class SpeedTables:
         facts["epochs"] = self.epochs
         facts["kind"] = self.kind
         return facts
+
+    @cached_property
+    def exponent(self) -> FloatArray:
+        """[T] of the efficiency in the score of every type's metric."""
+        return np.array([METRICS[kind.metric].exponent for kind in self.types])
+
+    @cached_property
+    def metric(self) -> IntArray:
+        """[T] number of every type's metric in `rlpto.performance.metrics.METRIC_NAMES`."""
+        names = list(METRICS)
+        return np.array([names.index(kind.metric) for kind in self.types], dtype=np.int64)
+
+    @cached_property
+    def fixed_batch(self) -> FloatArray:
+        """[T] fixed total batch size in samples; NaN where a job of the type chooses its own."""
+        return np.array([np.nan if kind.batch_size is None else kind.batch_size for kind in self.types])
 
     @cached_property
     def batch_choices(self) -> IntArray:
@@ -194,6 +216,11 @@ class SpeedTables:
     def told_speed(self) -> FloatArray:
         """`known_speed` for compiled code: empty where there is none."""
         return _UNKNOWN if self.known_speed is None else self.known_speed
+
+    @property
+    def told_rates(self) -> FloatArray:
+        """[R, P] epochs per second that policies are told."""
+        return self.rates if self.score_rates is None else self.score_rates
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.

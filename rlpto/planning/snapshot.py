@@ -107,14 +107,21 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
     kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
     present = np.flatnonzero(kind == told.type_index[job])
-    rates = _told_rates(tables, kind, gpus_per_node)
+    rates = _known_rates(tables, tables.rates, kind, gpus_per_node)
+    score = tables.score_rates
+    score = None if score is None else _known_rates(tables, score, kind, gpus_per_node)
     if noise is not None:
         gpus = np.arange(1, rates.shape[2] + 1)
         factor = (noise.speed / noise.remaining)[job]
-        rates *= (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
+        factor = (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
+        rates *= factor
+        score = None if score is None else score * factor
     columns = ("batch_size", "servers", "most_servers", "kind", "node_gpus")
     variants = {name: getattr(tables, name)[kind] for name in columns}
-    tables_of_jobs = replace(_tables_of(tables, kind, rates), own=own[job], kinds=tables.kinds, **variants)
+    scores = None if score is None else _flat(score)
+    tables_of_jobs = replace(
+        _tables_of(tables, kind, rates), own=own[job], score_rates=scores, kinds=tables.kinds, **variants
+    )
     if tables.known_speed is not None and tables.known_remaining is not None:
         known = replace(
             tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]
@@ -126,14 +133,17 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     return Told(tables_of_jobs, present, told.scale, apart)
 
 
-def _told_rates(tables: SpeedTables, kind: IntArray, gpus_per_node: int) -> FloatArray:
-    """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors."""
+def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:
+    """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors.
+
+    table: [R, P] rates of the tables, or those told; where work and speed are known in units of their own, these count.
+    """
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)
         size = np.minimum(gpus_per_node, tables.node_gpus[kind])[:, None]
         nodes = np.clip(-(-gpus // size), 1, row.shape[1])
         row[np.arange(len(kind))[:, None], nodes - 1, gpus] = tables.packed_rows(gpus_per_node)[kind]
-        rates: FloatArray = tables.rates[row[:, :, 1:]]
+        rates: FloatArray = table[row[:, :, 1:]]
         return rates
     work = -np.diff(tables.known_remaining[kind], axis=1)
     speed = tables.known_speed[kind, 1:]
@@ -142,10 +152,16 @@ def _told_rates(tables: SpeedTables, kind: IntArray, gpus_per_node: int) -> Floa
     return by_epoch[:, None]
 
 
+def _flat(rates: FloatArray) -> FloatArray:
+    """[1 + n * S * K, P] rows of rates [n, S, K, P], after one without GPUs."""
+    epochs = rates.shape[3]
+    return np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
+
+
 def _tables_of(tables: SpeedTables, kind: IntArray, rates: FloatArray) -> SpeedTables:
     """Tables of n types with `rates`, which have the accuracy and delay of the types `kind` [n] in `tables`."""
-    count, spans, gpus, epochs = rates.shape
-    flat = np.concatenate([np.zeros((1, epochs)), rates.reshape(-1, epochs)])
+    count, spans, gpus, _ = rates.shape
+    flat = _flat(rates)
     row = np.zeros((count, spans, gpus + 1), dtype=np.int32)
     row[:, :, 1:] = 1 + np.arange(count * spans * gpus).reshape(count, spans, gpus)
     return SpeedTables(

@@ -1,7 +1,7 @@
 """Pollux: power mean of the jobs' speed-ups over a fair share, with a factor for restarts.
 
-Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021, 4.2,
-with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
+Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021,
+section 4.2, with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
 Adapted: the objective is optimised by dynamic programming and neighbourhood search (`pollux_search`) instead of a
 genetic search, which finds better allocations in a thousandth of the time. A job's own rescale delay stands where the
 original has 30 s for all. min_gpus of a job are given whole or not at all, and to begin with.
@@ -18,6 +18,7 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import ConfigError
 from rlpto.job_table import JobTable
+from rlpto.performance.metrics import METRIC_NAMES, METRICS
 from rlpto.policies.base import BasePolicy
 from rlpto.policies.pollux_nodes import check_band, desired_nodes, utility
 from rlpto.policies.pollux_search import search
@@ -33,7 +34,8 @@ class PolluxOptions(Settings):
     """Not Pollux's own: jobs with few GPU-seconds attained, or remaining on one GPU, count for more, by the root of
     those."""
     min_util: float | None = Field(None, gt=0, le=1)
-    """Least utility, pace per GPU relative to one GPU alone, below which fewer nodes are used; off without it."""
+    """Least utility, pace per GPU relative to one GPU alone, below which fewer nodes are used. Without it only jobs
+    of the efficiency metric have thresholds, .60 and .90, each for itself."""
     max_util: float | None = Field(None, gt=0, le=1)
     """Most utility; where fewer nodes are used, it is brought near the middle of the two."""
 
@@ -76,7 +78,7 @@ class Pollux(BasePolicy[PolluxOptions]):
             state.held_nodes,
             restart_factor(state.time - jobs.submit_time, jobs.rescales, jobs.rescale_delay),
             jobs.min_gpus,
-            np.minimum(np.maximum(2 * jobs.peak_gpus, jobs.min_gpus), jobs.max_gpus),
+            np.minimum(np.maximum(2 * jobs.peak_gpus, jobs.min_gpus), jobs.max_gpus if low else most_gpus(jobs)),
             np.argsort(jobs.attained_service, kind="stable"),
         )
         seed = (self._seed * 2**32 + int(state.time * 1000)) % 2**63
@@ -95,6 +97,22 @@ class Pollux(BasePolicy[PolluxOptions]):
             least = 1 + int(np.searchsorted(size[usable].cumsum(), jobs.min_gpus.max()))  # no job waits for ever
             placement = found[desired_nodes(utility_on, len(usable), low, high, least)]
         return Allocation(placement.sum(axis=1), placement=placement)
+
+
+def most_gpus(jobs: JobTable) -> IntArray:
+    """[n] max_gpus of each job; of the efficiency metric, what its thresholds ask for, if that is fewer.
+
+    Utility is pace per GPU relative to one GPU, or to one of min_gpus GPUs, in the present epoch, on packed GPUs.
+    """
+    most = jobs.max_gpus.copy()
+    rows = np.flatnonzero(jobs.metric == METRIC_NAMES.index("efficiency"))
+    if len(rows):
+        speed, least, gpus = jobs.speed[rows], np.maximum(jobs.min_gpus[rows], 1), np.arange(1, jobs.speed.shape[1])
+        alone = speed[np.arange(len(rows)), least] / least
+        utility = speed[:, 1:] / np.where(alone > 0, alone, np.inf)[:, None] / gpus
+        usable = (gpus >= least[:, None]) & (gpus <= most[rows, None])
+        most[rows] = METRICS["efficiency"].band.gpus(np.where(usable, utility, -np.inf))
+    return most
 
 
 def speedups(jobs: JobTable, capacity: int) -> FloatArray:

@@ -19,7 +19,7 @@ def utility(speedup: FloatArray, gpus: int) -> float:
 def desired_nodes(
     utility_on: Callable[[int], float], nodes: int, min_util: float, max_util: float, least: int = 1
 ) -> int:
-    """Nodes to use, of least..nodes: all if utility keeps min_util, else as many as bring it nearest the band's middle.
+    """Nodes to use, of least..nodes: all if utility is min_util there, else as brings it nearest the band's middle.
 
     utility_on: utility with the best allocation on so many nodes. It falls with more of them, and is asked for log2 of
     their number. Where even the least stays below min_util, that is the answer. Never more with higher thresholds,

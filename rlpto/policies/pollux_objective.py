@@ -27,23 +27,41 @@ _IDLE_COST = NO_GPUS_COST * (1 + 1e-9)
 """The same in the search: where factor 0 makes GPUs worth nothing, they are better used than idle."""
 
 
+class Rows(NamedTuple):
+    """The rows of n jobs in a placement, few entries each.
+
+    node, gpus: [n, MAX_NODES] nodes on which a job holds GPUs, and how many there. spans: [n] number of those nodes.
+    """
+
+    node: IntArray
+    gpus: IntArray
+    spans: IntArray
+
+
 class Costs(NamedTuple):
     """What every choice costs, for n jobs on N nodes with at most K GPUs in all.
 
     moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present one;
     infinite where a job cannot have so many, undefined above `most`.
     kept: [n] cost of the present row; infinite where there is none, or none that may stay.
-    held: [n, N] GPUs of each job on each node now. total: [n] their sums. least, most: [n] GPUs a job may have.
+    held: present rows, empty where they may not stay. total: [n] GPUs held now. least, most: [n] GPUs a job may have.
     node: GPUs of the largest node.
     """
 
     moved: FloatArray
     kept: FloatArray
-    held: IntArray
+    held: Rows
     total: IntArray
     least: IntArray
     most: IntArray
     node: int
+
+
+@njit()
+def empty_rows(jobs: int) -> Rows:
+    """Rows of jobs that hold nothing."""
+    shape = (jobs, MAX_NODES)
+    return Rows(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64), np.zeros(jobs, dtype=np.int64))
 
 
 @njit()
@@ -54,8 +72,8 @@ def tabulate(
     n, top = len(speedup), speedup.shape[2] - 1
     reach = np.sort(size)[::-1][:MAX_NODES].sum()
     highest = np.minimum(np.minimum(most, reach), top)
-    costs = Costs(np.empty(speedup.shape), np.empty(n), held, held.sum(axis=1), least, highest, size.max())
-    _fill(speedup, factor, share_of(size), (size > 0).sum() > 1, costs)
+    costs = Costs(np.empty(speedup.shape), np.empty(n), empty_rows(n), held.sum(axis=1), least, highest, size.max())
+    _fill(speedup, factor, held, share_of(size), (size > 0).sum() > 1, costs)
     return costs
 
 
@@ -70,7 +88,7 @@ def share_of(size: IntArray) -> float:
 
 
 @kernel()
-def _fill(speedup: FloatArray, factor: FloatArray, share: float, several: bool, costs: Costs) -> None:
+def _fill(speedup: FloatArray, factor: FloatArray, held: IntArray, share: float, several: bool, costs: Costs) -> None:
     for job in range(len(factor)):
         moved, least, most = costs.moved[job], costs.least[job], costs.most[job]
         moved[:, 0] = _IDLE_COST
@@ -79,26 +97,33 @@ def _fill(speedup: FloatArray, factor: FloatArray, share: float, several: bool, 
                 possible = gpus >= least and ((several and gpus >= 2) if spread else gpus <= costs.node)
                 x = speedup[job, spread, gpus] * share * factor[job] + SMALLEST
                 moved[spread, gpus] = 1 / x if possible else np.inf
-        count = costs.total[job]
-        nodes = 0
-        for node in range(costs.held.shape[1]):
-            nodes += costs.held[job, node] > 0
         costs.kept[job] = np.inf
-        if max(least, 1) <= count <= most and nodes <= MAX_NODES:
-            costs.kept[job] = 1 / (speedup[job, min(nodes, 2) - 1, count] * share + SMALLEST)
+        total, spans = costs.total[job], 0
+        if not max(least, 1) <= total <= most:
+            continue
+        for node in range(held.shape[1]):
+            if held[job, node] > 0:
+                if spans < MAX_NODES:
+                    costs.held.node[job, spans], costs.held.gpus[job, spans] = node, held[job, node]
+                spans += 1
+        if spans <= MAX_NODES:
+            costs.held.spans[job] = spans
+            costs.kept[job] = 1 / (speedup[job, min(spans, 2) - 1, total] * share + SMALLEST)
 
 
 @kernel()
-def cost_of(costs: Costs, job: int, row: IntArray) -> float:
-    """Cost of a job's row [N] of a placement."""
-    gpus, nodes, same = 0, 0, True
-    for node in range(len(row)):
-        gpus += row[node]
-        nodes += row[node] > 0
-        same = same and row[node] == costs.held[job, node]
-    if same and gpus > 0:
-        return float(costs.kept[job])
-    return float(costs.moved[job, 1 if nodes > 1 else 0, gpus])
+def cost_of(costs: Costs, job: int, rows: Rows) -> float:
+    """Cost of a job's row."""
+    gpus, spans = 0, rows.spans[job]
+    same = 0 < spans == costs.held.spans[job]
+    for i in range(spans):
+        gpus += rows.gpus[job, i]
+        found = False
+        for k in range(costs.held.spans[job]):
+            if costs.held.node[job, k] == rows.node[job, i]:
+                found = costs.held.gpus[job, k] == rows.gpus[job, i]
+        same = same and found
+    return float(costs.kept[job] if same else costs.moved[job, 1 if spans > 1 else 0, gpus])
 
 
 def power_mean(speedup: FloatArray, held: IntArray, factor: FloatArray, placement: IntArray, size: IntArray) -> float:

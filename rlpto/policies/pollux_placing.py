@@ -13,20 +13,19 @@ import numpy as np
 
 from rlpto.arrays import BoolArray, IntArray
 from rlpto.compiled import kernel, njit
-from rlpto.policies.pollux_objective import MAX_NODES, Costs
+from rlpto.policies.pollux_objective import MAX_NODES, Costs, Rows, empty_rows
 
 
 class Placed(NamedTuple):
     """A placement, and what follows from it.
 
-    rows: [n, N] GPUs of every job on every node. free: [N] GPUs left. spread: [N] whether a job that spans several
-    nodes is there. taken: [MAX_NODES] nodes of the job that is being placed. sizes, order: [G + 2], [n] to sort.
+    rows: of every job. free: [N] GPUs left. spread: [N] whether a job that spans several nodes is there.
+    sizes, order: [G + 2], [n] to sort.
     """
 
-    rows: IntArray
+    rows: Rows
     free: IntArray
     spread: BoolArray
-    taken: IntArray
     sizes: IntArray
     order: IntArray
 
@@ -35,48 +34,50 @@ class Placed(NamedTuple):
 def empty_placement(jobs: int, size: IntArray) -> Placed:
     """No job has GPUs on nodes with size [N]."""
     return Placed(
-        np.zeros((jobs, len(size)), dtype=np.int64),
+        empty_rows(jobs),
         size.copy(),
         np.zeros(len(size), dtype=np.bool_),
-        np.zeros(MAX_NODES, dtype=np.int64),
         np.zeros(size.sum() + 2, dtype=np.int64),
         np.zeros(jobs, dtype=np.int64),
     )
 
 
 @kernel()
-def release(job: int, placed: Placed) -> int:
-    """Free what a job holds; its GPUs."""
-    row = placed.rows[job]
-    nodes, gpus = 0, 0
-    for node in range(len(row)):
-        nodes += row[node] > 0
-    for node in range(len(row)):
-        if row[node] > 0:
-            placed.free[node] += row[node]
-            gpus += row[node]
-            row[node] = 0
-            if nodes > 1:
-                placed.spread[node] = False
-    return gpus
+def release(job: int, placed: Placed) -> None:
+    """Free what a job holds."""
+    rows = placed.rows
+    spans = rows.spans[job]
+    for i in range(spans):
+        placed.free[rows.node[job, i]] += rows.gpus[job, i]
+        if spans > 1:
+            placed.spread[rows.node[job, i]] = False
+    rows.spans[job] = 0
 
 
 @kernel()
-def put(job: int, row: IntArray, placed: Placed) -> bool:
-    """Give a job without GPUs this row [N], if that is allowed."""
-    nodes = 0
-    for node in range(len(row)):
-        nodes += row[node] > 0
-    for node in range(len(row)):
-        if row[node] > placed.free[node] or (nodes > 1 and row[node] > 0 and placed.spread[node]):
+def put(job: int, source: Rows, at: int, placed: Placed) -> bool:
+    """Give a job without GPUs the row `at` of others, if that is allowed."""
+    rows, spans = placed.rows, source.spans[at]
+    for i in range(spans):
+        node = source.node[at, i]
+        if source.gpus[at, i] > placed.free[node] or (spans > 1 and placed.spread[node]):
             return False
-    for node in range(len(row)):
-        if row[node] > 0:
-            placed.rows[job, node] = row[node]
-            placed.free[node] -= row[node]
-            if nodes > 1:
-                placed.spread[node] = True
+    for i in range(spans):
+        node, gpus = source.node[at, i], source.gpus[at, i]
+        rows.node[job, i], rows.gpus[job, i] = node, gpus
+        placed.free[node] -= gpus
+        if spans > 1:
+            placed.spread[node] = True
+    rows.spans[job] = spans
     return True
+
+
+@kernel()
+def copy_row(job: int, rows: Rows, target: Rows, at: int) -> None:
+    """Make row `at` of target that of a job."""
+    target.spans[at] = rows.spans[job]
+    for i in range(rows.spans[job]):
+        target.node[at, i], target.gpus[at, i] = rows.node[job, i], rows.gpus[job, i]
 
 
 @kernel()
@@ -91,7 +92,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
         job, count = jobs[i], gpus[i]
         if stay[i] and count > 0 and count == costs.total[job]:
             best = min(costs.moved[job, 0, count], costs.moved[job, 1, count])
-            if costs.kept[job] <= best and put(job, costs.held[job], placed):
+            if costs.kept[job] <= best and put(job, costs.held, job, placed):
                 gpus[i] = 0
         sizes[gpus[i]] += 1
     waiting, last = sizes[0], m
@@ -109,13 +110,10 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
 @kernel()
 def _place_anew(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
     """Give a job so many GPUs, or the best number that there is room for."""
-    free, one = placed.free, costs.moved[job, 0]
-    best, most = -1, 0
-    for node in range(len(free)):
-        most = max(most, free[node])
-        if free[node] >= gpus and (best < 0 or free[node] < free[best]):
-            best = node
+    free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
+    best = _best_fit(gpus, free)
     if best < 0:
+        most = free.max()
         several = _spread(costs, job, gpus, placed)
         gpus = 0
         for fewer in range(1, min(most, costs.most[job]) + 1):
@@ -124,45 +122,56 @@ def _place_anew(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
         if several <= one[gpus]:
             return
         release(job, placed)
-        for node in range(len(free)):
-            if free[node] >= gpus and (best < 0 or free[node] < free[best]):
-                best = node
+        best = _best_fit(gpus, free)
     if gpus > 0:
-        placed.rows[job, best] = gpus
+        rows.node[job, 0], rows.gpus[job, 0], rows.spans[job] = best, gpus, 1
         free[best] -= gpus
+
+
+@kernel()
+def _best_fit(gpus: int, free: IntArray) -> int:
+    """The first node with least free GPUs of those with so many, or -1."""
+    best = -1
+    for node in range(len(free)):
+        if free[node] >= gpus and (best < 0 or free[node] < free[best]):
+            best = node
+            if free[node] == gpus:
+                break
+    return best
 
 
 @kernel()
 def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
     """Place a job on several nodes with at most so many GPUs; what that costs, infinity where it is impossible."""
-    several, taken, free, row = costs.moved[job, 1], placed.taken, placed.free, placed.rows[job]
-    missing, nodes = gpus, 0
-    while missing > 0 and nodes < len(taken):
+    several, free, rows = costs.moved[job, 1], placed.free, placed.rows
+    missing, spans = gpus, 0
+    while missing > 0 and spans < MAX_NODES:
         node = _next_node(missing, placed)
         if node < 0:
             break
-        row[node] = min(free[node], missing)
-        free[node] -= row[node]
-        missing -= row[node]
+        taken = min(free[node], missing)
+        rows.node[job, spans], rows.gpus[job, spans] = node, taken
+        free[node] -= taken
+        missing -= taken
         placed.spread[node] = True
-        taken[nodes] = node
-        nodes += 1
+        spans += 1
     most = gpus - missing
     best = 0
     for fewer in range(1, most + 1):
         if several[fewer] < several[best]:
             best = fewer
     while most > best:
-        node = taken[nodes - 1]
-        given = min(row[node], most - best)
-        row[node] -= given
+        node = rows.node[job, spans - 1]
+        given = min(rows.gpus[job, spans - 1], most - best)
+        rows.gpus[job, spans - 1] -= given
         free[node] += given
         most -= given
-        if row[node] == 0:
+        if rows.gpus[job, spans - 1] == 0:
             placed.spread[node] = False
-            nodes -= 1
-    if nodes == 1:  # few GPUs are left of a job that found no room: it is not on several nodes
-        placed.spread[taken[0]] = False
+            spans -= 1
+    rows.spans[job] = spans
+    if spans == 1:  # few GPUs are left of a job that found no room: it is not on several nodes
+        placed.spread[rows.node[job, 0]] = False
         return float(costs.moved[job, 0, best])
     return float(several[best] if best > 0 else np.inf)
 

@@ -16,8 +16,8 @@ from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.compiled import kernel, njit
 from rlpto.draws import uniform
 from rlpto.policies.pollux_counts import Counting, count_gpus, make_counting
-from rlpto.policies.pollux_objective import Costs, cost_of, tabulate
-from rlpto.policies.pollux_placing import Placed, empty_placement, place, put, release
+from rlpto.policies.pollux_objective import Costs, Rows, cost_of, empty_rows, tabulate
+from rlpto.policies.pollux_placing import Placed, copy_row, empty_placement, place, put, release
 
 MOST_FREED_NODES = 4
 """Nodes whose jobs are freed in a step, at most."""
@@ -37,7 +37,8 @@ class _Search(NamedTuple):
     """What the search works on.
 
     cost: [n] cost of every job's row. order: [n] jobs in order of service. freed: [n] jobs of a step, gpus, stay: [n]
-    their GPUs, and whether they may keep their row. free: [n] by job, whether it is freed. before: [n, N] their rows.
+    their GPUs, and whether they may keep their row. before: their rows before the step. free: [n] by job, whether it is
+    freed. near: [N] nodes whose jobs are.
     """
 
     cost: FloatArray
@@ -45,8 +46,9 @@ class _Search(NamedTuple):
     freed: IntArray
     gpus: IntArray
     stay: BoolArray
+    before: Rows
     free: BoolArray
-    before: IntArray
+    near: BoolArray
 
 
 @njit()
@@ -78,13 +80,17 @@ def search(
         np.zeros(n, dtype=np.int64),
         np.zeros(n, dtype=np.int64),
         np.ones(n, dtype=np.bool_),
+        empty_rows(n),
         np.zeros(n, dtype=np.bool_),
-        np.zeros(held.shape, dtype=np.int64),
+        np.zeros(len(size), dtype=np.bool_),
     )
-    if n == 0 or size.sum() == 0:
-        return placed.rows
-    _run(costs, counting, placed, s, steps, seed)
-    return placed.rows
+    if n > 0 and size.sum() > 0:
+        _run(costs, counting, placed, s, steps, seed)
+    placement = np.zeros(held.shape, dtype=np.int64)
+    for job in range(n):
+        for i in range(placed.rows.spans[job]):
+            placement[job, placed.rows.node[job, i]] = placed.rows.gpus[job, i]
+    return placement
 
 
 @njit()
@@ -106,9 +112,9 @@ def least_cost(
 def _run(costs: Costs, counting: Counting, placed: Placed, s: _Search, steps: int, seed: int) -> None:
     for job in s.order:
         if costs.kept[job] < np.inf:
-            put(job, costs.held[job], placed)
+            put(job, costs.held, job, placed)
     for job in s.order:
-        s.cost[job] = cost_of(costs, job, placed.rows[job])
+        s.cost[job] = cost_of(costs, job, placed.rows)
     for whole in (False, True):
         s.free[:] = True
         _rearrange(costs, counting, placed, s, whole)
@@ -124,23 +130,19 @@ def _run(costs: Costs, counting: Counting, placed: Placed, s: _Search, steps: in
 @kernel()
 def _choose(placed: Placed, s: _Search, seed: int, step: int) -> int:
     """Choose the jobs of a step; the number of random numbers that took."""
-    n, nodes = placed.rows.shape
+    rows, n, nodes = placed.rows, len(s.free), len(s.near)
     if uniform(seed, step, 0) < FREE_ALL:
         s.free[:] = True
         return 1
-    s.free[:] = False
+    s.near[:] = False
     draws = 3 + int(uniform(seed, step, 1) * MOST_FREED_NODES)
     for draw in range(2, draws):
-        node = int(uniform(seed, step, draw) * nodes)
-        for job in range(n):
-            s.free[job] |= placed.rows[job, node] > 0
+        s.near[int(uniform(seed, step, draw) * nodes)] = True
     for job in range(n):
-        waits = True
-        for node in range(nodes):
-            if placed.rows[job, node] > 0:
-                waits = False
-                break
-        if waits:
+        s.free[job] = False
+        for i in range(rows.spans[job]):
+            s.free[job] |= s.near[rows.node[job, i]]
+        if rows.spans[job] == 0:
             s.free[job] = uniform(seed, step, draws) < FREE_WAITING
             draws += 1
     s.free[int(uniform(seed, step, draws) * n)] = True
@@ -154,8 +156,7 @@ def _rearrange(costs: Costs, counting: Counting, placed: Placed, s: _Search, who
     for job in s.order:
         if s.free[job]:
             s.freed[m] = job
-            for node in range(s.before.shape[1]):
-                s.before[m, node] = placed.rows[job, node]
+            copy_row(job, placed.rows, s.before, m)
             before += s.cost[job]
             release(job, placed)
             m += 1
@@ -164,12 +165,12 @@ def _rearrange(costs: Costs, counting: Counting, placed: Placed, s: _Search, who
     place(costs, jobs, stay, gpus, placed)
     after = 0.0
     for job in jobs:
-        after += cost_of(costs, job, placed.rows[job])
+        after += cost_of(costs, job, placed.rows)
     if after > before:
         for job in jobs:
             release(job, placed)
         for i in range(m):
-            put(jobs[i], s.before[i], placed)
+            put(jobs[i], s.before, i, placed)
     else:
         for job in jobs:
-            s.cost[job] = cost_of(costs, job, placed.rows[job])
+            s.cost[job] = cost_of(costs, job, placed.rows)

@@ -103,6 +103,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
     experiment = prepare(config)
     cells = experiment.cells()
     experiment.check()
+    experiment.check_simulated()
     if not fresh:
         refuse_foreign(folder, config)
     begin_run(folder, config)

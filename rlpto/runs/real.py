@@ -168,8 +168,11 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.simulator.cluster import SimulatedCluster
 
     config, tables = experiment.config, experiment.tables_by_all
-    model, batch_size, *_ = tables.types[0]
-    jobs = [Job(str(number), 0.0, model, 1.0, float(tables.samples[0]), batch_size=batch_size) for number in range(2)]
+    kind = tables.types[0]
+    jobs = [
+        Job(str(number), 0.0, kind.model, 1.0, float(tables.samples[0]), batch_size=kind.batch_size, metric=kind.metric)
+        for number in range(2)
+    ]
     for name in policies:
         policy = experiment.policy(name)
         policy.reset(config.seed)
@@ -240,7 +243,6 @@ def real_cluster(
     database: of the session; jobs keep their files beside them.
     """
     from rlpto.experiment import estimate_noise
-    from rlpto.performance.tables import JobType
     from rlpto.ray_cluster.scheduler.clock import Rules
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
@@ -267,7 +269,7 @@ def real_cluster(
             background=background,
             remaining=remaining,
         )
-    samples = tables.samples[[tables.type_index(JobType(job.model, job.batch_size)) for job in jobs]]
+    samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
     online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
     return RayCluster(
         *(backend, jobs, specs, tables, database, rules, None, observers),

@@ -14,6 +14,7 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.jobs import Job, JobStore
 from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, follow_choices
+from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
@@ -88,15 +89,18 @@ class OnlineJobs:
 
     def type_of(self, job: int) -> JobType:
         """Model of a job, and its batch size if that is fixed."""
-        return JobType(self._jobs[job].model, self._jobs[job].batch_size)
+        return self._jobs[job].type
 
     def fit_of(self, job: int, kind: int = 0) -> ThroughputBelief:
         """What a job believes of its throughput on the kind of GPU number `kind`."""
         key = (self.type_of(job) if self._shared else job), kind
         if key not in self._fits:
             own = self.type_of(job)
-            limits = self._facts.source.limits(own.model, self._truth.kinds[kind])
-            self._fits[key] = ThroughputBelief(limits, own.batch_size, self._truth.max_gpus)
+            limits, exponent = (
+                self._facts.source.limits(own.model, self._truth.kinds[kind]),
+                METRICS[own.metric].exponent,
+            )
+            self._fits[key] = ThroughputBelief(limits, own.batch_size, self._truth.max_gpus, exponent)
         return self._fits[key]
 
     def take_kinds(self, index: IntArray, kind: IntArray) -> IntArray:
@@ -186,10 +190,11 @@ class OnlineJobs:
         believed, first = np.zeros(0), 0
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), facts.batches.gpus)
-            first = choose(believed, scales, *seen)
+            first = choose(believed, scales, *seen, fit.exponent)
         rates = np.empty(facts.rates.shape[1])
         follow_choices(
-            believed, scales, facts.grad_sqr, facts.grad_var, facts.rates, epoch, first, rates, running.choices
+            *(believed, scales, facts.grad_sqr, facts.grad_var, facts.rates),
+            *(epoch, first, fit.exponent, rates, running.choices),
         )
         return rates
 
@@ -212,23 +217,23 @@ class OnlineJobs:
         last = len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(self.tables.rates.shape[1]), last)]
         for kind in range(self._variants):
-            goodput = self._goodput(job, kind, *((1.0, 0.0) if seen is None else seen))
+            score = self._score(job, kind, *((1.0, 0.0) if seen is None else seen))
             rows = self.tables.row[self._slots[job] + kind, :, 1:].reshape(-1)
-            self.tables.rates[rows[0] : rows[-1] + 1] = goodput.reshape(-1, 1) / by_epoch
+            self.tables.rates[rows[0] : rows[-1] + 1] = score.reshape(-1, 1) / by_epoch
 
-    def _goodput(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
-        """As `ThroughputBelief.goodput`, on a kind of GPU.
+    def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
+        """As `ThroughputBelief.score`, on a kind of GPU.
 
         A kind that the job has not run on is projected from the first one it has: by the ratio of one GPU's
         throughputs, as Sia does (Jayaram Subramanya et al., SOSP 2023).
         """
         known = [other for other in (kind, *range(self._variants)) if self.fit_of(job, other).params is not None]
         if not known or known[0] == kind:
-            return self.fit_of(job, kind).goodput(sqr, var)
+            return self.fit_of(job, kind).score(sqr, var)
         first = self._first_kind.get(self.type_of(job) if self._shared else job, known[0])
         model, kinds, one_gpu = self.type_of(job).model, self._truth.kinds, self._facts.source.one_gpu_throughput
         ratio = one_gpu(model, kinds[kind]) / one_gpu(model, kinds[first])
-        return self.fit_of(job, first).goodput(sqr, var) * ratio
+        return self.fit_of(job, first).score(sqr, var) * ratio
 
     def timed_tables(self) -> SpeedTables:
         """The told tables with the times that epochs take by them, for whoever simulates by what is told."""

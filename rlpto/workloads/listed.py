@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from rlpto.errors import JobError
 from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.profiles import ModelFacts
 from rlpto.settings import Settings
 
@@ -47,6 +48,8 @@ class ListedJob(Settings):
     """Priority class."""
     batch_size: int | None = Field(None, ge=1, le=10**9)
     """Total batch size in samples; null: the model's own."""
+    metric: MetricName | None = None
+    """What its batch size is chosen by, where it is chosen; null: `workload.metric`."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:
@@ -56,12 +59,18 @@ class ListedJob(Settings):
         return self
 
 
-def listed_jobs(entries: Sequence[ListedJob], facts: Callable[[str], ModelFacts], capacity: int) -> list[Job]:
-    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs that a job can have at most.
+def listed_jobs(
+    entries: Sequence[ListedJob],
+    facts: Callable[[str], ModelFacts],
+    capacity: int,
+    metric: MetricName = DEFAULT_METRIC,
+) -> list[Job]:
+    """The jobs of a list in order of submission. facts: of a model; capacity: GPUs that a job can have at most; metric:
+    of jobs that name none.
 
     Raises JobError for a name that is taken or a job that the cluster cannot run, ProfileError for an unknown model.
     """
-    jobs = [job for number, entry in enumerate(entries) for job in _several(entry, number, facts(entry.model))]
+    jobs = [job for number, entry in enumerate(entries) for job in _several(entry, number, facts(entry.model), metric)]
     names = [job.name for job in jobs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -74,7 +83,7 @@ def listed_jobs(entries: Sequence[ListedJob], facts: Callable[[str], ModelFacts]
     return sorted(jobs, key=lambda job: job.submit_time)
 
 
-def _several(entry: ListedJob, number: int, facts: ModelFacts) -> list[Job]:
+def _several(entry: ListedJob, number: int, facts: ModelFacts, metric: MetricName) -> list[Job]:
     stem = entry.name or f"{entry.model}-{number}"
     return [
         Job(
@@ -88,14 +97,21 @@ def _several(entry: ListedJob, number: int, facts: ModelFacts) -> list[Job]:
             max_gpus=entry.gpus if entry.max_gpus is None else entry.max_gpus,
             priority=PRIORITY_CLASSES.index(entry.priority),
             batch_size=entry.batch_size,
+            metric=entry.metric or metric,
         )
         for i in range(entry.count)
     ]
 
 
-def listed_job(entry: ListedJob, number: int, facts: Callable[[str], ModelFacts], capacity: int) -> Job:
-    """The first job of an entry, which is the one with this number. Raises as `listed_jobs`."""
-    (job, *_) = _several(entry, number, facts(entry.model))
+def listed_job(
+    entry: ListedJob,
+    number: int,
+    facts: Callable[[str], ModelFacts],
+    capacity: int,
+    metric: MetricName = DEFAULT_METRIC,
+) -> Job:
+    """The first job of an entry, which is the one with this number. The rest, and what is raised, as `listed_jobs`."""
+    (job, *_) = _several(entry, number, facts(entry.model), metric)
     if job.requested_gpus > capacity:
         raise JobError(
             f"job {job.name} wants {job.requested_gpus} GPUs, but the cluster has {capacity} in all for one job"
@@ -119,5 +135,6 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
         "priority": [job.priority for job in jobs],
         "model": [job.model for job in jobs],
         "batch_size": [job.batch_size or 0 for job in jobs],
+        "metric": [job.metric for job in jobs],
     }
     return Trace(pd.DataFrame(columns), None, "listed jobs")

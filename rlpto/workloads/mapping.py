@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import Job
+from rlpto.performance.metrics import DEFAULT_METRIC, METRICS, MetricName
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.settings import Settings
 
@@ -93,18 +94,35 @@ class MappingSettings(Settings):
         return self
 
 
-def job_types(trace: Trace, settings: MappingSettings, available: Sequence[str] = MODELS) -> tuple[JobType, ...]:
-    """Types that speed tables must hold before `map_jobs`; available: models that have a profile."""
+def job_types(
+    trace: Trace,
+    settings: MappingSettings,
+    available: Sequence[str] = MODELS,
+    metric: MetricName = DEFAULT_METRIC,
+) -> tuple[JobType, ...]:
+    """Types that speed tables must hold before `map_jobs`; available: models that have a profile.
+
+    metric: of jobs for which the trace names none. Types of the usual metric are always among them: models and work are
+    given by these.
+    """
+    pairs: set[tuple[str, int | None]]
     if settings.mode == "given":
         batches = trace.integers("batch_size")
         pairs = {
-            JobType(model, _given_batch(model, int(batch), settings))
+            (model, _given_batch(model, int(batch), settings))
             for model, batch in zip(trace.texts("model"), batches, strict=True)
         }
-        return tuple(sorted(pairs, key=lambda pair: (pair.model, pair.batch_size or 0)))
-    if settings.mode == "category":
-        return tuple(JobType(model) for model in sorted({m for models in _by_category(settings) for m in models}))
-    return tuple(JobType(model) for model in sorted(available if settings.models is None else settings.models))
+    elif settings.mode == "category":
+        pairs = {(model, None) for models in _by_category(settings) for model in models}
+    else:
+        pairs = {(model, None) for model in (available if settings.models is None else settings.models)}
+    metrics = {DEFAULT_METRIC, *_metrics(trace, metric)}
+    return tuple(sorted((JobType(*pair, name) for pair in pairs for name in metrics), key=type_order))
+
+
+def type_order(kind: JobType) -> tuple[str, int, int]:
+    """Sort key of types: by model, batch size and metric."""
+    return kind.model, kind.batch_size or 0, list(METRICS).index(kind.metric)
 
 
 def map_jobs(
@@ -115,11 +133,13 @@ def map_jobs(
     capacity: int,
     gpus_per_node: int,
     max_gpus_of: MaxGpus | None = None,
+    metric: MetricName = DEFAULT_METRIC,
 ) -> list[Job]:
     """Give every job of a trace a model and its work; the same seed gives the same jobs.
 
     capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements).
     max_gpus_of: bound on a type's GPUs, on top of those of the settings.
+    metric: of jobs for which the trace names none; whatever it is, models and work of the jobs are the same.
 
     *duration* draws a model by the weights among those that use the requested GPUs well enough
     (`min_efficiency`; where none does, among the best), gives it the profile's epochs, and chooses
@@ -176,8 +196,9 @@ def map_jobs(
             max_gpus=highest,
             priority=priority,
             batch_size=tables.types[k].batch_size,
+            metric=chosen_by,
         )
-        for name, submit, k, size, requested, highest, priority in zip(
+        for name, submit, k, size, requested, highest, priority, chosen_by in zip(
             trace.texts("name"),
             trace.submit_time.tolist(),
             kind.tolist(),
@@ -185,6 +206,7 @@ def map_jobs(
             gpus.tolist(),
             most.tolist(),
             _priorities(trace, settings, seed).tolist(),
+            _metrics(trace, metric),
             strict=True,
         )
     ]
@@ -210,6 +232,11 @@ def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, ma
     """Most GPUs that a job of a type can use, as far as the caller, the settings and the tables know."""
     useful = (max_gpus_of(kind) if max_gpus_of else None) or tables.max_gpus
     return min(useful, settings.model_max_gpus.get(kind.model, useful))
+
+
+def _metrics(trace: Trace, usual: MetricName) -> list[str]:
+    """Metric of every job; the usual one where the trace names none."""
+    return [named or usual for named in trace.texts("metric")]
 
 
 def _by_category(settings: MappingSettings) -> tuple[tuple[str, ...], ...]:
@@ -250,7 +277,7 @@ def _draw_by_weight(
     rng: np.random.Generator,
 ) -> IntArray:
     """[M] type of every job, drawn by weight among those that make sense on its GPUs."""
-    adaptive = [kind.model for kind in tables.types if kind.batch_size is None]
+    adaptive = [kind.model for kind in tables.types if kind == JobType(kind.model)]
     weights = dict.fromkeys(adaptive, 1.0) if settings.models is None else settings.models
     types = np.array([_type_index(tables, model, None) for model in weights], dtype=np.int64)
     if len(types) == 0:

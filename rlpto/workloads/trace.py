@@ -18,19 +18,22 @@ from rlpto.errors import TraceError
 from rlpto.files import whole_file
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.performance.efficiency import LARGEST_BATCH
+from rlpto.performance.metrics import METRICS
 from rlpto.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
 from rlpto.workloads.calibration import LARGEST_GPUS
 
 UNKNOWN_PRIORITY = -1
 
-_TEXT = {"name": "", "user": "", "group": "", "model": ""}
+_TEXT = {"name": "", "user": "", "group": "", "model": "", "metric": ""}
 _FLOATS = {"submit_time": 0.0, "duration": np.nan}
 _INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
 LONGEST_S = 40 * 365 * 86_400.0
 """From the first submission of a trace to the last, and of a job."""
-COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size")
+COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size", "metric")
 """Columns of `Trace.jobs`, in this order."""
 
+_ADDED = ("metric",)
+"""Columns that files of earlier versions lack: unknown there."""
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
 _EXPECTED = "a trace made by `rlpto trace import` or `generate`"
@@ -49,7 +52,8 @@ class Trace:
     jobs: one row per job with the columns
         name (text, unique), submit_time [s since the origin, ascending, 0 or more],
         duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
-        queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown].
+        queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
+        metric (what the job chooses its batch size by; '' unknown).
     origin: local time of second 0, which decides the hour of the week; None if the file does not tell.
     source: where the jobs come from, for messages and captions.
 
@@ -80,6 +84,7 @@ class Trace:
             ("gpus", (self.gpus >= 1) & (self.gpus <= LARGEST_GPUS), f"1 to {LARGEST_GPUS:,}"),
             ("priority", (self.priority >= -1) & (self.priority < len(PRIORITY_CLASSES)), "-1 to 2"),
             ("batch_size", (batch >= 0) & (batch <= LARGEST_BATCH), f"0 to {LARGEST_BATCH:,}"),
+            ("metric", self.jobs["metric"].isin(["", *METRICS]).to_numpy(), f"one of {', '.join(METRICS)}"),
             ("name", ~names.duplicated().to_numpy(), "a name that no other job has"),
         )
         for column, good, expected in checks:
@@ -213,7 +218,10 @@ def read_trace(path: Path) -> Trace:
     if rows > _MOST_JOBS:
         raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
     with parsing(path, _EXPECTED, TraceError):
-        table = file.read(columns=list(COLUMNS), use_threads=False).select(COLUMNS).cast(_ARROW)
+        table = file.read(columns=list(COLUMNS), use_threads=False)
+        for name in (name for name in _ADDED if name not in table.column_names):
+            table = table.append_column(name, pa.array([""] * rows, pa.string()))
+        table = table.select(COLUMNS).cast(_ARROW)
         empty = next((name for name in COLUMNS if name not in _FLOATS and table[name].null_count), None)
         if empty is not None:
             raise ValueError(f"empty values of {empty}")

@@ -62,11 +62,8 @@ def test_settings_that_make_no_sense_there(agent: Path, setting: str, message: s
     assert not (agent / "ray").exists()
 
 
-def test_what_jobs_report_is_not_known_of_simulated_ones(tmp_path: Path) -> None:
-    online = ("--set", "knowledge.mode=online", "--run-dir", str(tmp_path / "run"))
-    assert "simulated jobs report nothing" in refused(SMOKE, *online)
-    for where in ("sim", "both"):
-        error = CliRunner().invoke(make_app(), ["evaluate", SMOKE, "--cluster", where, *online]).exception
-        assert isinstance(error, RlptoError)
-        assert "simulated jobs report nothing" in str(error)
+def test_agents_do_not_learn_from_what_jobs_report(tmp_path: Path) -> None:
+    run = ("--run-dir", str(tmp_path / "run"))
+    assert "agents learn on clusters that tell the truth" in refused(SMOKE, "--set", "knowledge.mode=online", *run)
+    assert "knowledge.remaining learnt" in refused(SMOKE, "--set", "knowledge.remaining=learnt", *run)
     assert not (tmp_path / "run").exists()

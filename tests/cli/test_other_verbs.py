@@ -110,6 +110,44 @@ def test_profiles_are_shown_with_the_errors_of_their_fit(rlpto, project: Path) -
     assert not (project / "out").exists()
 
 
+def test_trainings_are_previewed_by_metric(rlpto, project: Path) -> None:
+    answer = rlpto("profiles", "preview", "cifar10", "--gpus", "1..16", "--metric", "all", "-o", "p.csv")
+    assert answer.code == 0
+    assert "GPU-hours" in answer.out
+    assert len((project / "p.csv").read_text().splitlines()) == 1 + 3 * 16
+    assert (
+        rlpto("profiles", "preview", "bert", "--gpus", "4,8", "--metric", "throughput", "-q", "-o", "p.json").out == ""
+    )
+    rows = json.loads((project / "p.json").read_text())
+    assert [(row["gpus"], row["metric"]) for row in rows] == [(4, "throughput"), (8, "throughput")]
+    assert rows[0]["gpu_hours"] == 4 * rows[0]["hours"]
+    banded = rlpto("profiles", "preview", "bert", "--gpus", "8..10", "--min-util", "0.2", "--max-util", "0.3")
+    assert banded.code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("cifar10", "--gpus", "8..1"), "expected numbers from 1 to 4,096 and ascending ranges"),
+        (("cifar10", "--gpus", ""), "such as 1..16"),
+        (("cifar1",), "no profile of model 'cifar1'; known: bert, cifar10"),
+        (
+            ("cifar10", "--metric", "godput"),
+            "expected one of goodput, throughput, efficiency, all; did you mean goodput?",
+        ),
+        (
+            ("cifar10", "--min-util", "0.9", "--max-util", "0.6"),
+            "expected 0 < min_util < max_util <= 1, got 0.9 and 0.6",
+        ),
+        (("cifar10", "--max-util", "0.6"), "expected both or none"),
+        (("cifar10", "-o", "p.txt"), "expected a file that ends in .csv or .json"),
+        (("cifar10", "--profiles", "nowhere"), "no such folder"),
+    ],
+)
+def test_what_cannot_be_previewed_is_refused(rlpto, words: tuple[str, ...], expected: str) -> None:
+    rlpto("profiles", "preview", *words).assert_refused(expected)
+
+
 def test_configs_are_listed_and_shown(rlpto, project: Path) -> None:
     (project / "broken.yaml").write_text("nam: x\n")
     listed = rlpto("configs", "list", ".")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -16,7 +18,7 @@ from rlpto.rewards import REWARD_PARTS
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs
-from .builders import SHORT, START, WHOLE, make_setup
+from .builders import SHORT, START, TABLES, WHOLE, make_setup
 
 ZERO = np.zeros((2, len(START)))
 
@@ -135,9 +137,12 @@ def test_what_cannot_be_is_refused_in_a_line():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode):
+@pytest.mark.parametrize("scored", [False, True])
+def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode, scored):
     """Wrapped too: observations, rewards, ends, and what statistics of episodes are noted."""
-    setup = make_setup(episode=EpisodeSettings(min_hours=0.1, max_hours=0.3))
+    factor = np.random.default_rng(1).uniform(0.5, 2.0, TABLES.rates.shape)
+    tables = replace(TABLES, score_rates=TABLES.rates * factor) if scored else TABLES
+    setup = make_setup(tables=tables, episode=EpisodeSettings(min_hours=0.1, max_hours=0.3))
 
     def wrapped(env):
         env = wrappers.RecordEpisodeStatistics(env)

@@ -44,7 +44,7 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
             found = belief.candidates(best["gpus"])
             throughput = belief.throughput(best["nodes"], best["gpus"])
             scales = found.weighed / case["base"]
-            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"])
+            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"], 1.0)
             assert (found.taken[chosen], found.accumulation[chosen]) == (best["local"], best["accumulation"])
             useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen])
             assert throughput[chosen] * useful == pytest.approx(best["goodput"], rel=1e-6)
@@ -52,7 +52,7 @@ def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> N
 
 def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: list[dict]) -> None:
     for case in cases:
-        goodput = belief_of(case, own_fit=True).goodput(case["grad_sqr"], case["grad_var"])
+        goodput = belief_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"])
         for best in case["best"]:
             span = min(best["nodes"], 2) - 1
             assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
@@ -115,5 +115,5 @@ def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: fl
 
 
 def test_nothing_observed_means_perfect_scaling() -> None:
-    goodput = ThroughputBelief(LIMITS, None, 8).goodput(1.0, 0.0)
+    goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0)
     np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))

@@ -8,7 +8,7 @@ import pytest
 
 from rlpto.errors import ProfileError
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
-from rlpto.performance.efficiency import goodput
+from rlpto.performance.efficiency import choose_batch
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.profiles import builtin_profiles, profile_yaml
@@ -54,7 +54,7 @@ def test_facts_are_the_profiles(tables: SpeedTables, fitted: FittedProfiles) -> 
 
 def test_rates_are_goodput_by_samples(tables: SpeedTables, fitted: FittedProfiles) -> None:
     profile = fitted.profile("imagenet")
-    useful = goodput(profile.throughput, profile.noise(np.arange(90)), profile.batch, 2, 16, None)
+    useful = choose_batch(profile.throughput, profile.noise(np.arange(90)), profile.batch, 2, 16, None).progress
     i = tables.type_index(JobType("imagenet"))
     np.testing.assert_allclose(tables.rates[tables.row[i, 0, 4], :90], useful[0, 3] / profile.samples)
     np.testing.assert_allclose(tables.rates[tables.row[i, 1, 16], :90], useful[1, 15] / profile.samples)

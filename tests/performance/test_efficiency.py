@@ -9,9 +9,9 @@ from rlpto.performance.efficiency import (
     CANDIDATES,
     BatchLimits,
     candidate_batches,
+    choose_batch,
     efficiency,
     feasible,
-    goodput,
     split_batch,
     useful_gpus,
 )
@@ -89,7 +89,7 @@ def test_useful_gpus_end_where_the_batch_runs_out() -> None:
 
 def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> None:
     noise = np.array([10.0, 1000.0, 100_000.0])
-    found = goodput(PARAMS, noise, LIMITS, 2, 16, None)
+    found = choose_batch(PARAMS, noise, LIMITS, 2, 16, None).progress
     for gpus in (1, 5, 16):
         for nodes in (1, 2):
             best = np.zeros(3)
@@ -103,17 +103,17 @@ def test_adaptive_goodput_is_the_best_of_all_batch_sizes_tried_one_by_one() -> N
 
 def test_adapting_beats_a_fixed_batch_but_for_the_grid() -> None:
     noise = np.geomspace(10, 1e6, 30)
-    adaptive = goodput(PARAMS, noise, LIMITS, 2, 16, None)
+    adaptive = choose_batch(PARAMS, noise, LIMITS, 2, 16, None).progress
     for batch in (512, 4096):
-        fixed = goodput(PARAMS, noise, LIMITS, 2, 16, batch)
+        fixed = choose_batch(PARAMS, noise, LIMITS, 2, 16, batch).progress
         assert np.all(adaptive >= fixed * 0.97)
 
 
 def test_noisier_gradients_are_worth_more_gpus() -> None:
-    found = goodput(PARAMS, np.array([10.0, 1e6]), LIMITS, 2, 16, None)[1]
+    found = choose_batch(PARAMS, np.array([10.0, 1e6]), LIMITS, 2, 16, None).progress[1]
     speedup = found[15] / found[0]
     assert speedup[1] > speedup[0]
 
 
 def test_more_gpus_than_the_batch_allows_have_no_goodput_of_their_own() -> None:
-    assert np.isnan(goodput(PARAMS, np.ones(1), LIMITS, 1, 130, None)[0, 128:]).all()
+    assert np.isnan(choose_batch(PARAMS, np.ones(1), LIMITS, 1, 130, None).progress[0, 128:]).all()

@@ -209,7 +209,7 @@ def test_rates_on_real_measurements_are_exact(shared_data: Path, pollux_tables: 
     tables = pollux_tables
     rng = np.random.default_rng(0)
     placements = [(1,), (4,), (3, 1), (2, 4, 4), (1, 1, 2, 1, 1), (4,) * 6, (4,) * 12, (2, 1) * 8, (1,) * 18]
-    for i, (model, batch) in enumerate(POLLUX_TYPES):
+    for i, (model, batch, *_) in enumerate(POLLUX_TYPES):
         assert batch is not None
         folder = shared_data / "profiles" / model
         measured = measured_of(folder)

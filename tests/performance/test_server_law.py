@@ -63,7 +63,7 @@ def test_servers_and_batch_sizes_are_chosen_apart() -> None:
     (kind,) = found.types_at(np.array([0]), np.array([1024]), np.array([4])).tolist()
     assert (found.batch_size[kind], found.servers[kind], found.own[kind]) == (1024, 4, 0)
     (back,) = found.types_at(np.array([kind]), np.array([0]), np.array([4])).tolist()
-    assert found.types[back] == JobType("served", 512, 4)
+    assert found.types[back] == JobType("served", 512, servers=4)
     assert set(found.servers[found.batch_choices[kind]].tolist()) == {4}
     assert found.types_at(np.array([1]), np.array([0]), np.array([1])).tolist() == [NO_TYPE]
 

@@ -123,12 +123,14 @@ def assert_same(one: Prediction, other: Prediction) -> None:
     seed=st.integers(0, 10_000),
     policy=st.sampled_from(POLICIES),
     at=st.integers(0, 12),
-    mode=st.sampled_from(["exact", "noisy", "known", "known and noisy"]),
+    mode=st.sampled_from(["exact", "noisy", "known", "known and noisy", "metric", "metric and noisy"]),
 )
 def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, at: int, mode: str) -> None:
     tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
     if "known" in mode:
         tables = with_known(tables, seed)
+    if "metric" in mode:
+        tables = with_scores(tables, seed)
     jobs = random_jobs(seed, 12, 8, 10)
     times, queue = SimulatorSettings(), QueueSettings(aging_normal=500.0, aging_low=700.0)
     cluster = SimulatedCluster(NODES, jobs, tables, times, noise=noise_of(seed, 12) if "noisy" in mode else None)
@@ -148,6 +150,12 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, 
         np.testing.assert_array_equal(its.batch_size, mine.batch_size)
 
     run(cluster, Watched(make_policy(policy), at, look), queue, RewardWeights())
+
+
+def with_scores(tables: SpeedTables, seed: int) -> SpeedTables:
+    """Tables of jobs whose metric is not goodput: policies are told other speeds than the true ones."""
+    factor = np.random.default_rng(seed).uniform(0.5, 2.0, tables.rates.shape)
+    return replace(tables, score_rates=tables.rates * factor)
 
 
 def with_known(tables: SpeedTables, seed: int) -> SpeedTables:

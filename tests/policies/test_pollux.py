@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlpto.cluster import ClusterState, Node
 from rlpto.errors import ConfigError
-from rlpto.policies.pollux import restart_factor, speedups
+from rlpto.policies.pollux import most_gpus, restart_factor, speedups
 from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
@@ -50,6 +50,20 @@ def test_a_job_may_have_twice_the_gpus_that_it_has_had() -> None:
     for peak, most in ((0, 1), (1, 2), (3, 6)):
         assert pollux(state_of(2, 16, peak)).gpus.tolist() == [most, most]
     assert pollux(state_of(2, 16, 16)).gpus.tolist() == [8, 8]
+
+
+def test_a_job_of_the_efficiency_metric_gets_what_its_thresholds_ask_for() -> None:
+    """With speed k**.8 utility is k**-.2, nearest to .75 with 4 GPUs; the other job takes what is left."""
+    state = state_of(2, 16, 16)
+    tables = state.jobs._tables
+    kinds = tuple(
+        kind._replace(metric=name) for kind, name in zip(tables.types, ("efficiency", "goodput"), strict=True)
+    )
+    state.jobs.__dict__["_tables"] = replace(tables, types=kinds)
+    assert most_gpus(state.jobs).tolist() == [4, 16]
+    assert make_policy("pollux")(state).gpus.tolist() == [4, 12]
+    for_all = make_policy("pollux:min_util=0.01,max_util=0.02")(state)
+    assert for_all.gpus.tolist() == [8, 8], "thresholds for all jobs together stand instead"
 
 
 def test_it_says_where_jobs_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Plan
@@ -47,11 +48,16 @@ class FakeController:
     state: str = "waiting"
     failure: str = ""
     rescales: int = 0
+    servers: tuple[str, ...] = ()
+    serving_on: tuple[str, ...] = ()
+    rolled_back: int = 0
+    broken: Collection[str] = ()
 
     def take(self, command: Command, now: float) -> None:
         if command.generation <= self.generation or self.state in ("finished", "failed"):
             return
         self.generation, self.nodes, self.batch_size = command.generation, command.plan.nodes, command.plan.batch_size
+        self.servers = command.plan.servers
         kept = tuple((Counter(self.training_on) & Counter(command.plan.nodes)).elements())
         self.holding = command.plan.nodes
         self.training_on = kept
@@ -60,7 +66,12 @@ class FakeController:
     def live(self, seconds: float, now: float) -> None:
         if self.state in ("finished", "failed"):
             return
+        if now >= self.ready_at and self.applied != self.generation and self._grows_into_broken():
+            self.nodes, self.servers, self.holding = self.training_on, self.serving_on, self.training_on
+            self.applied = self.rolled_back = self.generation
+            self.failure = "new workers or servers did not come up"
         if now >= self.ready_at and self.applied != self.generation:
+            self.serving_on = self.servers
             self.rescales += bool(self.training_on)
             self.applied, self.training_on = self.generation, self.nodes
         self.progress += self.rate * len(self.training_on) * seconds
@@ -68,11 +79,17 @@ class FakeController:
         if self.progress >= self.spec.epochs:
             self.state, self.holding, self.training_on = "finished", (), ()
 
+    def _grows_into_broken(self) -> bool:
+        return bool(self.training_on) and bool({*self.nodes, *self.servers} & set(self.broken))
+
 
 @dataclass
 class FakeBackend:
-    """A cluster in memory. gpus: by node; kinds: of those. delay: s until a command is in force. rate: epochs/s of a
-    worker."""
+    """A cluster in memory. gpus, cpus: by node; kinds: of the GPUs. delay: s until a command is in force. rate:
+    epochs/s of a worker.
+
+    broken: nodes on which nothing comes up: who grows into them goes on as before.
+    """
 
     world: FakeTime
     gpus: dict[str, int]
@@ -84,12 +101,17 @@ class FakeBackend:
     most: Counter[str] = field(default_factory=Counter)
     told: dict[str, list[Plan]] = field(default_factory=lambda: defaultdict(list))
     deaf: set[str] = field(default_factory=set)
+    cpus: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
     def nodes(self) -> list[NodeInfo]:
-        return [NodeInfo(node, gpus, gpu=self.kinds.get(node, "gpu")) for node, gpus in self.gpus.items()]
+        return [
+            NodeInfo(node, gpus, cpus=self.cpus.get(node, 0), gpu=self.kinds.get(node, "gpu"))
+            for node, gpus in self.gpus.items()
+        ]
 
     def find(self) -> set[str]:
         return set(self.controllers)
@@ -98,6 +120,7 @@ class FakeBackend:
         self.started.append((spec.id, resume))
         progress = self.saved.get(spec.id, 0.0) if resume else 0.0
         self.controllers[spec.id] = FakeController(spec, self.delay, self.rate, progress=progress)
+        self.controllers[spec.id].broken = self.broken
 
     def command(self, command: Command) -> None:
         self.told[command.job].append(command.plan)
@@ -127,6 +150,8 @@ class FakeBackend:
             state=controller.state,  # type: ignore[arg-type]
             holding=controller.holding,
             training_on=controller.training_on,
+            serving_on=controller.serving_on,
+            rolled_back=controller.rolled_back,
             step=int(100 * controller.progress),
             progress=controller.progress,
             accuracy=min(0.1 + 0.2 * controller.progress, 0.9),
@@ -172,3 +197,10 @@ class FakeBackend:
         self.most |= used
         for node, gpus in used.items():
             assert gpus <= self.gpus[node], f"{gpus} workers on {node}, which has {self.gpus[node]} GPUs"
+        served = Counter(
+            node
+            for controller in self.controllers.values()
+            for node in (Counter(controller.servers) | Counter(controller.serving_on)).elements()
+        )
+        for node, slots in served.items():
+            assert slots <= self.cpus.get(node, 0), f"{slots} servers on {node}, which has {self.cpus.get(node)} slots"

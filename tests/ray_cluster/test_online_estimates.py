@@ -40,8 +40,8 @@ SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
 
 
-def estimates(program: ProgramSettings = PROGRAM, count: int = 1) -> OnlineEstimates:
-    jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m") for i in range(count)]
+def estimates(program: ProgramSettings = PROGRAM, count: int = 1, metric: str = "goodput") -> OnlineEstimates:
+    jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
     return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, PER_NODE)
 
@@ -105,6 +105,14 @@ class TestSpeed:
         )
         assert little[3] == pytest.approx(2000.0 * (10 + BATCH) / (10 + 4 * BATCH))
         assert much[3] == pytest.approx(2000.0, rel=0.01)
+
+    def test_a_job_of_the_throughput_metric_is_told_by_its_samples_per_second(self) -> None:
+        program = PROGRAM.model_copy(update={"batch_rule": "per_worker"})
+        seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
+        found = told(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
+        rows = found.tables.packed_rows(PER_NODE)[0, [1, 4]]
+        assert found.tables.told_rates[rows, 0] * SAMPLES == pytest.approx([500.0, 1800.0])
+        assert packed(found)[3] * SAMPLES == pytest.approx(1800.0 * (10 + BATCH) / (10 + 4 * BATCH))
 
     def test_only_notable_news_is_worth_a_fit_and_one_at_a_time(self) -> None:
         found = estimates(count=2)

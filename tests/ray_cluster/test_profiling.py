@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.errors import JobError, ProfileError
-from rlpto.performance.fitted import rates_by_size
+from rlpto.performance.fitted import choices_by_size
 from rlpto.performance.profiles import load_file, profiles_yaml
+from rlpto.performance.tables import JobType
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.measuring.commanded_job import Change
 from rlpto.ray_cluster.measuring.measured_profile import by_epoch, fit_program, start_delay
@@ -122,7 +123,7 @@ def test_a_profile_tells_what_was_measured(tmp_path: Path) -> None:
     assert profile.accuracy.untrained == 0.1
     assert profile.accuracy(4.0) == pytest.approx(0.9, abs=0.05)
     assert profile.noise(0) < profile.noise(3)
-    rates = rates_by_size(profile, None, 8)
+    rates = choices_by_size(profile, JobType(profile.name), 8).progress / profile.samples
     for workers, nodes in ((1, 1), (2, 1), (2, 2), (4, 2), (8, 4)):
         seconds = 0.4 / workers + (0.01 if workers > 1 else 0.0)
         assert rates[min(nodes, 2) - 1, workers - 1] == pytest.approx(120 / seconds / 1000, rel=0.04)
@@ -183,7 +184,7 @@ def test_a_real_program_is_measured_and_leaves_no_controller(ray_cluster: LocalC
     assert measured.accuracy[-1][0] == 3.0
     assert 0 <= measured.untrained <= 1
     profile = fit_program("tiny", PROGRAM.model_copy(update={"batch_size": 16}), measured, "here")
-    assert np.all(rates_by_size(profile, None, 2) > 0)
+    assert np.all(choices_by_size(profile, JobType(profile.name), 2).progress > 0)
     assert find_controllers("measured") == {}
 
 

@@ -79,7 +79,7 @@ class TestSessionDatabase:
     def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
         empty = tmp_path / "state.sqlite"
         empty.touch()
-        with pytest.raises(ClusterError, match="session database of version 0, expected 3: go on with the version"):
+        with pytest.raises(ClusterError, match="session database of version 0, expected 4: go on with the version"):
             SessionDatabase(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:

@@ -140,6 +140,10 @@ def test_pollux_keeps_its_own_second_zero(file) -> None:
     trace = import_trace("pollux", file(sia)).trace
     assert trace.integers("batch_size").tolist() == [0]
     assert trace.submit_time.tolist() == [87.66]
+    ours = "name,time,application,num_replicas,metric\na,0,bert,4, throughput\nb,1,bert,4,\n"
+    assert import_trace("pollux", file(ours)).trace.texts("metric") == ["throughput", ""]
+    with pytest.raises(TraceError, match=r":3: metric 'speed', expected one of goodput, throughput, efficiency"):
+        import_trace("pollux", file(ours.replace("4,\n", "4,speed\n")))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

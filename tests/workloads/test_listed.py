@@ -30,6 +30,14 @@ class TestListed:
         assert trace.submit_time.tolist() == [3.0, 9.0]
         assert trace.priority.tolist() == [0, 1]
 
+    def test_a_metric_is_the_jobs_own_or_the_usual_one(self) -> None:
+        entries = [ListedJob(model="m"), ListedJob(model="m", metric="efficiency", submit=1)]
+        jobs = listed_jobs(entries, facts, 4, "throughput")
+        assert [job.metric for job in jobs] == listed_trace(jobs).texts("metric") == ["throughput", "efficiency"]
+        assert listed_jobs(entries, facts, 4)[0].metric == "goodput"
+        with pytest.raises(ValidationError, match="'goodput', 'throughput' or 'efficiency'"):
+            ListedJob.model_validate({"model": "m", "metric": "speed"})
+
     def test_two_jobs_of_one_name_are_refused(self) -> None:
         with pytest.raises(JobError, match="two jobs are called a, expected a name of its own"):
             listed_jobs([ListedJob(model="m", name="a"), ListedJob(model="m", name="a")], facts, 4)

@@ -55,6 +55,14 @@ def test_parquet_round_trip(tmp_path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
 
 
+def test_a_file_from_before_there_were_metrics_names_none(tmp_path) -> None:
+    path = tmp_path / "old.parquet"
+    write_trace(small_trace(), path)
+    written = pq.read_table(path)
+    pq.write_table(written.drop_columns(["metric"]), path)
+    assert read_trace(path).texts("metric") == ["", "", ""]
+
+
 @settings(max_examples=15)
 @given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 1e6) | st.just(np.nan), st.integers(1, 512)), max_size=20))
 def test_any_trace_survives_the_round_trip(tmp_path_factory, rows) -> None:
@@ -88,6 +96,7 @@ def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
         ("duration", [1.0, -2.0], "job b: duration -2.0, expected 0 to 1.26144e"),
         ("gpus", [1, 0], "job b: gpus 0, expected 1 to 1,000,000"),
         ("priority", [3, 0], "job a: priority 3, expected -1 to 2"),
+        ("metric", ["", "speed"], "job b: metric speed, expected one of goodput, throughput, efficiency"),
     ],
 )
 def test_values_out_of_range_name_the_job(column, values, reason) -> None:

@@ -37,8 +37,8 @@ class NodeOffer:
         return self.known(node.id, time)
 
     def known(self, name: str, time: float) -> Node:
-        """The same of a node that was seen before, by its id."""
-        node = self._nodes[name]
+        """The same of a node by its id; nothing if it was never seen."""
+        node = self._nodes.get(name, NodeInfo(name, 0))
         held = [part for at, part in self._held if at == name and time < part.until]
         background = min(sum(part.gpus for part in held), node.gpus)
         slots = min(sum(part.cpus for part in held), node.cpus)

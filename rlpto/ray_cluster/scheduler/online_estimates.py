@@ -19,6 +19,7 @@ from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import chosen_servers, compile_tables
 from rlpto.performance.efficiency import efficiency
 from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
 from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
@@ -59,11 +60,15 @@ def evidence_of(report: JobReport) -> Evidence:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is believed of one job, and the evidence that it rests on. program: with the job's own batch size."""
+    """What is believed of one job, and the evidence that it rests on.
+
+    program: with the job's own batch size. metric: by which its speeds are told.
+    """
 
     program: ProgramSettings
     profile: Profile
     evidence: Evidence = Evidence()
+    metric: str = DEFAULT_METRIC
 
     def after(self, newer: Evidence) -> Estimate:
         """What is believed after newer evidence; the very same object unless that says something notably new."""
@@ -85,7 +90,7 @@ class Estimate:
         """The one type of job that the estimate is about."""
         # With a batch for each worker, what a job does is what one that adapts its batch would.
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
-        return JobType(self.profile.name, batch)
+        return JobType(self.profile.name, batch, self.metric)
 
     def tables(self, max_gpus: int, gpus_per_node: int) -> dict[JobType, TypeTables]:
         """Speeds by size, for each number of parameter servers that the job may have."""
@@ -96,19 +101,22 @@ class Estimate:
     def _type_tables(self, source: FittedProfiles, kind: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
         """Speeds by size: as measured where they were, else by the model."""
         found = source.type_tables(kind, max_gpus, gpus_per_node)
-        rates, servers = found.rates.copy(), kind.servers or found.facts.servers
+        servers = kind.servers or found.facts.servers
+        rates, score = found.rates.copy(), None if found.score is None else found.score.copy()
         for size in self.evidence.speeds:
             if size.workers <= max_gpus and size.servers == servers:
                 row = found.row[min(size.nodes, len(found.row)) - 1, size.workers - 1]
-                rates[row] = self._measured_rate(size)
-        return replace(found, rates=rates)
+                rates[row] = self._measured_rate(size, 1.0)
+                if score is not None:
+                    score[row] = self._measured_rate(size, METRICS[self.metric].exponent)
+        return replace(found, rates=rates, score=score)
 
-    def _measured_rate(self, size: Measured) -> FloatArray:
-        """[epochs] epochs per second at a size that was measured."""
+    def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
+        """[epochs] epochs per second at a size that was measured. exponent: of the efficiency, see `JobMetric`."""
         base = self.program.batch_size
         batch = base * size.workers if self.program.batch_rule == "per_worker" else base
         useful = efficiency(self.profile.noise(np.arange(self.profile.epochs)), batch, base)
-        return size.samples_per_second * useful / self.profile.samples
+        return size.samples_per_second * useful**exponent / self.profile.samples
 
 
 class OnlineEstimates:
@@ -201,7 +209,7 @@ def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: 
         batch=batch_limits(own, job.max_gpus),
         throughput=_perfect(own, step / own.batch_size),
     )
-    return Estimate(own, profile)
+    return Estimate(own, profile, metric=job.metric)
 
 
 def estimated_throughput(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:

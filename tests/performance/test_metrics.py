@@ -1,0 +1,167 @@
+"""Metrics that jobs choose their batch size by: what they make of it, and what policies are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Node
+from rlpto.errors import JobError
+from rlpto.jobs import Job
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.efficiency import BatchLimits, choose_batch
+from rlpto.performance.measured import MeasuredProfiles
+from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, UtilityBand
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.performance.throughput import ThroughputParams
+from rlpto.policies.registry import make_policy
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+LIMITS = BatchLimits(base=128, largest=4096, min_local=32, max_local=1024)
+LAW = ThroughputParams(0.02, 0.0007, 0.12, 0.003, 0.04, 0.002, 2.0)
+MODELS = ("bert", "cifar10", "imagenet")
+
+
+def tables_of(metric: str, *, choose_batches: bool = False, batch_size: int | None = None) -> SpeedTables:
+    types = [JobType(model, batch_size, metric) for model in (MODELS if batch_size is None else ("cifar10",))]
+    return compile_tables(load_profiles(None), types, 16, 4, choose_batches=choose_batches)
+
+
+def test_every_name_has_a_metric_and_only_efficiency_other_thresholds() -> None:
+    assert tuple(METRICS) == METRIC_NAMES
+    assert [METRICS[name].exponent for name in METRIC_NAMES] == [1.0, 0.0, 1.0]
+    assert [METRICS[name].band for name in METRIC_NAMES] == [STOCK_BAND, STOCK_BAND, EFFICIENCY_BAND]
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 0.5), (0.5, 0.5), (0.9, 0.6), (0.5, 1.1), (float("nan"), 0.5)])
+def test_thresholds_out_of_order_are_refused(bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="expected 0 < min_util < max_util <= 1, got"):
+        UtilityBand(*bounds)
+
+
+def test_a_job_with_a_metric_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(JobError, match="job a: metric 'speed', expected one of goodput, throughput, efficiency"):
+        Job("a", 0.0, "bert", 1.0, 1.0, metric="speed")
+
+
+@given(noise=st.floats(1.0, 1e6), gpus=st.integers(1, 16), exponent=st.floats(0.0, 3.0))
+def test_the_less_efficiency_counts_the_larger_the_batch_and_the_smaller_the_progress(
+    noise: float, gpus: int, exponent: float
+) -> None:
+    at = (0 if gpus <= 4 else 1, gpus - 1, 0)
+    goodput, other, throughput = (
+        choose_batch(LAW, np.array([noise]), LIMITS, 2, gpus, None, weight) for weight in (1.0, exponent, 0.0)
+    )
+    assert goodput.score[at] == goodput.progress[at]
+    assert other.progress[at] <= goodput.progress[at]
+    ascending = [goodput, other] if exponent <= 1 else [other, goodput]
+    assert ascending[0].batch[at] <= ascending[1].batch[at] <= throughput.batch[at]
+    useful = (noise + LIMITS.base) / (noise + other.batch[at])
+    assert other.score[at] == pytest.approx(other.progress[at] * useful ** (exponent - 1), rel=1e-9)
+
+
+def test_goodput_and_efficiency_have_the_same_speeds_and_policies_are_told_the_truth() -> None:
+    plain, efficient = tables_of("goodput"), tables_of("efficiency")
+    np.testing.assert_array_equal(plain.rates, efficient.rates)
+    assert plain.told_rates is plain.rates
+    assert efficient.told_rates is efficient.rates
+
+
+def one_gpu(tables: SpeedTables) -> FloatArray:
+    return tables.packed_rows(4)[:, 1]
+
+
+def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None:
+    goodput, throughput = tables_of("goodput"), tables_of("throughput")
+    alone, rows = one_gpu(throughput), throughput.packed_rows(4)
+    np.testing.assert_allclose(throughput.told_rates[alone], throughput.rates[alone])
+    assert np.all(throughput.rates[1:] <= goodput.rates[1:] * (1 + 1e-12)), "progress is true"
+    profiles = load_profiles(None)
+    found = choose_batch(
+        profiles.profile("imagenet").throughput,  # type: ignore[union-attr]
+        np.ones(1),
+        profiles.facts("imagenet").batch,
+        2,
+        16,
+        None,
+        0.0,
+    )
+    told = throughput.told_rates[rows[2, [1, 16]], 0]
+    assert told[1] / told[0] == pytest.approx(found.score[1, 15, 0] / found.score[0, 0, 0])
+
+
+def test_tables_of_several_metrics_leave_those_of_goodput_as_they_were() -> None:
+    types = [JobType("cifar10", None, name) for name in METRIC_NAMES]
+    mixed, plain = (compile_tables(load_profiles(None), some, 8, 4) for some in (types, types[:1]))
+    for rates, expected in ((mixed.rates, plain.rates), (mixed.told_rates, plain.rates)):
+        np.testing.assert_array_equal(rates[mixed.row[0]], expected[plain.row[0]])
+
+
+def test_a_fixed_batch_has_the_same_speeds_by_every_metric() -> None:
+    plain, named = (tables_of(metric, batch_size=2048) for metric in ("goodput", "throughput"))
+    np.testing.assert_array_equal(named.rates, plain.rates)
+    assert named.told_rates is named.rates
+
+
+def test_batch_sizes_that_a_policy_chooses_are_told_by_the_metric() -> None:
+    """By samples/s a larger batch is always worth more; by goodput, at the noise scale of the start, it is not."""
+    for metric, best_is_largest in (("goodput", False), ("throughput", True)):
+        tables = tables_of(metric, choose_batches=True, batch_size=128)
+        rows = tables.packed_rows(4)[tables.batch_choices[0]]
+        told = tables.told_rates[rows[:, 4], 0]
+        assert (int(told.argmax()) == len(told) - 1) == best_is_largest
+        assert told[0] == pytest.approx(tables.rates[rows[0, 4], 0]), "the job's own batch is told as it is"
+
+
+def test_steps_of_measurements_are_worth_what_the_metric_says(measured_folder: Path) -> None:
+    """Where speeds are known in steps, batch 64 against 8 is worth its samples, or its progress."""
+    found = {}
+    for metric in ("goodput", "throughput"):
+        types = [JobType("toy", 8, metric)]
+        tables = compile_tables(MeasuredProfiles(measured_folder), types, 4, 4, choose_batches=True)
+        jobs = [Job("j", 0.0, "toy", 4.0, float(tables.samples[0]), max_gpus=4, batch_size=8, metric=metric)]
+        cluster = SimulatedCluster((Node(4),), jobs, tables, SimulatorSettings())
+        table = cluster.state().jobs
+        assert table.batch_sizes[0].tolist() == [0, 16, 32, 64]
+        found[metric] = table.speed_at_batch_sizes[:, 0, 4]
+    steps = found["throughput"] / [1, 2, 4, 8]
+    np.testing.assert_allclose(found["goodput"][0], found["throughput"][0])
+    assert np.all(np.diff(steps) < 0), "a larger step takes longer"
+    assert np.all(found["throughput"][1:] >= found["goodput"][1:])
+
+
+@pytest.mark.parametrize("batch", [None, 24])
+def test_measured_speeds_by_metric(measured_folder: Path, batch: int | None) -> None:
+    profiles = MeasuredProfiles(measured_folder)
+    goodput, throughput = (
+        compile_tables(profiles, [JobType("toy", batch, metric)], 8, 4) for metric in ("goodput", "throughput")
+    )
+    assert np.all(throughput.rates <= goodput.rates * (1 + 1e-12))
+    if batch is None:
+        assert np.any(throughput.rates < goodput.rates * 0.99)
+    alone = one_gpu(throughput)
+    np.testing.assert_allclose(throughput.told_rates[alone], throughput.rates[alone])
+
+
+def test_a_job_advances_by_its_true_progress() -> None:
+    """A job of the throughput metric takes the longer time that its own rates give, whatever policies are told."""
+    tables = compile_tables(load_profiles(None), [JobType("imagenet", None, name) for name in METRIC_NAMES], 4, 4)
+    facts = load_profiles(None).facts("imagenet")
+    times = []
+    for metric in METRIC_NAMES:
+        job = Job("j", 0.0, "imagenet", 1.0, facts.samples, 4, 4, 4, metric=metric)
+        cluster = SimulatedCluster((Node(4),), [job], tables, SimulatorSettings(rescale_delay=0.0))
+        run(cluster, make_policy("fifo"), QueueSettings(), RewardWeights())
+        times.append(float(cluster.store.finish_time[0]))
+        assert times[-1] == pytest.approx(1 / tables.rates[tables.row[len(times) - 1, 0, 4], 0], rel=1e-6)
+    assert times[1] > 1.2 * times[0]
+    assert times[2] == times[0]
