@@ -119,7 +119,7 @@ def kept_cells(make: Callable[[str], Experiment]) -> Callable[[str, str], float]
                     found.append(float(np.mean(jobs.finish_time - jobs.submit_time)))
             kept[key] = float(np.mean(found))
             CELLS.parent.mkdir(parents=True, exist_ok=True)
-            write_text(CELLS, json.dumps({"digest": digest, "cells": kept}, indent=1))
+            write_text(CELLS, json.dumps({"digest": digest, "cells": kept}, indent=1), "cells")
         return kept[key]
 
     return cell

@@ -73,7 +73,7 @@ def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
         "tables": {title: list(rows) for title, rows in tables.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(found, default=float, indent=1))
+    write_text(path, json.dumps(found, default=float, indent=1), "a measurement")
     return found
 
 
@@ -123,7 +123,7 @@ def write_block(page: Path, text: str) -> None:
     head, _, rest = before.partition(BEGIN)
     after = f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
     if after != before:
-        write_text(page, after)
+        write_text(page, after, "a page")
 
 
 if __name__ == "__main__":
