@@ -45,10 +45,10 @@ def data_folder() -> Path:
     return Path(named) if named else ROOT.parent / "shared"
 
 
-def sources_digest() -> str:
-    """Digest of all sources that a measurement may depend on."""
+def sources_digest(name: str) -> str:
+    """Digest of all sources that a measurement may depend on: RLPTO's, and those here that have `name` in theirs."""
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "rlpto").rglob("*.py")), *sorted((ROOT / "benchmarks").glob("_*.py"))]:
+    for path in [*sorted((ROOT / "rlpto").rglob("*.py")), *sorted((ROOT / "benchmarks").glob(f"_*{name}*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

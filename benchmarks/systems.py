@@ -57,7 +57,7 @@ def main() -> None:
 
 def measured(name: str, folder: Path, *, fresh: bool) -> dict[str, Any]:
     """Checks and tables of a system, as plain data: those that are kept, if nothing has changed since."""
-    path, digest = folder / f"{name}.json", _common.sources_digest()
+    path, digest = folder / f"{name}.json", _common.sources_digest(name)
     if path.exists() and not fresh:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
