@@ -2,7 +2,7 @@
 
     python benchmarks/_tune_steering.py --start configs/tuned/pollux-steering.yaml -o FILE.yaml [--generations 40]
 
-True speeds, declared epochs; the goal is the mean logarithm of mean JCT over the workloads (101 to 106 of the data folder).
+True speeds, declared epochs; the goal is the mean logarithm of mean JCT over the generated workloads (101 to 106).
 About 2 CPU-seconds a candidate, 12 candidates a generation. The weight of priority stays: these jobs have one class.
 """
 

@@ -16,6 +16,7 @@ import numpy as np
 from _pollux_instances import Round, load, rounds
 
 from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux import PolluxOptions
 from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.pollux_objective import power_mean
@@ -120,7 +121,7 @@ def thresholds(stored: list[Round]) -> tuple[list[_common.Check], list[Row]]:
     chosen, inside, feasible, useful = [], [], [], []
     for rows in stored:
         found = [_utility_on(rows, nodes) for nodes in range(1, len(rows.size) + 1)]
-        counts = [desired_nodes(lambda nodes, u=found: u[nodes - 1], len(found), *band) for band in BANDS]
+        counts = [desired_nodes(lambda nodes, u=found: u[nodes - 1], len(found), UtilityBand(*band)) for band in BANDS]
         chosen.append(counts)
         useful.append([found[count - 1] for count in counts])
         feasible.append([any(low <= u <= high for u in found) for low, high in BANDS])

@@ -59,7 +59,7 @@ class SpeedTables:
     types: the T job types, in the order of the first axis of the arrays below.
     rates: [R, P] float64, epochs per second during epoch p; row 0 is zero (no GPUs).
     elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates
-        (row 0 holds infinity past epoch 0).
+        (row 0 holds infinity past epoch 0). Empty in tables that are rewritten as jobs learn: nobody runs by those.
     row: [T, S, K + 1] int32, row for `min(nodes spanned, S) - 1` and k GPUs; entry k = 0 is row 0.
     accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs.
     epochs: [T] int64, how many epochs were measured; later epochs repeat the last one.

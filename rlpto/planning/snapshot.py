@@ -100,7 +100,8 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     tables the speed at which those last as long as is told. Where the truth is told, that is the truth.
     """
     tables, noise = told.tables, told.noise
-    if noise is None and tables.known_speed is None:
+    rewritten = tables.elapsed.size == 0  # as jobs learn, so that a copy is needed
+    if noise is None and tables.known_speed is None and not rewritten:
         return told
     count = len(told.type_index)
     choices = tables.variants[told.type_index]
@@ -127,7 +128,8 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
             tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]
         )
         return Told(known, present, np.ones(count), noise)
-    assert noise is not None
+    if noise is None:
+        return Told(tables_of_jobs, present, told.scale, None)
     # Rates hold all errors by now; what is told of remaining work and of speed has to have them apart.
     apart = EstimateNoise(remaining=noise.remaining, speed=noise.remaining, scaling=np.zeros(count))
     return Told(tables_of_jobs, present, told.scale, apart)

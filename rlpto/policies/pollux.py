@@ -18,9 +18,9 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.errors import ConfigError
 from rlpto.job_table import JobTable
-from rlpto.performance.metrics import METRIC_NAMES, METRICS
+from rlpto.performance.metrics import METRIC_NAMES, METRICS, UtilityBand
 from rlpto.policies.base import BasePolicy
-from rlpto.policies.pollux_nodes import check_band, desired_nodes, utility
+from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.pollux_search import search
 from rlpto.settings import Settings
 
@@ -41,11 +41,20 @@ class PolluxOptions(Settings):
 
     @model_validator(mode="after")
     def _make_a_band(self) -> Self:
-        if self.min_util is not None and self.max_util is not None:
-            check_band(self.min_util, self.max_util)
-        elif self.min_util is not None or self.max_util is not None:
+        if (self.min_util is None) != (self.max_util is None):
             raise ConfigError("min_util and max_util: expected both, or neither")
+        try:
+            _ = self.band
+        except ValueError as error:
+            raise ConfigError(f"min_util and max_util: {error}") from None
         return self
+
+    @property
+    def band(self) -> UtilityBand | None:
+        """Thresholds of utility, if there are any."""
+        if self.min_util is None or self.max_util is None:
+            return None
+        return UtilityBand(self.min_util, self.max_util)
 
 
 SHORTEST_S = 600.0
@@ -70,7 +79,7 @@ class Pollux(BasePolicy[PolluxOptions]):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Search on all nodes that are up, or on as many of them as the thresholds of utility allow."""
-        jobs, low, high = state.jobs, self.options.min_util, self.options.max_util
+        jobs, band = state.jobs, self.options.band
         size = np.array([node.gpus if node.up else 0 for node in state.shape], dtype=np.int64)
         usable = np.flatnonzero(size)
         told = (
@@ -78,7 +87,7 @@ class Pollux(BasePolicy[PolluxOptions]):
             state.held_nodes,
             restart_factor(state.time - jobs.submit_time, jobs.rescales, jobs.rescale_delay),
             jobs.min_gpus,
-            np.minimum(np.maximum(2 * jobs.peak_gpus, jobs.min_gpus), jobs.max_gpus if low else most_gpus(jobs)),
+            np.minimum(np.maximum(2 * jobs.peak_gpus, jobs.min_gpus), jobs.max_gpus if band else most_gpus(jobs)),
             np.argsort(jobs.attained_service, kind="stable"),
         )
         seed = (self._seed * 2**32 + int(state.time * 1000)) % 2**63
@@ -91,11 +100,11 @@ class Pollux(BasePolicy[PolluxOptions]):
             found[nodes] = search(*told, first, self.options.steps, seed)
             return utility(speedups_over_one(jobs, found[nodes]), int(first.sum()))
 
-        if low is None or high is None:
+        if band is None:
             placement = search(*told, size, self.options.steps, seed)
         else:
             least = 1 + int(np.searchsorted(size[usable].cumsum(), jobs.min_gpus.max()))  # no job waits for ever
-            placement = found[desired_nodes(utility_on, len(usable), low, high, least)]
+            placement = found[desired_nodes(utility_on, len(usable), band, least)]
         return Allocation(placement.sum(axis=1), placement=placement)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlpto.arrays import FloatArray
-from rlpto.errors import ConfigError
+from rlpto.performance.metrics import UtilityBand
 
 
 def utility(speedup: FloatArray, gpus: int) -> float:
@@ -16,20 +16,16 @@ def utility(speedup: FloatArray, gpus: int) -> float:
     return float(speedup.sum()) / gpus if gpus > 0 else 0.0
 
 
-def desired_nodes(
-    utility_on: Callable[[int], float], nodes: int, min_util: float, max_util: float, least: int = 1
-) -> int:
-    """Nodes to use, of least..nodes: all if utility is min_util there, else as brings it nearest the band's middle.
+def desired_nodes(utility_on: Callable[[int], float], nodes: int, band: UtilityBand, least: int = 1) -> int:
+    """Nodes to use, of least..nodes: all if utility is in the band there, else as brings it nearest the band's middle.
 
     utility_on: utility with the best allocation on so many nodes. It falls with more of them, and is asked for log2 of
-    their number. Where even the least stays below min_util, that is the answer. Never more with higher thresholds,
+    their number. Where even the least stays below the band, that is the answer. Never more with higher thresholds,
     whatever utility_on returns. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
-    Raises ConfigError unless 0 < min_util < max_util <= 1.
     """
-    check_band(min_util, max_util)
-    if utility_on(nodes) >= min_util or nodes <= least:
+    if utility_on(nodes) >= band.min_util or nodes <= least:
         return nodes
-    middle = (min_util + max_util) / 2
+    middle = band.middle
     enough, few = least - 1, nodes  # utility reaches the middle on `enough` nodes, not on `few`
     above = below = 0.0
     while few - enough > 1:
@@ -39,11 +35,5 @@ def desired_nodes(
             enough, above = tried, reached
         else:
             few, below = tried, reached
-    nearer = below >= min_util and middle - below < above - middle
+    nearer = below >= band.min_util and middle - below < above - middle
     return few if nearer or enough < least else enough
-
-
-def check_band(min_util: float, max_util: float) -> None:
-    """Raise ConfigError unless 0 < min_util < max_util <= 1."""
-    if not 0 < min_util < max_util <= 1:
-        raise ConfigError(f"min_util {min_util:g}, max_util {max_util:g}: expected 0 < min_util < max_util <= 1")

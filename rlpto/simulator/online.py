@@ -233,10 +233,6 @@ class OnlineJobs:
         ratio = one_gpu(model, kinds[kind]) / one_gpu(model, kinds[first])
         return self.fit_of(job, first).score(sqr, var) * ratio
 
-    def timed_tables(self) -> SpeedTables:
-        """The told tables with the times that epochs take by them, for whoever simulates by what is told."""
-        return replace(self.tables, elapsed=elapsed_from_rates(self.tables.rates))
-
     def _grow(self) -> None:
         """Room for twice as many active jobs."""
         count = (len(self.tables.types) - len(self._truth.types)) // self._variants

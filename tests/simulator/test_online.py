@@ -14,12 +14,13 @@ from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.records import RunRecord
 from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
+from rlpto.scheduler import DecisionLoop, run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.online import FIRST_SLOTS, FactsCache
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -145,6 +146,22 @@ def test_many_jobs_at_once_are_all_told_of() -> None:
     cluster = online([job(i, epochs=0.5, model=MODELS[i % 2]) for i in range(count)])
     assert (told(cluster)[:, 1:] > 0).all()
     assert np.isfinite(through(cluster, "equal_share").jobs.finish_time).all()
+
+
+def test_finishes_are_predicted_by_what_jobs_believe() -> None:
+    """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is told goes into a snapshot."""
+    cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], left="unknown")
+    queue, policy = QueueSettings(), make_policy("equal_share")
+    loop = DecisionLoop(cluster, queue)
+    for _ in range(10):
+        state = loop.state()
+        loop.carry_out(state, policy(state), "equal_share")
+        loop.advance()
+    snapshot = take_snapshot(cluster, loop.state())
+    assert snapshot.columns.epochs[0] == snapshot.columns.epochs[1] == 2 * snapshot.columns.progress[0]
+    scratch = snapshot.restore(SimulatorSettings(interval=60.0, rescale_delay=30.0))
+    first, second = through(scratch, "equal_share").jobs.finish_time
+    assert cluster.time < first == second < np.inf
 
 
 @settings(max_examples=20)
