@@ -126,9 +126,8 @@ BANDS = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 1.0)).filter(lambda ban
 def test_raised_thresholds_never_add_nodes(utilities: list[float], first: tuple[float, ...], second: tuple[float, ...]):
     higher = (max(first[0], second[0]), max(first[1], second[1]))
     on = lambda nodes: utilities[nodes - 1]  # noqa: E731
-    assert desired_nodes(on, len(utilities), UtilityBand(*higher)) <= desired_nodes(
-        on, len(utilities), UtilityBand(*first)
-    )
+    few, many = (desired_nodes(on, len(utilities), UtilityBand(*band)) for band in (higher, first))
+    assert few <= many
 
 
 @given(st.lists(st.floats(0, 1.2), min_size=1, max_size=40), BANDS)

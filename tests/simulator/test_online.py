@@ -150,7 +150,7 @@ def test_many_jobs_at_once_are_all_told_of() -> None:
 
 def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is told goes into a snapshot."""
-    cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], left="unknown")
+    cluster = online([job(0, epochs=200.0), job(1, epochs=100.0)], left="unknown")
     queue, policy = QueueSettings(), make_policy("equal_share")
     loop = DecisionLoop(cluster, queue)
     for _ in range(10):
