@@ -80,6 +80,7 @@ class OnlineJobs:
         self._seen_by_type: dict[JobType, tuple[float, float]] = {}
         self._running: dict[int, _Running] = {}
         self._joining: dict[int, _Running] = {}
+        self._stale: set[int] = set()
         self._first_kind: dict[int | JobType, int] = {}
         self._variants = len(truth.kinds)
         self._slots: dict[int, int] = {}
@@ -162,8 +163,19 @@ class OnlineJobs:
             self.refits += 1
         choice = running.choices[now]
         seen = float(facts.grad_sqr[choice, now]), float(facts.grad_var[choice, now])
-        self._seen[job] = self._seen_by_type[self.type_of(job)] = seen
+        self._note(job, seen, refitted=new)
         return True
+
+    def _note(self, job: int, seen: tuple[float, float], *, refitted: bool) -> None:
+        """A job has seen gradient statistics; whoever believes something else by that is to be told of anew."""
+        own = self.type_of(job)
+        changed = seen != self._seen.get(job)
+        self._seen[job] = self._seen_by_type[own] = seen
+        if changed or refitted:
+            self._stale.add(job)
+        if self._shared:
+            like = (other for other in self._slots if self.type_of(other) == own)
+            self._stale.update(other for other in like if refitted or other not in self._seen)
 
     def start(self, job: int, placement: tuple[int, ...], joining: bool) -> FloatArray:
         """As `speeds`, on a new placement: GPUs on each node. joining: it trains there once its newest workers have
@@ -203,8 +215,9 @@ class OnlineJobs:
 
     def tell(self) -> None:
         """Bring what policies are told up to date."""
-        for job in self._slots:
+        for job in self._stale & self._slots.keys():
             self._tell(job)
+        self._stale.clear()
 
     # the told tables
 
