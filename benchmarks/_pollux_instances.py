@@ -43,7 +43,18 @@ class Round:
     stored_cost: float = np.nan
 
     def solve(self, steps: int, seed: int) -> IntArray:
-        return search(self.speedup, self.held, self.factor, self.least, self.most, self.order, self.size, steps, seed)
+        return search(
+            self.speedup,
+            self.held,
+            self.factor,
+            np.ones(len(self.factor)),
+            self.least,
+            self.most,
+            self.order,
+            self.size,
+            steps,
+            seed,
+        )
 
 
 def load(path: Path) -> list[Round]:

@@ -83,9 +83,10 @@ class Pollux(BasePolicy[PolluxOptions]):
         size = np.array([node.gpus if node.up else 0 for node in state.shape], dtype=np.int64)
         usable = np.flatnonzero(size)
         told = (
-            speedups(jobs, state.capacity) * favoured(jobs, self.options.favour)[:, None, None],
+            speedups(jobs, state.capacity),
             state.held_nodes,
             restart_factor(state.time - jobs.submit_time, jobs.rescales, jobs.rescale_delay),
+            weights(jobs, self.options.favour),
             jobs.min_gpus,
             np.minimum(np.maximum(2 * jobs.peak_gpus, jobs.min_gpus), jobs.max_gpus if band else most_gpus(jobs)),
             np.argsort(jobs.attained_service, kind="stable"),
@@ -137,13 +138,13 @@ def speedups(jobs: JobTable, capacity: int) -> FloatArray:
     return np.stack([one, several], axis=1) / base[:, None, None]
 
 
-def favoured(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) -> FloatArray:
-    """[n] factors on speed-ups: the root of GPU-seconds attained or remaining, relative to their geometric mean."""
+def weights(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) -> FloatArray:
+    """[n] weights of jobs' costs: 1 / root of GPU-seconds attained or remaining, relative to the geometric mean."""
     if favour == "none":
         return np.ones(len(jobs))
     seconds = jobs.attained_service if favour == "attained" else jobs.remaining_time(jobs.min_gpus) * jobs.min_gpus
     root = 0.5 * np.log(seconds + SHORTEST_S)
-    return np.asarray(np.exp(root - root.mean()))
+    return np.asarray(np.exp(root.mean() - root))
 
 
 def restart_factor(age: FloatArray, restarts: IntArray, delay: FloatArray) -> FloatArray:

@@ -56,6 +56,7 @@ def search(
     speedup: FloatArray,
     held: IntArray,
     factor: FloatArray,
+    weight: FloatArray,
     least: IntArray,
     most: IntArray,
     order: IntArray,
@@ -67,11 +68,15 @@ def search(
 
     speedup: [n, 2, K + 1] pace with 0..K GPUs on one node, and on several, relative to a fair share of the cluster.
     held: [n, N] present placement. factor: [n] what of the pace counts in a row that differs from the present one.
+    weight: [n] of every job's cost; 1 in Pollux.
     least, most: [n] GPUs a job may have, if any. order: [n] jobs by attained service: of present rows on several nodes
     that share a node the first stays. size: [N] GPUs of each node, 0 where it is down. steps: of the neighbourhood.
     """
     n = len(factor)
     costs = tabulate(speedup, held, factor, least, most, size)
+    for job in range(n):
+        costs.moved[job] *= weight[job]
+        costs.kept[job] *= weight[job]
     counting = make_counting(costs, size.sum())
     placed = empty_placement(n, size)
     s = _Search(
