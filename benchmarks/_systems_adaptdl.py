@@ -302,8 +302,8 @@ def _threshold_checks(source: ProfileSource, measured: bool) -> tuple[list[Check
         outside += any(STOCK_BAND.holds(row.utility) for row in by_gpus) and not STOCK_BAND.holds(stock.utility)
     mean = [float(np.mean(figures)) for figures in (longer, cheaper, useful)]
     of_measurements = [
-        Check("A4 time with thresholds .6-.9, mean of three models, at least", mean[0], "%", 60, least=True),
-        Check("A4 time with thresholds .6-.9, mean of three models, at most", mean[0], "%", 150, least=False),
+        Check("A4 time with thresholds 0.6-0.9, mean of three models, at least", mean[0], "%", 60, least=True),
+        Check("A4 time with thresholds 0.6-0.9, mean of three models, at most", mean[0], "%", 150, least=False),
         Check("A4 GPU-hours saved, mean of three models, at least", -mean[1], "%", 15, least=True),
         Check("A4 GPU-hours saved, mean of three models, at most", -mean[1], "%", 40, least=False),
         Check("A4 utility of a GPU, least gain of three models", min(useful), "%", 15, least=True),

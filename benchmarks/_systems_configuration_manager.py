@@ -40,7 +40,7 @@ WORKERS, SERVERS, MOST_WORKERS, MOST_SERVERS = 4, 1, 16, 8
 """What the job asks for, and has in the static run; what it may have."""
 BATCH = 512
 LAW = ServerParams(a=1.0 / BATCH, b=0.03, c=0.02, d=0.001, e=0.002, servers=SERVERS, most_servers=MOST_SERVERS)
-"""Seconds of a step of the middle surface: .37 with 4 workers and 1 server, .16 with 16 and 8."""
+"""Seconds of a step of the middle surface: 0.37 with 4 workers and 1 server, 0.16 with 16 and 8."""
 SPREAD = 0.15
 """Standard deviation of the logarithm of each parameter of a drawn surface."""
 SURFACES = 20

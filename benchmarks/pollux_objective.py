@@ -139,7 +139,7 @@ def thresholds(stored: list[Round]) -> tuple[list[_common.Check], list[Row]]:
     ]
     checks = [
         _common.Check("A5 raised thresholds that add nodes", grown, "cases", 0, False),
-        _common.Check("A5 rounds outside of .35 to .65 where some nodes are inside", lost[0], "rounds", 0, False),
+        _common.Check("A5 rounds outside of 0.35 to 0.65 where some nodes are inside", lost[0], "rounds", 0, False),
     ]
     return checks, rows_
 
