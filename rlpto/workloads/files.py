@@ -57,7 +57,10 @@ def _expand(pattern: Path) -> Iterable[Path]:
     first = next((i for i, part in enumerate(parts) if any(mark in part for mark in "*?[")), None)
     if first is None or is_there(pattern):
         return [pattern]
-    found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
+    try:
+        found = sorted(Path(*parts[:first]).glob(str(Path(*parts[first:]))), key=_natural)
+    except OSError as error:  # a name that no file system takes
+        raise TraceError(f"{str(pattern)[:80]}: {error.strerror}, expected at least one trace") from None
     if not found:
         raise TraceError(f"{pattern}: no such files, expected at least one trace")
     return found
