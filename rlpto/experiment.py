@@ -153,30 +153,28 @@ class Experiment:
     @cached_property
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
-        types, most = self._job_types
-        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, kinds=self.shape.kind_sizes)
+        return self._compiled()
 
     @cached_property
     def tables_by_batch_size(self) -> SpeedTables:
         """The same with the batch sizes that a policy may choose."""
-        types, most = self._job_types
-        shape = self.shape
-        return compile_tables(
-            self.profiles, types, most, shape.gpus_per_node, choose_batches=True, kinds=shape.kind_sizes
-        )
+        return self._compiled(choose_batches=True)
 
     @cached_property
     def tables_by_servers(self) -> SpeedTables:
-        """Speed tables with the numbers of parameter servers that a policy may choose."""
-        types, most = self._job_types
-        return compile_tables(self.profiles, types, most, self.shape.gpus_per_node, choose_servers=True)
+        """The same with the numbers of parameter servers that a policy may choose."""
+        return self._compiled(choose_servers=True)
 
     @cached_property
     def tables_by_all(self) -> SpeedTables:
-        """Speed tables with all that any policy may choose."""
-        types, most = self._job_types
-        sizes = self.shape.gpus_per_node
-        return compile_tables(self.profiles, types, most, sizes, choose_batches=True, choose_servers=True)
+        """The same with all that any policy may choose."""
+        return self._compiled(choose_batches=True, choose_servers=True)
+
+    def _compiled(self, *, choose_batches: bool = False, choose_servers: bool = False) -> SpeedTables:
+        """Tables for every kind of GPU of the cluster."""
+        (types, most), shape = self._job_types, self.shape
+        chosen = {"choose_batches": choose_batches, "choose_servers": choose_servers}
+        return compile_tables(self.profiles, types, most, shape.gpus_per_node, kinds=shape.kind_sizes, **chosen)
 
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:

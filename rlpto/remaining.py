@@ -14,21 +14,22 @@ LEAST_EPOCHS = 1.0
 """Of a job that has not trained so long, as much is taken to be left."""
 
 
-def told_remaining(knowledge: RemainingKnowledge, store: JobStore, index: IntArray) -> FloatArray:
+def told_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray, index: IntArray) -> FloatArray:
     """[n] epochs that jobs number `index` [n] of the store are told to have left.
 
     declared: the truth. unknown: as much again as they have done, which is what a heavy tail suggests. learnt: up to
     the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown.
+    own: [T] as in the speed tables: batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
     """
     progress = store.progress[index]
     if knowledge == "declared":
         return store.epochs[index] - progress
     left = np.maximum(progress, LEAST_EPOCHS)
     if knowledge == "learnt":
-        finished = np.isfinite(store.finish_time)
-        lengths, kinds = store.epochs[finished], store.type_index[finished]
+        finished, types = np.isfinite(store.finish_time), own[store.type_index]
+        lengths, kinds = store.epochs[finished], types[finished]
         for at, job in enumerate(index.tolist()):
-            longer = lengths[(kinds == store.type_index[job]) & (lengths > progress[at])]
+            longer = lengths[(kinds == types[job]) & (lengths > progress[at])]
             if len(longer):
                 left[at] = longer.mean() - progress[at]
     return left

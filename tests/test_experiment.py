@@ -248,3 +248,11 @@ def test_the_pollux_benchmark_gives_the_published_figures(
     cell = next(cell for cell in prepare(config).cells() if cell.window == "workload-1")
     jobs = run_cell(config, cell).jobs
     assert np.mean(jobs.finish_time - jobs.submit_time) == pytest.approx(published, rel=1e-3)
+
+
+@pytest.mark.parametrize("tables", ["tables", "tables_by_batch_size", "tables_by_servers", "tables_by_all"])
+def test_whatever_a_policy_chooses_kinds_of_gpu_are_told_apart(tables: str) -> None:
+    nodes = [{"count": 1, "gpus": 4, "gpu": "t4"}, {"count": 1, "gpus": 8, "gpu": "a100"}]
+    jobs = [{"name": "a", "model": "cifar10", "gpus": 1, "max_gpus": 4}]
+    config = Config.model_validate({"cluster": {"nodes": nodes}, "workload": {"source": "jobs", "jobs": jobs}})
+    assert getattr(Experiment(config), tables).kinds == ("t4", "a100")

@@ -40,11 +40,6 @@ class ThroughputBelief:
     _candidates: dict[int, OwnBatches] = field(default_factory=dict)
     _table: FloatArray | None = None
 
-    @property
-    def largest_observed(self) -> int:
-        """Most GPUs it has been seen on."""
-        return max((gpus for _, gpus, _ in self.steps), default=0)
-
     def observe(self, key: Observed, step: float, sync: float) -> bool:
         """Note the seconds of a step and of its synchronisation. True if such a step was not known."""
         if key in self.steps:

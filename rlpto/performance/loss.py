@@ -19,8 +19,6 @@ from rlpto.errors import ProfileError
 
 FEWEST_EPOCHS = 6
 """With fewer there are too few residuals to tell a trend from noise: no prediction from them is called reliable."""
-PATIENCE_EPOCHS = 3
-"""Epochs in a row that a loss must stay at or below its target before training ends, as in Coach."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,6 @@ def fit_loss(losses: FloatArray) -> LossFit:
         return LossFit(curve, False, math.inf)
     trend = max(_stickiness(losses), _surprise(losses))
     return LossFit(curve, trend <= _LARGEST_TREND, trend)
-
-
-def has_converged(losses: FloatArray, target: float, patience: int = PATIENCE_EPOCHS) -> bool:
-    """Whether the last `patience` losses are all at most target."""
-    return len(losses) >= patience and bool(np.all(np.asarray(losses)[-patience:] <= target))
 
 
 _LARGEST_TREND = 1.645

@@ -135,7 +135,10 @@ class SimulatedCluster:
         self._settings = settings
         self._noise = noise
         self.store = store
-        self._online, self._left = online, None if left == "declared" else partial(told_remaining, left, store)
+        self._online, self._left = (
+            online,
+            None if left == "declared" else partial(told_remaining, left, store, tables.own),
+        )
         rows = tables if online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.errors import ProfileError
-from rlpto.performance.loss import FEWEST_EPOCHS, LossCurve, fit_loss, has_converged
+from rlpto.performance.loss import FEWEST_EPOCHS, LossCurve, fit_loss
 
 EPOCHS = np.arange(1, 21)
 
@@ -71,12 +71,6 @@ def test_a_sudden_rise_does_not_bend_the_fit() -> None:
 
 def test_a_loss_that_stays_never_ends() -> None:
     assert math.isinf(fit_loss(np.full(10, 2.0)).curve.end_epoch(1.0))
-
-
-def test_converged_is_three_times_in_a_row() -> None:
-    assert has_converged(np.array([3.0, 1.0, 0.9, 1.0]), 1.0)
-    assert not has_converged(np.array([3.0, 1.0, 1.1, 0.9]), 1.0)
-    assert not has_converged(np.array([1.0, 0.9]), 1.0)
 
 
 @pytest.mark.parametrize("losses", [[1.0, 0.5], [1.0, math.nan, 0.5], []])

@@ -102,7 +102,7 @@ class RayCluster:
         self._commands = CommandLog(backend, database, self._specs, gpus, slots)
         self._rules = rules
         self._noise = noise
-        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store)
+        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
         self.estimates = estimates
         if estimates is not None:
             self.columns.delay = estimates.tables.rescale_delay
