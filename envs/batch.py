@@ -9,9 +9,10 @@ import numpy as np
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
 from rlpto.envs.actions import action_weights
-from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, look_around, observe_one, play, run_hold
+from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
+from rlpto.planning.loop import look_around
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.simulator.kernels import is_over
 
@@ -188,15 +189,15 @@ def step_all(
     ended: BoolArray,
 ) -> None:
     """Step every cluster; fills observations, parts [B, 4], reward, elapsed and ended [B]."""
-    clusters = f.world.clusters
+    clusters = f.loop.world.clusters
     for b in range(len(clusters)):
         start = clusters[b].time
         run_hold(f, b, weights[b : b + 1], start + hold, parts[b])
         observe_one(f, b, out)
         end = clusters[b].time
         elapsed[b] = end - start
-        ended[b] = is_over(f.world, b)
-        reward[b] = parts[b].sum() - baseline_reward(baseline, f.current[b], start, end, ended[b])
+        ended[b] = is_over(f.loop.world, b)
+        reward[b] = parts[b].sum() - baseline_reward(baseline, f.loop.current[b], start, end, ended[b])
 
 
 @njit()
@@ -206,17 +207,17 @@ def begin_episode(f: Fleet, b: int, workload: int, warm_up: float, weights: Floa
     Where the workload is over by then, the episode begins at its start.
     """
     begin(f, b, workload)
-    if f.world.clusters[b].time < warm_up:
+    if f.loop.world.clusters[b].time < warm_up:
         run_hold(f, b, weights, warm_up, np.zeros(PARTS))
-        if is_over(f.world, b):
+        if is_over(f.loop.world, b):
             begin(f, b, workload)
     observe_one(f, b, out)
-    return float(f.world.clusters[b].time)
+    return float(f.loop.world.clusters[b].time)
 
 
 @njit()
 def look_around_all(f: Fleet) -> None:
     """Look around in every cluster, after their worlds were restored."""
-    f.ordered_until[:] = -np.inf
-    for b in range(len(f.world.clusters)):
-        look_around(f, b)
+    f.loop.ordered_until[:] = -np.inf
+    for b in range(len(f.loop.world.clusters)):
+        look_around(f.loop, b)

@@ -17,16 +17,16 @@ from rlpto.cluster import ClusterShape
 from rlpto.compiled import kernel, njit
 from rlpto.envs.observation import Observation, encode
 from rlpto.errors import ConfigError
-from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore, fill_estimates, fill_limits, fill_speed
+from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import steer
-from rlpto.queues import QueueSettings, admit, next_promotion, order_rows, shrink_converging
-from rlpto.records import INTERVAL, add_interval
+from rlpto.planning.loop import Loop, carry_out, look_around, look_at_queue, run_until
+from rlpto.queues import QueueSettings
+from rlpto.records import INTERVAL
 from rlpto.rewards import TERMS, RewardWeights, weigh
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
-from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
+from rlpto.simulator.kernels import advance, clear_sums, is_over
 from rlpto.simulator.settings import SimulatorSettings
 
 PARTS = len(TERMS)
@@ -57,46 +57,24 @@ class Workload:
 class Fleet(NamedTuple):
     """Everything compiled code needs. B clusters, W workloads, M jobs at most in one.
 
-    world: the simulators. blank: one cluster's world before any time has passed.
+    loop: the simulators, and what is decided by. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
-    reserve: [W, T] GPUs to hold back, or empty.
-    current: [B] workload that each cluster runs. shown: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and
-    speed: [B, M, K + 1] theirs: as `look_around` left them.
-    packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. known_remaining, known_speed: as in the
-    speed tables, or empty.
-    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
-    aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
     reward: [1] `rlpto.rewards.WEIGHTS`.
-    ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
-    numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
-    order: [M] 0, 1, ...: rows are placed in queue order.
     """
 
-    world: World
+    loop: Loop
     blank: World
     pool: AnyArray
     counts: IntArray
     seeds: IntArray
     forecast: AnyArray
     forecast_step: float
-    reserve: IntArray
-    current: IntArray
-    shown: AnyArray
-    speed: FloatArray
-    packed: IntArray
-    told_rates: FloatArray
-    known_remaining: FloatArray
-    known_speed: FloatArray
-    noise: FloatArray
-    aging: FloatArray
-    shrink_lower: bool
-    converging: FloatArray
     reward: AnyArray
-    gpus_per_node: int
-    ordered_until: FloatArray
-    numbers: IntArray
-    given: IntArray
-    order: IntArray
+
+    @property
+    def world(self) -> World:
+        """The simulators."""
+        return self.loop.world
 
 
 def build_fleet(
@@ -136,15 +114,8 @@ def build_fleet(
     slots = np.zeros((count, most), dtype=JOB)
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     packed = tables.packed_rows(shape.gpus_per_node)
-    return Fleet(
+    loop = Loop(
         world=build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False),
-        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False),
-        pool=pool,
-        counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
-        seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
-        forecast=_joint_forecast(workloads),
-        forecast_step=_joint_step(workloads),
-        reserve=_joint_reserve(workloads),
         current=np.zeros(count, dtype=np.int64),
         shown=np.zeros((count, most), dtype=VIEW),
         speed=np.zeros((count, most, packed.shape[1])),
@@ -153,15 +124,26 @@ def build_fleet(
         known_remaining=tables.told_remaining,
         known_speed=tables.told_speed,
         noise=_joint_noise(workloads, most, packed.shape[1]),
+        reserve=_joint_reserve(workloads),
+        reserve_step=_joint_step(workloads),
         aging=np.array([queue.aging_normal, queue.aging_low]),
         shrink_lower=queue.shrink_lower,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
-        reward=reward.record(),
         gpus_per_node=shape.gpus_per_node,
         ordered_until=np.full(count, -np.inf),
         numbers=np.zeros(most, dtype=np.int64),
         given=np.zeros(most, dtype=np.int64),
         order=np.arange(most),
+    )
+    return Fleet(
+        loop=loop,
+        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False),
+        pool=pool,
+        counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
+        seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),
+        forecast=_joint_forecast(workloads),
+        forecast_step=_joint_step(workloads),
+        reward=reward.record(),
     )
 
 
@@ -212,88 +194,33 @@ def _joint_step(workloads: Sequence[Workload]) -> float:
 @njit()
 def begin(f: Fleet, b: int, workload: int) -> None:
     """Put cluster b at the start of a workload, run it to its first decision, and look around."""
-    w = f.world
+    w = f.loop.world
     w.jobs[b] = f.pool[workload]
     w.clusters[b] = f.blank.clusters[0]
     w.clusters[b].jobs = f.counts[workload]
     w.clusters[b].seed = f.seeds[workload]
     w.machines[b] = f.blank.machines[0]
     w.free[b] = f.blank.free[0]
-    f.current[b] = workload
-    f.ordered_until[b] = -np.inf
+    f.loop.current[b] = workload
+    f.loop.ordered_until[b] = -np.inf
     clear_sums(w, b)
     schedule_failures(w, b)
     advance(w, b)
-    look_around(f, b)
-
-
-@kernel()
-def look_around(f: Fleet, b: int) -> None:
-    """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
-    look_at_queue(f, b)
-    w, n, noise = f.world, f.world.clusters[b].active, f.noise[f.current[b]]
-    view, speed = f.shown[b, :n], f.speed[b, :n]
-    fill_estimates(w.jobs[b], w.types, w.accuracy, f.known_remaining, noise, view)
-    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(view, f.told_rates, f.packed, f.known_speed, noise, 0, speed)
-    if f.converging[0] < 1:
-        shrink_converging(view, f.converging[0], f.converging[1])
-
-
-@kernel()
-def look_at_queue(f: Fleet, b: int) -> None:
-    """Fill what `rlpto.jobs.fill_limits` does of `shown` of cluster b: all that some policies want to know.
-
-    Where the order stands, so does all of that: `carry_out` has noted how many GPUs each job got.
-    """
-    w, cluster = f.world, f.world.clusters[b]
-    if not cluster.changed and cluster.time < f.ordered_until[b] and f.converging[0] >= 1:
-        return
-    jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], f.numbers, f.given
-    order_rows(jobs, active, cluster.time, f.aging[0], f.aging[1], index, effective)
-    for i in range(len(active)):
-        index[i] = active[index[i]]
-    fill_limits(jobs, index[: len(active)], effective, f.shown[b])
-    # A job that is stopped from now on waits for so long before it rises.
-    soonest = cluster.time + min(f.aging[0], f.aging[1])
-    f.ordered_until[b] = min(soonest, next_promotion(jobs, active, f.aging[0], f.aging[1]))
+    look_around(f.loop, b)
 
 
 @njit()
 def observe_one(f: Fleet, b: int, out: Observation) -> None:
     """Fill row b of a batch of observations with what is seen of cluster b."""
-    cluster, n = f.world.clusters[b], f.world.clusters[b].active
+    cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
-    interval = f.world.rules[0].interval
+    interval = f.loop.world.rules[0].interval
     encode(
-        cluster.time, cluster.capacity, f.gpus_per_node, cluster.held, interval, f.shown[b, :n], f.speed[b, :n], row
+        cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, f.loop.shown[b, :n], f.loop.speed[b, :n], row
     )  # fmt: skip
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
-        row.forecast[:] = f.forecast[f.current[b], at]
-
-
-@kernel()
-def reserved(f: Fleet, b: int) -> int:
-    """GPUs to hold back in cluster b now."""
-    if f.reserve.size == 0:
-        return 0
-    at = min(int(f.world.clusters[b].time / f.forecast_step), f.reserve.shape[1] - 1)
-    return int(f.reserve[f.current[b], at])
-
-
-@kernel()
-def carry_out(f: Fleet, b: int, wishes: IntArray) -> None:
-    """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
-    n, changes = len(wishes), 0
-    view, index, given = f.shown[b, :n], f.numbers, f.given
-    admit(view, wishes, f.world.clusters[b].capacity, f.shrink_lower, reserved(f, b), given[:n])
-    for i in range(n):
-        if given[i] != view[i].gpus:
-            index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]
-            changes += 1
-    if changes:
-        apply_allocation(f.world, b, index[:changes], given[:changes], f.order)
+        row.forecast[:] = f.forecast[f.loop.current[b], at]
 
 
 @njit()
@@ -302,17 +229,8 @@ def run_hold(f: Fleet, b: int, weights: FloatArray, until: float, terms: FloatAr
 
     Cluster b has been looked at, and is again at the end. Fills terms [TERMS] with the reward.
     """
-    w = f.world
-    cluster, passed, total = w.clusters[b], w.sums[b : b + 1], np.zeros(1, INTERVAL)
-    while True:
-        n = cluster.active
-        carry_out(f, b, steer(cluster.time, cluster.capacity, f.shown[b, :n], f.speed[b, :n], weights))
-        advance(w, b)
-        add_interval(total, passed)
-        clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
-        look_around(f, b)
-        if is_over(w, b) or cluster.time >= until:
-            break
+    total = np.zeros(1, INTERVAL)
+    run_until(f.loop, b, weights, until, total)
     weigh(total, f.reward, terms)
 
 
@@ -322,18 +240,18 @@ def run_requested(f: Fleet, decisions: int) -> int:
 
     Workloads that are over begin anew. Returns how many decisions had an active job, over all clusters.
     """
-    taken, w = 0, f.world
+    taken, w = 0, f.loop.world
     for b in range(len(w.clusters)):
         cluster = w.clusters[b]
         for _ in range(decisions):
             if is_over(w, b):
-                begin(f, b, f.current[b])
+                begin(f, b, f.loop.current[b])
             if cluster.active > 0:
-                carry_out(f, b, f.shown[b, : cluster.active]["requested_gpus"])
+                carry_out(f.loop, b, f.loop.shown[b, : cluster.active]["requested_gpus"])
                 taken += 1
             clear_sums(w, b)
             advance(w, b)
-            look_at_queue(f, b)
+            look_at_queue(f.loop, b)
     return taken
 
 
@@ -346,12 +264,12 @@ def play(f: Fleet, b: int, workload: int, weights: FloatArray, time: FloatArray,
     """
     begin(f, b, workload)
     terms = np.zeros(PARTS)
-    time[0], total[0] = f.world.clusters[b].time, 0.0
+    time[0], total[0] = f.loop.world.clusters[b].time, 0.0
     count = 1
-    while not is_over(f.world, b):
+    while not is_over(f.loop.world, b):
         run_hold(f, b, weights, -np.inf, terms)
         at = min(count, len(time) - 1)
         total[at] = total[count - 1 if count <= at else at] + terms.sum()
-        time[at] = f.world.clusters[b].time
+        time[at] = f.loop.world.clusters[b].time
         count = at + 1
     return count

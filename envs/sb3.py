@@ -62,7 +62,7 @@ class SB3ClusterEnv(VecEnv):
     def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
         batch = self.batch
-        length, workloads = batch.steps + 1, batch.fleet.current.copy()
+        length, workloads = batch.steps + 1, batch.fleet.loop.current.copy()
         observation, steps = batch.step(self._actions)
         self.elapsed[:] = steps.elapsed
         self._terms += steps.parts

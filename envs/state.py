@@ -58,7 +58,7 @@ def _arrays(batch: EnvBatch) -> dict[str, AnyArray]:
     return {
         **{f"world.{name}": getattr(fleet.world, name) for name in WORLD_PARTS},
         **{f"observation.{name}": part for name, part in batch.observation._asdict().items()},
-        "current": fleet.current,
+        "current": fleet.loop.current,
         "began": batch.began,
         "length": batch.length,
         "steps": batch.steps,

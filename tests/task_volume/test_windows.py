@@ -88,7 +88,7 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     # The batch draws its workload by itself, and shows what is stored for the one it is in.
     engine = batch.batch
     for _ in range(30):
-        shown = setup.workloads[int(engine.fleet.current[0])]
+        shown = setup.workloads[int(engine.fleet.loop.current[0])]
         place = min(int(engine.fleet.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
         np.testing.assert_array_equal(batch_seen["forecast"][0], shown.forecast[place])
         batch_seen = batch.step(nothing[None])[0]
@@ -168,7 +168,7 @@ def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
     )
     assert not fleet.forecast[0].any()
     np.testing.assert_array_equal(fleet.forecast[1], with_one.workloads[0].forecast)
-    assert fleet.reserve.size == 0
+    assert fleet.loop.reserve.size == 0
 
 
 def test_experiments_of_one_training_must_forecast_alike() -> None:
