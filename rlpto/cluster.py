@@ -120,9 +120,29 @@ class Forecast:
     demand: float = 0.0
 
 
-def nowhere(index: IntArray) -> tuple[IntArray, ...]:
-    """Nodes of n jobs that hold no GPUs."""
-    return (np.zeros(0, dtype=np.int64),) * len(index)
+@dataclass(frozen=True)
+class Placement:
+    """Where n jobs hold GPUs, as far as the cluster knows.
+
+    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
+    together.
+    training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
+    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
+    where none are starting beside others.
+    """
+
+    nodes: tuple[IntArray, ...]
+    training: IntArray
+    spanned: IntArray
+    pausing: FloatArray
+    starting: FloatArray
+
+
+def nowhere(index: IntArray) -> Placement:
+    """Of n jobs that hold no GPUs."""
+    count = len(index)
+    none, never = np.zeros(count, dtype=np.int64), np.zeros(count)
+    return Placement((np.zeros(0, dtype=np.int64),) * count, none, none, never, never)
 
 
 @dataclass(frozen=True)
@@ -135,7 +155,7 @@ class ClusterState:
     interval: seconds between regular decisions.
     forecast: predicted task volume, or None.
     reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.queues.Queue.admit` sees to it.
-    nodes_of: for job numbers [n] the number, in the shape, of the node of each GPU that they hold.
+    placement: where jobs number [n] hold their GPUs.
     """
 
     time: float
@@ -144,13 +164,13 @@ class ClusterState:
     interval: float
     forecast: Forecast | None = None
     reserved: int = 0
-    nodes_of: Callable[[IntArray], tuple[IntArray, ...]] = nowhere
+    placement: Callable[[IntArray], Placement] = nowhere
 
     @cached_property
     def held_nodes(self) -> IntArray:
         """[n, N] GPUs that every job holds on every node now."""
         held = np.zeros((len(self.jobs), len(self.shape)), dtype=np.int64)
-        for row, nodes in zip(held, self.nodes_of(self.jobs.index), strict=True):
+        for row, nodes in zip(held, self.placement(self.jobs.index).nodes, strict=True):
             np.add.at(row, nodes, 1)
         return held
 
@@ -239,24 +259,6 @@ class FastForward(Protocol):
 
         Returns [P] `rlpto.records.INTERVAL`, one for each decision point.
         """
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where n jobs hold GPUs, as far as the cluster knows.
-
-    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
-    together.
-    training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
-    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
-    where none are starting beside others.
-    """
-
-    nodes: tuple[IntArray, ...]
-    training: IntArray
-    spanned: IntArray
-    pausing: FloatArray
-    starting: FloatArray
 
 
 class JobSource(Protocol):

@@ -27,6 +27,7 @@ from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.planner import Planner
 from rlpto.policies.base import Policy, chooses_batch_sizes, chooses_servers
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
@@ -268,11 +269,13 @@ class Experiment:
             )
 
     def policy(self, spec: str) -> Policy:
-        """A policy by its spec; one that maximises the reward gets the weights of this experiment."""
-        return make_policy(spec, self._weighted)
+        """A policy by its spec; one that maximises the reward, or simulates, gets what this experiment says of it."""
+        return make_policy(spec, self._informed)
 
-    def _weighted(self, policy: Policy) -> Policy:
-        """The policy, with this experiment's reward if it maximises one and was given no other."""
+    def _informed(self, policy: Policy) -> Policy:
+        """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
+        if isinstance(policy, Planner):
+            return Planner(policy.options, self.config.queue, self.config.simulator, self.config.reward)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy

@@ -218,22 +218,18 @@ class SimulatedCluster:
         held: IntArray = self._world.nodes[0, job, : self.store.gpus[job]].astype(np.int64)
         return held
 
-    def _nodes_of_all(self, index: IntArray) -> tuple[IntArray, ...]:
-        """The same for jobs number `index` [n]."""
-        return tuple(self.nodes_of(job) for job in index.tolist())
-
     def state(self) -> ClusterState:
         """The table of active jobs as it stands now, in order of submission."""
         active = self._world.active[0, : self.active_jobs].copy()
-        interval, nodes_of = self._settings.interval, self._nodes_of_all
-        return ClusterState(self.time, self.table_of(active), self.shape, interval, nodes_of=nodes_of)
+        interval = self._settings.interval
+        return ClusterState(self.time, self.table_of(active), self.shape, interval, placement=self.placement)
 
     def placement(self, index: IntArray) -> Placement:
         """Where active jobs hold their GPUs."""
         records = self.store.records[index]
-        nodes = self._nodes_of_all(index)
+        nodes = tuple(self.nodes_of(job) for job in index.tolist())
         joining = records["grow_left"] > 0
-        spans = np.array([len(np.unique(held)) for held in nodes], dtype=np.int64)
+        spans = np.array([np.count_nonzero(np.diff(held, prepend=-1)) for held in nodes], dtype=np.int64)
         rows = self._world.row[records["type_index"], :, records["training_gpus"]]
         found = np.argmax(rows == records["row"][:, None], axis=1) + 1
         return Placement(

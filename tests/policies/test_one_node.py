@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterShape, ClusterState, Node
+from rlpto.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
 from rlpto.policies.one_node import where_kept
 from rlpto.policies.registry import make_policy
 
@@ -27,7 +27,11 @@ def state_on(jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 
         row[:] = gpus
     jobs = [replace(job, held=int(row.sum())) for job, row in zip(jobs, rows, strict=True)]
     state = replace(make_state(jobs, sum(sizes)), shape=ClusterShape(map(Node, sizes)))
-    return replace(state, nodes_of=lambda index: tuple(np.repeat(np.arange(len(sizes)), rows[job]) for job in index))
+
+    def placement(index: IntArray) -> Placement:
+        return replace(nowhere(index), nodes=tuple(np.repeat(np.arange(len(sizes)), rows[job]) for job in index))
+
+    return replace(state, placement=placement)
 
 
 def placed(spec: str, jobs: list[J], held: list[list[int]], sizes: tuple[int, ...] = (4, 4)) -> list[list[int]]:

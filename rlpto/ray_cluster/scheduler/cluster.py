@@ -148,7 +148,7 @@ class RayCluster:
         """The table of active jobs as it stands now, in order of submission."""
         active = np.flatnonzero(self.columns.active)
         table, interval = self.table_of(active), self._rules.interval
-        return ClusterState(self.time, table, self.shape, interval, nodes_of=lambda index: self.placement(index).nodes)
+        return ClusterState(self.time, table, self.shape, interval, placement=self.placement)
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too; accuracies are measured where there are any."""

@@ -1,0 +1,147 @@
+"""The planner: at decision time it looks ahead with the simulator, and steers the index by what turned out cheapest.
+
+Source: rollout algorithms (Bertsekas, Tsitsiklis, Wu, "Rollout Algorithms for Combinatorial Optimization", J. of
+Heuristics 1997), with a random search over the weights of an index and common random numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from rlpto.arrays import AnyArray, FloatArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.paths import example_config, example_names
+from rlpto.planning.loop import Loop
+from rlpto.planning.rollout import Start, roll_out
+from rlpto.planning.scene import Scenes
+from rlpto.policies.base import BasePolicy
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
+from rlpto.policies.steering_file import load_steering_weights
+from rlpto.queues import QueueSettings
+from rlpto.rewards import RewardWeights
+from rlpto.settings import Settings
+from rlpto.simulator.settings import SimulatorSettings
+
+CHANGED_SHARE = 0.4
+"""Probability with which a perturbation changes a weight."""
+SMALLEST_SCALE = 0.3
+"""A weight smaller than this is perturbed as if it were this large."""
+
+
+class PlannerOptions(Settings):
+    """Options of `planner`."""
+
+    base: Path | None = None
+    """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
+    portfolio: tuple[Path, ...] | None = None
+    """Files of further candidates; null: all tuned weights that come with RLPTO."""
+    perturbations: int = Field(8, ge=0, le=10_000)
+    """Random candidates in each plan, near to the best so far."""
+    spread: float = Field(0.5, gt=0)
+    """Standard deviation of what they differ by, relative to each weight."""
+    every: float = Field(600.0, gt=0)
+    """Seconds after which a plan is made anew where no job has come or gone."""
+    work: int = Field(100_000, ge=1)
+    """Rows of jobs that a rollout looks at before it is cut short, with an estimate of what is left."""
+    jobs: int = Field(2_000, ge=1)
+    """With more active jobs no plan is made: the base decides."""
+    budget_ms: float | None = Field(None, gt=0)
+    """Milliseconds after which no further candidate is tried; null: all are, and the same seed gives the same plans."""
+    threads: int = Field(1, ge=0)
+    """Threads that candidates are tried in; 0: one for every core. Plans do not depend on it."""
+    weights: RewardWeights | None = None
+    """Weights of the reward that plans are to earn; null: those of the experiment."""
+
+
+class Planner(BasePolicy[PlannerOptions]):
+    """Steers the index by weights that come out cheapest when the cluster is simulated forward from what is known."""
+
+    name = "planner"
+    summary = "looks ahead: tries steering weights in its own simulator, elastic"
+    source = "this project; rollouts after Bertsekas, Tsitsiklis, Wu 1997"
+    Options = PlannerOptions
+
+    def __init__(
+        self,
+        options: PlannerOptions | None = None,
+        queue: QueueSettings | None = None,
+        simulator: SimulatorSettings | None = None,
+        reward: RewardWeights | None = None,
+    ) -> None:
+        """queue, simulator, reward: of the experiment; None: as they are by default."""
+        super().__init__(options)
+        base = self.options.base
+        self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
+        self._portfolio = _portfolio(self.options.portfolio)
+        self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings())
+        self._reward = (self.options.weights or reward or RewardWeights()).record()
+        self._threads = self.options.threads or os.cpu_count() or 1
+        self._pool: ThreadPoolExecutor | None = None
+        self.reset(0)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Planner:
+        """A planner with the same memory; its threads are its own."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._pool, copied._rng = None, np.random.default_rng()
+        copied._rng.bit_generator.state = self._rng.bit_generator.state
+        return copied
+
+    def reset(self, seed: int) -> None:
+        """Forget the plan that stands."""
+        self._rng = np.random.default_rng([seed, 3])
+        self._plan = self._base
+        self._seen: tuple[int, ...] = ()
+        self._due = -np.inf
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Plan if it is time to, and decide by the plan."""
+        seen = (state.capacity, *sorted(state.jobs.index.tolist()))
+        if seen != self._seen or state.time >= self._due:
+            self._seen, self._due = seen, state.time + self.options.every
+            self._plan = self._base if len(state.jobs) > self.options.jobs or not state.capacity else self._best(state)
+        jobs = state.jobs
+        return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
+
+    def _best(self, state: ClusterState) -> FloatArray:
+        """[STEERING_FEATURES] weights that come out cheapest from a state on."""
+        if len(state.jobs) == 1:
+            return self._base
+        candidates = self._candidates()
+        loop, start = self._scenes.build(state)
+        cost = self._costs(loop, start, candidates)
+        return candidates[int(cost.argmin())]
+
+    def _candidates(self) -> FloatArray:
+        """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
+        count = self.options.perturbations
+        near = np.repeat(self._plan[None], count, axis=0)
+        scale = np.maximum(np.abs(near), SMALLEST_SCALE) * self.options.spread
+        changed = self._rng.random(near.shape) < CHANGED_SHARE
+        near = near + changed * scale * self._rng.standard_normal(near.shape)
+        return np.concatenate([self._plan[None], self._base[None], self._portfolio, near])
+
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
+        """[C] what each candidate costs; infinity for those that there was no time for."""
+        cost, limit, began = np.full(len(candidates), np.inf), self.options.budget_ms, time.perf_counter()
+        for i in range(len(candidates)):
+            if limit is not None and i and time.perf_counter() - began > limit / 1000.0:
+                break
+            roll_out(loop, start, candidates[i : i + 1], self.options.work, self._reward, cost[i : i + 1])
+        return cost
+
+
+def _portfolio(files: Sequence[Path] | None) -> AnyArray:
+    """[C, STEERING_FEATURES] weights in files; None: in those that come with RLPTO."""
+    if files is None:
+        files = [path for name in example_names("tuned", ".yaml") if (path := example_config(name)) is not None]
+    found = [load_steering_weights(path) for path in files]
+    return np.array(found).reshape(-1, len(STEERING_FEATURES))

@@ -1,0 +1,203 @@
+"""What a planner simulates forward: compiled state of one cluster, made of what a policy is told, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import ClusterState
+from rlpto.compiled import njit
+from rlpto.job_table import Told
+from rlpto.jobs import VIEW, JobStore
+from rlpto.performance.tables import SpeedTables, elapsed_from_rates
+from rlpto.planning.loop import Loop
+from rlpto.planning.rollout import Start, start_of
+from rlpto.queues import QueueSettings
+from rlpto.simulator.arrays import World, build_world
+from rlpto.simulator.resuming import take_up
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+SPANS = 2
+"""Rows for each number of GPUs of a job of whose speed something else than the truth is told: on one node, on more."""
+FIRST_SLOTS = 64
+"""Jobs that tables with rows of each job's own have room for at first; twice as many whenever it runs out."""
+NO_NOISE = np.zeros((1, 0, 0))
+
+
+class Scenes:
+    """Builds the start of rollouts from states; keeps from one to the next what it had to compute of speeds.
+
+    queue: as that of the scheduler. simulator: how time passes in rollouts; no node fails there.
+    """
+
+    def __init__(self, queue: QueueSettings, simulator: SimulatorSettings) -> None:
+        self._queue = queue
+        self._simulator = simulator.model_copy(update={"failures": FailureSettings(), "max_hours": None})
+        self._elapsed = np.zeros((0, 0))
+        self._own: _OwnRows | None = None
+
+    def build(self, state: ClusterState) -> tuple[Loop, Start]:
+        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
+        rows = np.argsort(state.jobs.index, kind="stable")
+        table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
+        placement, told, store = state.placement(table.index), table.told(), table.columns()
+        count = len(store)
+        tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
+        store.measured_accuracy[:] = np.nan
+        store.rescale_left[:] = placement.pausing
+        world = build_world(store.records[None], state.shape.node_gpus, tables, self._simulator, 0, keep_log=False)
+        world.machines["up"][0], world.free[0] = [node.up for node in state.shape], state.shape.offered
+        world.clusters["capacity"] = state.capacity
+        for job, nodes in enumerate(placement.nodes):
+            world.nodes[0, job, : len(nodes)] = nodes
+        take_up(world, 0, state.time, placement.training, placement.spanned, placement.starting)
+        return self._loop(world, told, noise, count, state.gpus_per_node), start_of(world)
+
+    def _loop(self, world: World, told: Told, noise: FloatArray, count: int, gpus_per_node: int) -> Loop:
+        """The decision loop of one cluster."""
+        tables, queue = told.tables, self._queue
+        packed = tables.packed_rows(gpus_per_node)
+        return Loop(
+            world=world,
+            current=np.zeros(1, dtype=np.int64),
+            shown=np.zeros((1, count), dtype=VIEW),
+            speed=np.zeros((1, count, packed.shape[1])),
+            packed=packed,
+            told_rates=tables.told_rates,
+            known_remaining=tables.told_remaining,
+            known_speed=tables.told_speed,
+            noise=noise,
+            reserve=np.zeros((0, 0), dtype=np.int64),
+            reserve_step=1.0,
+            aging=np.array([queue.aging_normal, queue.aging_low]),
+            shrink_lower=queue.shrink_lower,
+            converging=np.array([queue.converging.gained, queue.converging.keep]),
+            gpus_per_node=gpus_per_node,
+            ordered_until=np.full(1, -np.inf),
+            numbers=np.zeros(count, dtype=np.int64),
+            given=np.zeros(count, dtype=np.int64),
+            order=np.arange(count),
+        )
+
+    def _tables(
+        self, told: Told, index: IntArray, store: JobStore, gpus_per_node: int
+    ) -> tuple[SpeedTables, FloatArray]:
+        """Tables by which jobs get on in rollouts, of which `store.type_index` tells types, and [1, n, ...] noise."""
+        tables = told.tables
+        store.type_index[:] = store.told_type[:] = told.type_index
+        if told.noise is not None:
+            if self._own is None or self._own.told is not tables:
+                self._own = _OwnRows(tables, gpus_per_node)
+            store.type_index[:] = self._own.types_of(index, told)
+            return self._own.tables, told.noise.factors(tables.max_gpus + 1)[None]
+        if tables.elapsed.size == 0:  # rewritten as jobs learn
+            if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
+                self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
+                self._elapsed[0, 1:] = np.inf
+            fill_elapsed(tables.rates, tables.row, told.type_index, store.max_gpus, self._elapsed)
+            return replace(tables, elapsed=self._elapsed), NO_NOISE
+        return tables, NO_NOISE
+
+
+class _OwnRows:
+    """Tables with rows of every job's own, where what is told of its speed differs from the truth as long as it lives.
+
+    told: the tables that policies are told of. tables: behind their types, those of jobs.
+    """
+
+    def __init__(self, told: SpeedTables, gpus_per_node: int) -> None:
+        self.told = told
+        self._gpus_per_node = gpus_per_node
+        self._packed = told.packed_rows(gpus_per_node)
+        self._slots: dict[int, int] = {}
+        self._make_room(FIRST_SLOTS)
+
+    def types_of(self, index: IntArray, told: Told) -> IntArray:
+        """[n] types in `tables` of jobs number `index` [n]."""
+        jobs = index.tolist()
+        present = set(jobs)
+        for gone in [job for job in self._slots if job not in present]:
+            self._free.append(self._slots.pop(gone))
+        if len(present) > len(self._slots) + len(self._free):
+            self._slots.clear()
+            self._make_room(2 * len(present))
+        noise = told.noise
+        assert noise is not None
+        new = [(row, job) for row, job in enumerate(jobs) if job not in self._slots]
+        gpus = np.maximum(np.arange(self.told.max_gpus + 1), 1)
+        for row, job in new:
+            slot = self._slots[job] = self._free.pop()
+            kind = int(told.type_index[row])
+            factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
+            several = np.where(-(-gpus // self._gpus_per_node) > 1, self._packed[kind], self._row_on_two(kind))
+            rows = np.stack([self.told.row[kind, 0], several])
+            fill_own(self.told.rates, rows, factor, self.tables.row[slot], self.tables.rates, self.tables.elapsed)
+            for name in ("accuracy", "epochs", "samples", "rescale_delay"):
+                getattr(self.tables, name)[slot] = getattr(self.told, name)[kind]
+            self.tables.facts[slot] = self.told.facts[kind]
+        return np.array([self._slots[job] for job in jobs], dtype=np.int64)
+
+    def _row_on_two(self, kind: int) -> IntArray:
+        """[K + 1] rows of a type on two nodes."""
+        return self.told.row[kind, min(1, self.told.row.shape[1] - 1)].astype(np.int64)
+
+    def _make_room(self, slots: int) -> None:
+        told, most = self.told, self.told.max_gpus
+        types = len(told.types)
+        self._free = list(range(types + slots - 1, types - 1, -1))
+        row = np.zeros((types + slots, SPANS, most + 1), dtype=np.int32)
+        row[types:, :, 1:] = 1 + np.arange(slots * SPANS * most, dtype=np.int32).reshape(slots, SPANS, most)
+        rates = np.zeros((1 + slots * SPANS * most, told.rates.shape[1]))
+        self.tables = replace(
+            told,
+            types=(*told.types, *(told.types[0] for _ in range(slots))),
+            rates=rates,
+            elapsed=elapsed_from_rates(rates),
+            row=row,
+            exact_keys=np.zeros(0, dtype=np.int64),
+            exact_rows=np.zeros(0, dtype=np.int32),
+            known_remaining=None,
+            known_speed=None,
+            score_rates=None,
+            own=np.arange(types + slots),
+            **{
+                name: np.concatenate([getattr(told, name), np.repeat(getattr(told, name)[:1], slots, axis=0)])
+                for name in (
+                    *("accuracy", "epochs", "samples", "rescale_delay"),
+                    *("batch_size", "kind", "node_gpus", "servers", "most_servers"),
+                )
+            },
+        )
+
+
+@njit()
+def fill_own(
+    rates: FloatArray, rows: IntArray, factor: FloatArray, own: IntArray, to: FloatArray, elapsed: FloatArray
+) -> None:
+    """Fill rows own [S, K + 1] of `to` [R, P] with factor [K + 1] times rows [S, K + 1] of rates, and their times."""
+    for s in range(own.shape[0]):
+        for k in range(1, own.shape[1]):
+            at, clock = own[s, k], 0.0
+            for p in range(to.shape[1]):
+                rate = rates[rows[s, k], p] * factor[k]
+                to[at, p] = rate
+                elapsed[at, p] = clock
+                clock += 1.0 / rate if rate > 0.0 else np.inf
+            elapsed[at, to.shape[1]] = clock
+
+
+@njit()
+def fill_elapsed(rates: FloatArray, row: IntArray, types: IntArray, most: IntArray, elapsed: FloatArray) -> None:
+    """Fill elapsed [R, P + 1] of all rows of types [n], up to most [n] GPUs, as `elapsed_from_rates` does."""
+    for i in range(len(types)):
+        for s in range(row.shape[1]):
+            if s > 0 and row[types[i], s, 1] == row[types[i], s - 1, 1]:
+                break  # further spans have the rows of this one
+            for k in range(1, most[i] + 1):
+                at, clock = row[types[i], s, k], 0.0
+                for p in range(rates.shape[1]):
+                    elapsed[at, p] = clock
+                    clock += 1.0 / rates[at, p] if rates[at, p] > 0.0 else np.inf
+                elapsed[at, rates.shape[1]] = clock
