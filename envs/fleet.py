@@ -215,9 +215,8 @@ def observe_one(f: Fleet, b: int, out: Observation) -> None:
     cluster, n = f.loop.world.clusters[b], f.loop.world.clusters[b].active
     row = Observation(out.jobs[b], out.mask[b], out.cluster[b], out.forecast[b])
     interval = f.loop.world.rules[0].interval
-    encode(
-        cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, f.loop.shown[b, :n], f.loop.speed[b, :n], row
-    )  # fmt: skip
+    view, speed = f.loop.shown[b, :n], f.loop.speed[b, :n]
+    encode(cluster.time, cluster.capacity, f.loop.gpus_per_node, cluster.held, interval, view, speed, row)
     if f.forecast.size:
         at = min(int(cluster.time / f.forecast_step), f.forecast.shape[1] - 1)
         row.forecast[:] = f.forecast[f.loop.current[b], at]

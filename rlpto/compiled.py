@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
 
 PACKAGE = Path(__file__).resolve().parent
-SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py", "envs/*.py")
+SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py", "planning/*.py", "envs/*.py")
 """Where compiled functions, and the constants in them, come from."""
 
 

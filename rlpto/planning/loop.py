@@ -109,7 +109,7 @@ def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
         apply_allocation(loop.world, b, index[:changes], given[:changes], loop.order)
 
 
-@kernel()
+@njit()
 def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> None:
     """Decide with weights [1, STEERING_FEATURES], run cluster b to the next decision, and look around.
 
