@@ -24,6 +24,7 @@ from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -159,7 +160,7 @@ def parity(folder: Path) -> tuple[Table, dict[str, float]]:
     rows: Table = []
     off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
-        cluster = SimulatedCluster(shape, jobs, tables, settings, beliefs=FactsCache(profiles))
+        cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
         records = run(cluster, make_policy(policy), QueueSettings(aging_normal=1e9), RewardWeights()).jobs
         jct = records.finish_time - records.submit_time
         off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)

@@ -28,6 +28,7 @@ from rlpto.records import INTERVAL, add_interval
 from rlpto.rewards import REWARD_PARTS, RewardWeights, weigh
 from rlpto.scheduler import DecisionLoop
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 
 Observed = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name."""
@@ -185,9 +186,8 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         setup = self.setup
         if isinstance(setup, EnvSetup):
             own = setup.workloads[self._episode.workload]
-            cluster: Cluster = SimulatedCluster(
-                setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise
-            )
+            known = Knowledge(own.noise)
+            cluster: Cluster = SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, known)
             self._baseline = self._baseline_on(self._episode.workload)
         else:
             cluster, self._baseline = setup.cluster(), NO_BASELINE

@@ -37,6 +37,7 @@ from rlpto.records import RunRecord
 from rlpto.scheduler import run
 from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
 from rlpto.task_volume.past import Past, past_of
 from rlpto.task_volume.windows import WindowForecasts
@@ -236,9 +237,7 @@ class Experiment:
         source = self.source()
         jobs = [] if source is not None else self.jobs(window, seed)
         own_seed = self.window_seed(window, seed)
-        knowledge = self.config.knowledge
         self.check_simulated()
-        noise = estimate_noise(knowledge, len(jobs), own_seed)
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
@@ -246,12 +245,17 @@ class Experiment:
             tables = self.tables_by_all if choose_batches else self.tables_by_servers
         else:
             tables = self.tables_by_batch_size if choose_batches else self.tables
-        return SimulatedCluster(
-            *(self.shape, jobs, tables, settings, own_seed, noise, source),
-            background=self.background,
-            left=knowledge.remaining,
-            beliefs=self._facts if knowledge.mode == "online" else None,
-            shared_fits=knowledge.fits == "shared",
+        knowledge = self._knowledge(len(jobs), own_seed)
+        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
+
+    def _knowledge(self, jobs: int, seed: int) -> Knowledge:
+        """What is known of so many jobs; seed: of estimates with errors."""
+        known = self.config.knowledge
+        return Knowledge(
+            noise=estimate_noise(known, jobs, seed),
+            remaining=known.remaining,
+            beliefs=self._facts if known.mode == "online" else None,
+            shared_fits=known.fits == "shared",
         )
 
     def check_simulated(self) -> None:

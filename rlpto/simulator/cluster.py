@@ -17,13 +17,14 @@ from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.kinds import kinds_of
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
-from rlpto.remaining import RemainingKnowledge, told_remaining
+from rlpto.remaining import told_remaining
 from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.job_kernels import change_scale, choose_types, reread_row, restart_jobs, take_row
 from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next_point, outlook
-from rlpto.simulator.online import ROWS_PER_JOB, FactsCache, OnlineJobs, group_sizes, with_own_rows
+from rlpto.simulator.knowledge import TRUTH, Knowledge
+from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.placing import apply_placement
 from rlpto.simulator.resuming import take_up
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
@@ -38,12 +39,9 @@ class SimulatedCluster:
 
     jobs: sorted by submit time. tables must hold the types of all jobs. seed fixes node failures.
     nodes have the GPUs that there are; under `share` each counts as several, see `rlpto.simulator.sharing`.
-    noise: errors of what policies are told, or None. source: where further jobs come from while time passes, submitted
+    knowledge: what policies and jobs know. source: where further jobs come from while time passes, submitted
     no earlier than `jobs`; time waits for it, so that the result is what it would be had all been known. background:
     what other processes hold of the nodes, and until when.
-    left: what policies are told of remaining work, see `rlpto.remaining`. beliefs: what jobs may choose from, where
-    they know of their speeds only what they observe, as policies do; None: all know the truth. shared_fits: with
-    beliefs, jobs of a type share them.
     Raises JobError for a job that wants more GPUs than the cluster has, ConfigError for a cluster without GPUs.
     """
 
@@ -54,13 +52,9 @@ class SimulatedCluster:
         tables: SpeedTables,
         settings: SimulatorSettings,
         seed: int = 0,
-        noise: EstimateNoise | None = None,
+        knowledge: Knowledge = TRUTH,
         source: JobSource | None = None,
         background: Sequence[HeldByOthers] = (),
-        *,
-        left: RemainingKnowledge = "declared",
-        beliefs: FactsCache | None = None,
-        shared_fits: bool = False,
     ) -> None:
         tables = tables.with_rescale_delay(settings.rescale_delay)
         shape = with_places(ClusterShape(nodes), settings.share)
@@ -68,8 +62,7 @@ class SimulatedCluster:
         check_sharing(jobs, shape, settings.share)
         store = JobStore.from_jobs(jobs, tables)
         check_servers_fit(jobs, store, tables, shape)
-        online = None if beliefs is None else OnlineJobs(jobs, store, tables, beliefs, shared=shared_fits)
-        self._build(shape, jobs, store, tables, settings, seed, noise, background, online, left)
+        self._build(shape, jobs, store, tables, settings, seed, knowledge, background)
         self._source: JobSource | None = source
         schedule_failures(self._world, 0)
         self._await_jobs()
@@ -98,7 +91,7 @@ class SimulatedCluster:
         check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
         settings = settings.model_copy(update={"failures": FailureSettings()})
-        self._build(shape, jobs, store, tables, settings, 0, noise)
+        self._build(shape, jobs, store, tables, settings, 0, Knowledge(noise))
         self._source = None
         world, up = self._world, np.array([node.up for node in shape])
         world.machines["up"][0], world.free[0] = up, shape.offered
@@ -120,10 +113,8 @@ class SimulatedCluster:
         tables: SpeedTables,
         settings: SimulatorSettings,
         seed: int,
-        noise: EstimateNoise | None,
+        knowledge: Knowledge,
         background: Sequence[HeldByOthers] = (),
-        online: OnlineJobs | None = None,
-        left: RemainingKnowledge = "declared",
     ) -> None:
         """The state before any time has passed."""
         self._background = tuple(background)
@@ -133,13 +124,13 @@ class SimulatedCluster:
         self.jobs = tuple(jobs)
         self.tables = tables
         self._settings = settings
-        self._noise = noise
+        self._noise, left, beliefs = knowledge.noise, knowledge.remaining, knowledge.beliefs
         self.store = store
-        self._online, self._left = (
-            online,
-            None if left == "declared" else partial(told_remaining, left, store, tables.own),
-        )
-        rows = tables if online is None else with_own_rows(tables, len(store))
+        self._left = None if left == "declared" else partial(told_remaining, left, store, tables.own)
+        self._online: OnlineJobs | None = None
+        if beliefs is not None:
+            self._online = OnlineJobs(jobs, store, tables, beliefs, shared=knowledge.shared_fits)
+        rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background
         )

@@ -22,6 +22,7 @@ from rlpto.queues import ConvergingSettings, QueueSettings
 from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import linear_tables, random_jobs
@@ -83,7 +84,7 @@ def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy
     queue = QueueSettings(converging=ConvergingSettings(gained=gained))
     setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none", queue=queue)
     own = setup.workloads[0]
-    cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, own.noise)
+    cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, Knowledge(own.noise))
     record = run(cluster, Index(), setup.queue, setup.reward)
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)

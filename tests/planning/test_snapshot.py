@@ -23,6 +23,7 @@ from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables, with_batch_sizes
@@ -133,7 +134,8 @@ def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, 
         tables = with_scores(tables, seed)
     jobs = random_jobs(seed, 12, 8, 10)
     times, queue = SimulatorSettings(), QueueSettings(aging_normal=500.0, aging_low=700.0)
-    cluster = SimulatedCluster(NODES, jobs, tables, times, noise=noise_of(seed, 12) if "noisy" in mode else None)
+    known = Knowledge(noise_of(seed, 12) if "noisy" in mode else None)
+    cluster = SimulatedCluster(NODES, jobs, tables, times, knowledge=known)
 
     def look(source: ClusterState, policy: Policy) -> None:
         snapshot = take_snapshot(cluster, source)
@@ -193,7 +195,7 @@ class TestWhatIsNotKnown:
         jobs = [job(i, epochs=2.0 + i, max_gpus=4) for i in range(3)]
         found = []
         for factor in (1.0, 3.0):
-            errors = EstimateNoise(np.full(3, 1.5), np.array([0.5, 1.0, 2.0]) / factor, np.full(3, -0.1))
+            errors = Knowledge(EstimateNoise(np.full(3, 1.5), np.array([0.5, 1.0, 2.0]) / factor, np.full(3, -0.1)))
             cluster = SimulatedCluster((Node(4),), jobs, linear_tables(0.01 * factor), SimulatorSettings(), 0, errors)
             found.append(forecast(cluster))
             seconds = cluster.state().jobs.remaining_time(np.ones(3, dtype=np.int64))

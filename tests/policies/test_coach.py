@@ -24,6 +24,7 @@ from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import job
@@ -80,7 +81,7 @@ def train(
         replace(job(i, 100.0 * i, epochs, data_size=data), model=model, batch_size=BATCH, min_gpus=1, max_gpus=MOST)
         for i, model in enumerate(models)
     ]
-    cluster = SimulatedCluster(nodes, jobs, tables, SimulatorSettings(interval=30.0), noise=noise)
+    cluster = SimulatedCluster(nodes, jobs, tables, SimulatorSettings(interval=30.0), knowledge=Knowledge(noise))
     return run(cluster, policy, QueueSettings(), RewardWeights())
 
 

@@ -22,6 +22,7 @@ from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import DecisionLoop, run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FIRST_SLOTS, FactsCache
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
@@ -51,11 +52,12 @@ def job(i: int = 0, submit: float = 0.0, epochs: float = 20.0, model: str = "cif
 
 
 def online(
-    jobs: list[Job], *, shared: bool = False, left: RemainingKnowledge = "declared", **more: object
+    jobs: list[Job], *, shared: bool = False, remaining: RemainingKnowledge = "declared", **more: object
 ) -> SimulatedCluster:
     given = {"interval": 60.0, "rescale_delay": 30.0} | more
     settings = SimulatorSettings(**given)  # type: ignore[arg-type]
-    return SimulatedCluster(NODES, jobs, tables(), settings, left=left, beliefs=facts(), shared_fits=shared)
+    known = Knowledge(remaining=remaining, beliefs=facts(), shared_fits=shared)
+    return SimulatedCluster(NODES, jobs, tables(), settings, knowledge=known)
 
 
 def through(cluster: SimulatedCluster, policy: str = "max_throughput") -> RunRecord:
@@ -116,7 +118,7 @@ def test_only_who_has_trained_has_observed_anything() -> None:
 @pytest.mark.parametrize("left", ["unknown", "learnt"])
 def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
     """Two jobs that differ only in what they declare look alike until one has finished."""
-    cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], left=left)
+    cluster = online([job(0, epochs=20.0), job(1, epochs=5.0)], remaining=left)
     while True:
         give(cluster, [1, 1])
         cluster.advance()
@@ -130,7 +132,7 @@ def test_declared_epochs_do_not_leak(left: RemainingKnowledge) -> None:
 
 
 def test_the_length_of_finished_jobs_is_learnt() -> None:
-    cluster = online([job(0, epochs=3.0), job(1, epochs=30.0)], left="learnt")
+    cluster = online([job(0, epochs=3.0), job(1, epochs=30.0)], remaining="learnt")
     while cluster.active_jobs == 2:
         give(cluster, [4, 0])
         cluster.advance()
@@ -150,7 +152,7 @@ def test_many_jobs_at_once_are_all_told_of() -> None:
 
 def test_finishes_are_predicted_by_what_jobs_believe() -> None:
     """Alone, and at one size, a job's fit is nearly the truth; nothing else than what is told goes into a snapshot."""
-    cluster = online([job(0, epochs=200.0), job(1, epochs=100.0)], left="unknown")
+    cluster = online([job(0, epochs=200.0), job(1, epochs=100.0)], remaining="unknown")
     queue, policy = QueueSettings(), make_policy("equal_share")
     loop = DecisionLoop(cluster, queue)
     for _ in range(10):

@@ -20,6 +20,7 @@ from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -32,7 +33,7 @@ def one_job() -> SimulatedCluster:
     facts = PROFILES.facts("cifar10")
     job = Job("job", 0.0, "cifar10", 100.0, facts.samples, 1, 1, 8)
     settings = SimulatorSettings(interval=120.0, decide_on="interval")
-    return SimulatedCluster(SHAPE, [job], TABLES, settings, beliefs=FactsCache(PROFILES))
+    return SimulatedCluster(SHAPE, [job], TABLES, settings, knowledge=Knowledge(beliefs=FactsCache(PROFILES)))
 
 
 def place(cluster: SimulatedCluster, row: list[int]) -> None:
@@ -77,7 +78,7 @@ def test_every_job_finishes(policy: str) -> None:
     facts = PROFILES.facts("cifar10")
     jobs = [Job(f"job{j}", 100.0 * j, "cifar10", 5.0, facts.samples, 1, 1, 8) for j in range(6)]
     settings = SimulatorSettings(interval=60.0, decide_on="interval")
-    cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, beliefs=FactsCache(PROFILES))
+    cluster = SimulatedCluster(SHAPE, jobs, TABLES, settings, knowledge=Knowledge(beliefs=FactsCache(PROFILES)))
     record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
     assert np.isfinite(record.jobs.finish_time).all()
 
@@ -95,6 +96,6 @@ def test_parity_with_the_simulator_of_sia(shared_data: Path) -> None:
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
     tables = compile_tables(profiles, types, 24, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    cluster = SimulatedCluster(shape, jobs, tables, settings, beliefs=FactsCache(profiles))
+    cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
     record = run(cluster, make_policy("sia"), QueueSettings(aging_normal=1e9), RewardWeights())
     assert float(np.mean(record.jobs.finish_time - record.jobs.submit_time)) == pytest.approx(1086.633, rel=0.03)

@@ -26,6 +26,7 @@ from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 
 from ..builders import random_jobs
 from ..envs.builders import WHOLE as WHOLE_EPISODE
@@ -105,7 +106,7 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
         return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
 
     def cluster() -> SimulatedCluster:
-        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, own.noise)
+        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, Knowledge(own.noise))
 
     record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=add_forecast)
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
