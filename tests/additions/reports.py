@@ -1,0 +1,105 @@
+"""Additions to what is asked for and shown: verbs, metrics and studies."""
+
+from __future__ import annotations
+
+from .base import Addition
+
+REPORTS = {
+    "a metric": Addition(
+        inserted=(
+            (
+                "rlpto/evaluation/metrics.py",
+                '    Metric("gpu_hours"',
+                '    Metric("queueing_max", "queue max", "s", "lower", "Longest time from submit to first GPU."),\n',
+            ),
+            (
+                "rlpto/evaluation/metrics.py",
+                '        "gpu_hours": float(',
+                '        "queueing_max": _percentile(waited, 100),\n',
+            ),
+        ),
+        use="""
+figures = evaluated()
+assert figures.queueing_max == 2 * figures.queueing_mean > 0, "one of two jobs waits"
+summary = pd.read_csv("out/summary.csv").set_index(["policy", "metric"])
+assert summary.loc[("fifo", "queueing_max"), "mean"] == figures.queueing_max
+""",
+    ),
+    "a verb": Addition(
+        new={
+            "rlpto/cli/greet.py": '''\
+"""`rlpto greet`: be friendly."""
+
+from __future__ import annotations
+
+from rlpto.cli.common import LISTS, Verb
+
+
+def greet(name: str) -> None:
+    """Say hello."""
+    print(f"hello {name}")
+
+
+VERB = Verb(greet, LISTS, "rlpto greet you")
+'''
+        },
+        use="""
+import contextlib, io
+
+said = io.StringIO()
+with contextlib.redirect_stdout(said):
+    rlpto_command("--help")
+    rlpto_command("greet", "--help")
+    rlpto_command("greet", "you")
+assert "greet" in said.getvalue() and "Example: rlpto greet you" in said.getvalue()
+assert said.getvalue().endswith("hello you\\n")
+""",
+    ),
+    "a study of `make results`": Addition(
+        inserted=(
+            (
+                "benchmarks/studies.yaml",
+                "\nreward:\n",
+                """
+longest:
+  runs:
+  - policies: [config]
+
+""",
+            ),
+            (
+                "benchmarks/_results_numbers.py",
+                "\ndef ablations(",
+                """
+def longest(plan: Plan, study: Study) -> Numbers:
+    \"\"\"How many workloads and policies the study is about.\"\"\"
+    return Numbers(shown={"workloads": len(plan.workloads), "runs": len(study.runs)}, saved={})
+
+
+""",
+            ),
+            (
+                "benchmarks/results.md.j2",
+                "\n## Scale\n",
+                """
+{% endif %}
+{% if longest %}
+## Longest
+
+{{ longest.runs }} run on {{ longest.workloads }} workload.
+{% endif %}
+{% if scale %}
+""",
+            ),
+        ),
+        use="""
+import subprocess
+from pathlib import Path
+
+program = Path(rlpto.__file__).parents[1] / "benchmarks" / "results.py"
+options = ["--only", "longest", "--workloads", "synthetic", "--folder", "kept", "--page", "page.md"]
+subprocess.run([sys.executable, str(program), *options], check=True)
+assert "## Longest" in Path("page.md").read_text() and "1 run on 1 workload." in Path("page.md").read_text()
+""",
+    ),
+}
