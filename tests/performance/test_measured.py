@@ -10,7 +10,8 @@ from scipy.interpolate import LinearNDInterpolator, interp1d
 
 from rlpto.errors import ProfileError
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.measured import MeasuredModel, MeasuredProfiles, packed_placement
+from rlpto.performance.interpolation import MeasuredModel
+from rlpto.performance.measured import MeasuredProfiles, packed_placement
 from rlpto.performance.measurements import Measurements, read_measurements, smallest_rotation
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import TYPE_STRIDE, JobType, SpeedTables, placement_key
