@@ -6,20 +6,18 @@ The only place, with the command line, that knows all packages.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlpto.arrays import FloatArray
 from rlpto.background import background_at, place_background
 from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
-from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.jobs import EstimateNoise, Job, JobStore
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -39,30 +37,15 @@ from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
-from rlpto.task_volume.past import Past, past_of
 from rlpto.task_volume.windows import WindowForecasts
-from rlpto.workloads.calibration import load_calibration
-from rlpto.workloads.draws import draw_trace
-from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
-from rlpto.workloads.listed import LISTED_WINDOW, listed_job, listed_jobs, listed_trace
-from rlpto.workloads.load import offered_load, scale_load
+from rlpto.window_traces import WindowTrace, WindowTraces
+from rlpto.workloads.listed import listed_job, listed_jobs
 from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
 from rlpto.workloads.sources import FollowedFile
-from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
-from rlpto.workloads.windows import Window, select, split_windows
 
 if TYPE_CHECKING:
     from rlpto.performance.measured import MeasuredProfiles
-
-HOUR, DAY = 3600.0, 86_400.0
-
-
-class WindowTrace(NamedTuple):
-    """A window and the jobs recorded in it, times counted from its start."""
-
-    window: Window
-    trace: Trace
 
 
 class Experiment:
@@ -103,54 +86,25 @@ class Experiment:
         return tuple(sorted(self.config.ray.programs)) or self.profiles.models
 
     @cached_property
-    def files(self) -> dict[str, tuple[Path, ...]]:
-        """Trace files by split, see `files_by_split`; those of a trace that is cut into windows count as `test`."""
-        workload = self.config.workload
-        return files_by_split({split: getattr(workload, key) for split, key in KEYS.items()}, workload.draws > 0)
+    def _window_traces(self) -> WindowTraces:
+        """The windows of the workload."""
 
-    @cached_property
+        def listed() -> list[Job]:
+            return self._followed().poll() if self.config.workload.source == "follow" else self._listed
+
+        def work(trace: Trace) -> FloatArray:
+            return requested_work(trace, self.tables, self.config.workload.mapping, self.shape.gpus_per_node)
+
+        return WindowTraces(self.config, self.shape, listed, work)
+
+    @property
     def window_traces(self) -> dict[str, WindowTrace]:
-        """All windows in which jobs were submitted, by name, in order of time.
-
-        Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
-        """
-        if self.config.workload.source == "files":
-            found = self._file_windows()
-        elif self.config.workload.source == "follow":
-            window = Window(LISTED_WINDOW, "test", 0.0, 0.0)
-            return {LISTED_WINDOW: WindowTrace(window, listed_trace(self._followed().poll()))}
-        elif self.config.workload.source == "jobs":
-            trace = listed_trace(self._listed)
-            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
-        else:
-            trace, span = self._trace
-            settings = self.config.workload.windows.model_copy(update={"limit": None})
-            found = [
-                WindowTrace(window, trace.slice(window.start, window.end))
-                for windows in split_windows(span, settings).values()
-                for window in windows
-            ]
-        windows = {cut.window.name: cut for cut in found if len(cut.trace)}
-        if not windows:
-            raise TraceError(f"{self._workload}: no jobs in any window")
-        return windows
+        """All windows in which jobs were submitted, by name, see `WindowTraces.by_name`."""
+        return self._window_traces.by_name
 
     def windows(self, split: str | None = None, required: bool = True) -> list[str]:
-        """Names of the windows of a split (None: that of the evaluation), at most as many as wanted.
-
-        Raises ConfigError if there are none and `required` says so.
-        """
-        split = self.config.evaluation.split if split is None else split
-        windows = [cut.window for cut in self.window_traces.values() if cut.window.split == split]
-        if required and not windows:
-            have = sorted({cut.window.split for cut in self.window_traces.values()})
-            raise ConfigError(
-                f"{self._workload}: no {split} windows with jobs, only {' and '.join(have)}; "
-                "expected another evaluation.split, or other workload.windows"
-            )
-        wanted = self.config.workload.windows
-        chosen = windows if wanted.limit is None else select(windows, wanted.limit, wanted.seed)
-        return [window.name for window in chosen]
+        """Names of the windows of a split, see `WindowTraces.names`."""
+        return self._window_traces.names(split, required)
 
     @cached_property
     def tables(self) -> SpeedTables:
@@ -189,11 +143,11 @@ class Experiment:
             most = max(job.max_gpus for job in self._listed)
         else:
             if workload.source == "files":  # from which windows are drawn, by work that the tables tell
-                traces = [trace for trace in self._file_traces.values() if len(trace)]
+                traces = [trace for trace in self._window_traces.by_file.values() if len(trace)]
             else:
                 traces = [cut.trace for cut in self.window_traces.values()]
             if not traces:
-                raise TraceError(f"{self._workload}: no jobs")
+                raise TraceError(f"{self._window_traces.description}: no jobs")
             types = {
                 kind for trace in traces for kind in job_types(trace, workload.mapping, self.models, workload.metric)
             }
@@ -302,7 +256,8 @@ class Experiment:
     def forecasts(self) -> WindowForecasts | None:
         """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
         settings = self.config.forecast
-        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, self._past)
+        past = self._window_traces.past
+        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""
@@ -336,7 +291,7 @@ class Experiment:
 
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""
-        return outcome_of(self.config, self.files)
+        return outcome_of(self.config, self._window_traces.files)
 
     def _followed(self) -> FollowedFile:
         """The file that is followed, from its start. Raises ConfigError where more is to be known than it tells."""
@@ -361,98 +316,6 @@ class Experiment:
         workload = self.config.workload
         return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
-    @cached_property
-    def _file_traces(self) -> dict[Path, Trace]:
-        """Traces of all files, without jobs that are too large if those are to be skipped."""
-        paths = [path for files in self.files.values() for path in files]
-        return {path: self._fitted(read_any(path, self.config.workload.format)) for path in dict.fromkeys(paths)}
-
-    def _file_windows(self) -> list[WindowTrace]:
-        """Every file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, going on from split to split."""
-        if not self.config.workload.draws:
-            return [self._whole_file(path, split) for split, files in self.files.items() for path in files]
-        drawn: Counter[str] = Counter()
-        found = []
-        for split, files in self.files.items():
-            for path in files:
-                numbers = range(drawn[stem(path)], drawn[stem(path)] + self.config.workload.draws)
-                found += [self._drawn(path, split, number) for number in numbers]
-                drawn[stem(path)] = numbers.stop
-        return found
-
-    def _whole_file(self, path: Path, split: str) -> WindowTrace:
-        """A file that is one window."""
-        trace = self._file_traces[path]
-        end = float(trace.submit_time[-1]) if len(trace) else 0.0
-        return WindowTrace(Window(stem(path), split, 0.0, end), trace)
-
-    def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
-        """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
-        workload = self.config.workload
-        trace, span = self._file_traces[path], workload.windows.hours * HOUR
-        work = requested_work(trace, self.tables, workload.mapping, self.shape.gpus_per_node)
-        target = None if workload.load is None else workload.load * self.shape.capacity * span
-        name = f"{stem(path)}-{number:02d}"
-        seed = (self.config.seed, zlib.crc32(name.encode()))
-        return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, work, target, span, seed))
-
-    @cached_property
-    def _trace(self) -> tuple[Trace, float]:
-        """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
-        workload = self.config.workload
-        if workload.source == "synthetic":
-            trace, span = self._synthetic(), workload.days * DAY
-        else:
-            files = self.files["test"]
-            if len(files) != 1:
-                raise ConfigError(f"workload.path: source trace expects one file, got {len(files)}")
-            trace = read_any(files[0], workload.format)
-            # The last job still belongs to the last window.
-            end = float(np.nextafter(trace.submit_time[-1], np.inf))
-            skipped = workload.skip_days * DAY
-            if skipped >= end:
-                raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
-            trace, span = trace.slice(skipped, end), end - skipped
-        trace = self._fitted(trace)
-        if workload.load is not None:
-            cap = workload.mapping.max_duration
-            trace = scale_load(trace, workload.load, self.shape.capacity, span, self.config.seed, cap)
-        return trace, span
-
-    def _past(self, window: Window) -> Past:
-        """What was submitted before a window, at the load of the windows; nothing where files are the windows."""
-        mapping, step = self.config.workload.mapping, self.config.forecast.step
-        usual, origin = np.array(mapping.priority_shares), self.window_traces[window.name].trace.origin
-        # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
-        unknown = MONDAY + self.config.workload.skip_days * DAY + window.start
-        start = unknown if origin is None else local_seconds(origin)
-        if self.config.workload.source in ("files", "jobs"):
-            nothing = np.zeros((0, len(usual)))
-            return Past(nothing, nothing, usual, start)
-        trace, _ = self._trace
-        if mapping.mode != "given":
-            trace = trace.take(np.isfinite(trace.duration))
-        gpus = np.minimum(trace.gpus, self.shape.most_gpus)
-        return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
-
-    def _synthetic(self) -> Trace:
-        """A generated trace with about the wanted load; whole submissions come about more or less often."""
-        workload, seed = self.config.workload, self.config.seed
-        calibration = load_calibration(workload.calibration)
-        trace = generate(calibration, workload.days, seed)
-        if workload.load is None:
-            return trace
-        fitted = self._fitted(trace)
-        cap = workload.mapping.max_duration
-        load = offered_load(fitted.gpus, fitted.duration, self.shape.capacity, workload.days * DAY, cap)
-        return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
-
-    def _fitted(self, trace: Trace) -> Trace:
-        """The trace without jobs that are too large for the cluster, if those are to be skipped."""
-        if self.config.workload.mapping.oversized != "skip":
-            return trace
-        return trace.take(trace.gpus <= self.shape.most_gpus)
-
     def window_seed(self, window: str, seed: int) -> int:
         """Seed of all that is random in a window, another one for each."""
         return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
@@ -460,16 +323,6 @@ class Experiment:
     def _useful_gpus(self, kind: JobType) -> int:
         """Most GPUs that a job's batch can be spread over."""
         return useful_gpus(kind.batch_size, self.tables.max_gpus, self.profiles.facts(kind.model).batch)
-
-    @property
-    def _workload(self) -> str:
-        """The workload in messages."""
-        workload = self.config.workload
-        if workload.source == "synthetic":
-            return f"synthetic workload {workload.calibration}"
-        if workload.source == "jobs":
-            return "workload.jobs"
-        return ", ".join(str(path) for path in workload.path)
 
 
 def prepare(config: Config) -> Experiment:
