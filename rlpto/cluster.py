@@ -279,16 +279,14 @@ class Cluster(Protocol):
     """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
 
     jobs, store, tables: the workload, its state, and the speed tables of its types.
-    time: seconds since the start of the workload. up_gpus: GPUs that jobs may hold now. held_gpus: GPUs
-    held by jobs. active_jobs: jobs submitted and not finished. changed: True if a job arrived or
-    finished or a node changed in the last `advance`.
+    time: seconds since the start of the workload. held_gpus: GPUs held by jobs. active_jobs: jobs submitted and not
+    finished. changed: True if a job arrived or finished or a node changed in the last `advance`.
     """
 
     jobs: tuple[Job, ...]
     store: JobStore
     tables: SpeedTables
     time: float
-    up_gpus: int
     held_gpus: int
     active_jobs: int
     changed: bool
@@ -296,6 +294,10 @@ class Cluster(Protocol):
     @property
     def shape(self) -> ClusterShape:
         """The nodes as they are now."""
+
+    @property
+    def up_gpus(self) -> int:
+        """GPUs that jobs may hold now."""
 
     @property
     def done(self) -> bool:

@@ -17,13 +17,15 @@ from rlpto.jobs import EstimateNoise, Job
 from rlpto.kinds import NO_KIND, kinds_of
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
-from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
+from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
 from rlpto.ray_cluster.scheduler.node_offer import NodeOffer
+from rlpto.ray_cluster.scheduler.node_watch import NodeWatch, usable_nodes
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement, place, place_as_chosen, place_servers, shape_with
+from rlpto.ray_cluster.scheduler.placement import known_placement
+from rlpto.ray_cluster.scheduler.plans import allocated_plans, remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -80,12 +82,11 @@ class RayCluster:
         background: Sequence[BackgroundLoad] = (),
     ) -> None:
         self.tables = tables
-        found = self._usable(backend.nodes())
+        found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
         check_jobs_fit(jobs, whole.most_gpus)
-        self._offer = NodeOffer(background, database, found)
+        offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
-        self.shape = ClusterShape()
         self._backend = backend
         self.database = database
         self.columns = JobColumns(jobs, tables)
@@ -96,10 +97,11 @@ class RayCluster:
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
         began, left = database.number("began"), database.number("beat") or 0.0
-        nodes = {node.id: self._offer.at(left, node) for node in found}
+        nodes = {node.id: offer.at(left, node) for node in found}
         gpus = {name: node.gpus - node.background for name, node in nodes.items()}
         slots = {name: node.cpus - node.background_cpus for name, node in nodes.items()}
         self._commands = CommandLog(backend, database, self._specs, gpus, slots)
+        self._nodes = NodeWatch(offer, self._commands.claims, database)
         self._rules = rules
         self._noise = noise
         self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
@@ -110,12 +112,11 @@ class RayCluster:
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
-        self._node_numbers: dict[str, int] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
         self._fatal: RlptoError | None = None
         self.changed = True
-        self.up_gpus = self.held_gpus = self.active_jobs = 0
+        self.held_gpus = self.active_jobs = 0
         controllers = backend.find()
         if not database.begun:
             refuse_lost_database(database.path, specs, controllers)
@@ -126,10 +127,20 @@ class RayCluster:
         database.set_fact("began", repr(self._clock.began))
         self.time = self._gpus_seen = left
         for info in found:
-            self._node_up(info)
+            self._nodes.add(info, self.time)
         self._reopen(sorted(controllers))
 
     # what the scheduler sees
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The nodes as they are now; what was up at some time and is missing is down."""
+        return self._nodes.shape
+
+    @property
+    def up_gpus(self) -> int:
+        """GPUs of nodes that are up."""
+        return self._nodes.shape.up_gpus
 
     @property
     def done(self) -> bool:
@@ -188,19 +199,8 @@ class RayCluster:
         present = {job: claims.entry(job).planned for job in ids}
         after = dict(zip(ids, allocation.gpus.tolist(), strict=True))
         chosen = np.zeros_like(allocation.gpus) if allocation.batch_size is None else allocation.batch_size
-        batch_sizes = {job: size for job, size in zip(ids, chosen.tolist(), strict=True) if size}
-        servers = np.zeros_like(allocation.gpus) if allocation.servers is None else allocation.servers
-        serving = {job: plan.servers for job, plan in present.items()}
         with self.database.transaction():
-            nodes = {job: plan.nodes for job, plan in present.items()}
-            if allocation.placement is None:
-                placed = place(claims.capacity, nodes, after)
-            else:
-                placed = place_as_chosen(claims.capacity, nodes, dict(zip(ids, allocation.placement, strict=True)))
-            served = place_servers(claims.slots, serving, dict(zip(ids, servers.tolist(), strict=True)))
-            plans = {
-                job: Plan(tuple(placed.get(job, present[job].nodes)), batch_sizes.get(job), served[job]) for job in ids
-            }
+            plans = allocated_plans(claims, present, allocation)
             self._give({job: plan for job, plan in plans.items() if plan != present[job]})
             types = state.jobs.types_at(chosen, allocation.servers)
             if allocation.placement is not None:
@@ -220,7 +220,7 @@ class RayCluster:
                     waiting=sum(gpus == 0 for gpus in after.values()),
                     observation={job: len(plan.nodes) for job, plan in present.items()},
                     action=after,
-                    batch_sizes=batch_sizes,
+                    batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
                 )
             )
         self._commands.send_due(self.time)
@@ -287,18 +287,11 @@ class RayCluster:
             raise self._fatal
 
     def _look_at_nodes(self) -> None:
-        claims = self._commands.claims
-        alive = {node.id: node for node in self._usable(self._backend.nodes())}
-        if dead := [node for node in claims.capacity if node not in alive]:
+        alive = usable_nodes(self._backend.nodes(), self.tables.kinds)
+        if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
-        for node, info in alive.items():
-            offered = self._offer.at(self.time, info)
-            gpus, slots = offered.gpus - offered.background, offered.cpus - offered.background_cpus
-            new, known = node not in claims.capacity, (claims.capacity.get(node), claims.slots.get(node))
-            if new or known != (gpus, slots):
-                claims.add_node(node, gpus, slots)
-                self._node_up(info) if new else self._nodes_changed()
-                self.changed = True
+        if self._nodes.take_in(alive, self.time):
+            self.changed = True
         if self.up_gpus:
             self._gpus_seen = self.time
         elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
@@ -307,41 +300,10 @@ class RayCluster:
                 "wait: expected one to come back"
             )
 
-    def _usable(self, nodes: Iterable[NodeInfo]) -> list[NodeInfo]:
-        """Nodes of kinds on which speeds are known; where the tables tell no kinds apart, all count as of one."""
-        kinds = self.tables.kinds
-        alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
-        return [node for node in alike if node.gpu in kinds]
-
-    def _node_up(self, node: NodeInfo) -> None:
-        number = self._node_numbers.setdefault(node.id, len(self._node_numbers))
-        self._nodes_changed()
-        self.database.node(node.id, number, node.gpus, True, self.time)
-        self.database.event(self.time, "node_up", node=node.id, value=node.gpus)
-
-    def _nodes_changed(self) -> None:
-        """Take over which nodes are up, and what others hold of them."""
-        up = [self._offer.known(node, self.time) for node in self._commands.claims.capacity]
-        self.shape = shape_with(self.shape, up)
-        self.up_gpus = self.shape.up_gpus
-
     def _nodes_down(self, nodes: Sequence[str]) -> None:
         """Nodes are gone: their jobs go on with what is left, or wait if that is less than they need."""
-        claims = self._commands.claims
-        for node in nodes:
-            gpus = self._offer.gpus_of(node)
-            self.database.node(node, self._node_numbers.get(node, -1), gpus, False, self.time)
-            self.database.event(self.time, "node_down", node=node, value=gpus)
-        left = claims.remove_nodes(nodes)
-        self._nodes_changed()
-        fewest = self.store.min_gpus
-        planned = {job: claims.entry(job).planned.servers for job in claims.entries}
-        served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
-        stays = {
-            job: len(stay.nodes) >= fewest[self._number[job]] and bool(served[job] or not planned[job])
-            for job, stay in left.items()
-        }
-        after = {job: replace(stay, servers=served[job]) if stays[job] else Plan() for job, stay in left.items()}
+        left = self._nodes.remove(nodes, self.time)
+        after = remaining_plans(self._commands.claims, left, lambda job: int(self.store.min_gpus[self._number[job]]))
         self._give(after)
         self._take_planned_types(after)
         self.changed = True
@@ -531,6 +493,6 @@ class RayCluster:
         jobs = self.table_of(index)
         types = jobs.types_at(sizes, servers)
         types = np.where(types == NO_TYPE, jobs.type_index, types)
-        on = [self._offer.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
+        on = [self._nodes.kind_of(plan.nodes[0]) if plan.nodes else None for plan in planned.values()]
         kind = np.array([NO_KIND if gpu is None else self.tables.kinds.index(gpu) for gpu in on], dtype=np.int64)
         self._take_types(index, jobs.types_on(types, kind, self.tables.kinds))
