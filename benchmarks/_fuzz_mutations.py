@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,3 @@ def _broken_array(rng: Generator, content: bytes) -> bytes:
     written = io.BytesIO()
     np.lib.format.write_array(written, array, allow_pickle=False)
     return written.getvalue()
-
-
-Mutation = Callable[[Generator, bytes], bytes]

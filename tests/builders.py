@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState, Node, Progress
 from rlpto.jobs import Job
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
@@ -253,11 +253,3 @@ class Scripted:
 def on_nodes(cluster: SimulatedCluster, jobs: Sequence[int]) -> list[list[int]]:
     """Nodes of the GPUs of these jobs."""
     return [cluster.nodes_of(j).tolist() for j in jobs]
-
-
-def counts_per_node(cluster: SimulatedCluster, nodes: int) -> IntArray:
-    """[nodes] GPUs that jobs hold on each node."""
-    held = np.zeros(nodes, dtype=np.int64)
-    for j in range(len(cluster.jobs)):
-        held += np.bincount(cluster.nodes_of(j), minlength=nodes)
-    return held

@@ -49,13 +49,11 @@ class LossFit:
     """A curve fitted to losses.
 
     reliable: False where a trend is left in what the curve does not explain, so that its predictions lead astray, or
-    where there are fewer than FEWEST_EPOCHS losses. trend: of the two tests the larger result, in standard deviations
-    of what noise does.
+    where there are fewer than FEWEST_EPOCHS losses.
     """
 
     curve: LossCurve
     reliable: bool
-    trend: float
 
 
 def fit_loss(losses: FloatArray) -> LossFit:
@@ -72,9 +70,8 @@ def fit_loss(losses: FloatArray) -> LossFit:
     losses = _clamped(losses)
     curve = _fit(losses, np.asarray(4.0 ** (3 * np.arange(len(losses)) // len(losses)), dtype=np.float64))
     if len(losses) < FEWEST_EPOCHS:
-        return LossFit(curve, False, math.inf)
-    trend = max(_stickiness(losses), _surprise(losses))
-    return LossFit(curve, trend <= _LARGEST_TREND, trend)
+        return LossFit(curve, False)
+    return LossFit(curve, max(_stickiness(losses), _surprise(losses)) <= _LARGEST_TREND)
 
 
 _LARGEST_TREND = 1.645

@@ -49,7 +49,6 @@ class ControlLoop:
 
     def __init__(self, spec: JobSpec, node: str, resume: bool, restarted: bool) -> None:
         self._spec = spec
-        self._node = node
         self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._store = start_store(self._host)
         self._job_folder = JobFolder(spec)
