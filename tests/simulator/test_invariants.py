@@ -64,7 +64,7 @@ class WatchedCluster(SimulatedCluster):
         assert (self.store.progress <= self.store.epochs).all()
         came = self.store.submit_time <= self.time
         on_curve = self.table_of(np.arange(len(self.jobs))).accuracy
-        assert self._world.jobs["accuracy"][0, came] == pytest.approx(on_curve[came], rel=1e-9)
+        np.testing.assert_allclose(self._world.jobs["accuracy"][0, came], on_curve[came], rtol=1e-9)
         self.check_nodes()
         return report
 
@@ -145,7 +145,7 @@ def test_every_run_keeps_the_books(case: Case) -> None:
     assert (decisions.held <= decisions.capacity).all()
     assert (decisions.waiting <= decisions.active).all()
     # GPU-seconds add up on every path.
-    assert held_seconds(record) == pytest.approx(jobs.gpu_seconds, rel=1e-9, abs=1e-6)
+    np.testing.assert_allclose(held_seconds(record), jobs.gpu_seconds, rtol=1e-9, atol=1e-6)
     assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
     # The reward is what the metrics say.
     accuracy, time, resources, rescale = decisions.reward.sum(axis=0)
