@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState, Node
 from rlpto.jobs import Job
-from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import SyncSurface
+from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.base import Policy
@@ -81,7 +81,7 @@ def trained(surfaces: Sequence[SyncSurface]) -> list[dict[str, object]]:
 
 def _tables(surfaces: Sequence[SyncSurface]) -> SpeedTables:
     """Speeds of one model a surface, whose seconds are those of an epoch with the whole data in one step."""
-    base = cast(FittedProfiles, load_profiles(None)).profile("cifar10")
+    base = builtin_profiles()["cifar10"]
     steps = base.samples / BATCH
     profiles = {}
     for i, surface in enumerate(surfaces):

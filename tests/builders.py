@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,6 +12,9 @@ from hypothesis import strategies as st
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState, Node, Progress
 from rlpto.jobs import Job
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.profiles import builtin_profiles
+from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.policies.registry import BUILT_IN
 from rlpto.queues import ConvergingSettings, QueueSettings
@@ -49,53 +53,63 @@ def make_tables(
 
 def with_batch_sizes(tables: SpeedTables, factors: Mapping[int, float]) -> SpeedTables:
     """The same tables where a scheduler may choose batch sizes, which multiply the speed of every type by `factors`."""
-    count, rows = len(tables.types), len(tables.rates)
-    rates = np.concatenate([tables.rates, *(tables.rates * factor for factor in factors.values())])
-    shifts = rows * np.arange(1 + len(factors))[:, None, None, None]
-    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
     sizes = [0, *factors]
-    times = len(sizes)
-    return replace(
+    return _variants(
         tables,
+        [1.0, *factors.values()],
         types=tuple(JobType(kind.model, size or kind.batch_size) for size in sizes for kind in tables.types),
-        rates=rates,
-        elapsed=elapsed_from_rates(rates),
-        row=row,
-        accuracy=np.tile(tables.accuracy, (times, 1)),
-        epochs=np.tile(tables.epochs, times),
-        samples=np.tile(tables.samples, times),
-        rescale_delay=np.tile(tables.rescale_delay, times),
-        own=np.tile(np.arange(count), times),
-        batch_size=np.repeat(sizes, count),
-        servers=np.tile(tables.servers, times),
-        most_servers=np.tile(tables.most_servers, times),
+        own=np.tile(np.arange(len(tables.types)), len(sizes)),
+        batch_size=np.repeat(sizes, len(tables.types)),
+    )
+
+
+def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTables:
+    """The same tables where all types train through servers, by themselves one; p of them make a job p times as fast.
+
+    first: types from this number on have servers; those before have none.
+    """
+    count, numbers = len(tables.types), list(range(1, most + 1))
+    served = np.arange(count) >= first - 1
+    return _variants(
+        tables,
+        numbers,
+        types=tuple(JobType(kind.model, servers=p if p > 1 else None) for p in numbers for kind in tables.types),
+        own=np.tile(np.arange(count), most),
+        batch_size=np.zeros(most * count, dtype=np.int64),
+        servers=np.repeat(numbers, count) * np.tile(served, most),
+        most_servers=np.tile(np.where(served, most, 0), most),
     )
 
 
 def with_kinds(tables: SpeedTables, kinds: Mapping[str, tuple[float, int]]) -> SpeedTables:
     """The same tables on several kinds of GPU. kinds: factor on all speeds, and GPUs of the largest node."""
-    count, rows, times = len(tables.types), len(tables.rates), len(kinds)
-    rates = np.concatenate([tables.rates * factor for factor, _ in kinds.values()])
-    shifts = rows * np.arange(times)[:, None, None, None]
-    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
-    return replace(
+    count = len(tables.types)
+    return _variants(
         tables,
-        types=tables.types * times,
-        rates=rates,
-        elapsed=elapsed_from_rates(rates),
-        row=row,
-        accuracy=np.tile(tables.accuracy, (times, 1)),
-        epochs=np.tile(tables.epochs, times),
-        samples=np.tile(tables.samples, times),
-        rescale_delay=np.tile(tables.rescale_delay, times),
-        own=np.tile(tables.own, times),
-        batch_size=np.tile(tables.batch_size, times),
-        servers=np.tile(tables.servers, times),
-        most_servers=np.tile(tables.most_servers, times),
+        [factor for factor, _ in kinds.values()],
         kinds=tuple(kinds),
-        kind=np.repeat(np.arange(times), count),
+        kind=np.repeat(np.arange(len(kinds)), count),
         node_gpus=np.repeat([gpus for _, gpus in kinds.values()], count),
     )
+
+
+def _variants(tables: SpeedTables, factors: Sequence[float], **columns: Any) -> SpeedTables:
+    """The same tables once for each of `factors` on all speeds. columns: those that do not just repeat."""
+    times = len(factors)
+    rates = np.concatenate([tables.rates * factor for factor in factors])
+    shifts = len(tables.rates) * np.arange(times)[:, None, None, None]
+    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
+    alike = ("epochs", "samples", "rescale_delay", "own", "batch_size", "servers", "most_servers")
+    repeated: dict[str, Any] = {name: np.tile(getattr(tables, name), times) for name in alike}
+    repeated |= {"types": tables.types * times, "accuracy": np.tile(tables.accuracy, (times, 1))} | columns
+    return replace(tables, rates=rates, elapsed=elapsed_from_rates(rates), row=row, **repeated)
+
+
+def served_profiles(laws: Mapping[str, ServerParams], **more: Any) -> FittedProfiles:
+    """cifar10, and the same by other names that trains through parameter servers by `laws`. more: fields of these."""
+    base = builtin_profiles()["cifar10"]
+    served = {name: replace(base, name=name, throughput=law, **more) for name, law in laws.items()}
+    return FittedProfiles({**served, "cifar10": base})
 
 
 def linear_tables(rate: float = 0.01, gpus: int = 8, delay: float = 0.0) -> SpeedTables:

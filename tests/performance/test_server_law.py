@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from rlpto.errors import ProfileError
-from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.compile import compile_tables
 from rlpto.performance.profiles import Profile, load_profile, profile_yaml
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import NO_TYPE, JobType, SpeedTables
+from tests.builders import served_profiles
 
 LAW = ServerParams(a=0.001, b=0.01, c=0.02, d=0.001, e=0.002, servers=2, most_servers=4)
 
 
 def served(law: ServerParams = LAW) -> Profile:
     """A built-in model that trains through parameter servers."""
-    base = load_profiles(None)
-    assert isinstance(base, FittedProfiles)
-    return replace(base.profile("cifar10"), name="served", throughput=law)
+    return served_profiles({"served": law}).profile("served")
 
 
 def tables(**choose: bool) -> SpeedTables:
-    base = load_profiles(None)
-    assert isinstance(base, FittedProfiles)
-    source = FittedProfiles({"served": served(), "cifar10": base.profile("cifar10")})
+    source = served_profiles({"served": LAW})
     return compile_tables(source, [JobType("served", 512), JobType("cifar10", 512)], 8, 4, **choose)
 
 

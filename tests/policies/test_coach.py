@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from rlpto.cluster import Allocation, ClusterState, Node
 from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise
-from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.compile import compile_tables
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Seen
@@ -27,7 +25,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import job
+from ..builders import job, served_profiles
 from .builders import J, make_state, power
 
 MOST = 6
@@ -44,10 +42,8 @@ LAWS = {
 @pytest.fixture(scope="module")
 def tables() -> SpeedTables:
     """Models with servers, and one without."""
-    base = cast(FittedProfiles, load_profiles(None)).profile("cifar10")
-    profiles = {name: replace(base, name=name, throughput=law) for name, law in LAWS.items()}
     types = [JobType(name, BATCH) for name in (*LAWS, "cifar10")]
-    compiled = compile_tables(FittedProfiles({**profiles, "cifar10": base}), types, MOST, 4, choose_servers=True)
+    compiled = compile_tables(served_profiles(LAWS), types, MOST, 4, choose_servers=True)
     return compiled.with_rescale_delay(10.0)
 
 

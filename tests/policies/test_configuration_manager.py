@@ -13,7 +13,6 @@ from rlpto.background import BackgroundLoad, place_background
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables, load_profiles
-from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
@@ -24,16 +23,15 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
+from ..builders import served_profiles
+
 LAW = ServerParams(a=0.004, b=0.02, c=0.012, d=0.001, e=0.0015, servers=1, most_servers=4)
 NODES = (Node(4, 1),) * 4
 PERIOD = 30.0
 
 
 def tables(law: ServerParams = LAW) -> SpeedTables:
-    base = load_profiles(None)
-    assert isinstance(base, FittedProfiles)
-    served = replace(base.profile("cifar10"), name="served", throughput=law, rescale_delay=20.0)
-    source = FittedProfiles({"served": served})
+    source = served_profiles({"served": law}, rescale_delay=20.0)
     return compile_tables(source, [JobType("served", 512)], 16, 4, choose_servers=True)
 
 

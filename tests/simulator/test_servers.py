@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rlpto.background import BackgroundLoad, HeldByOthers, background_at, place_background
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.errors import ConfigError, JobError, PolicyError
-from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.policies.registry import make_policy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
@@ -20,35 +19,7 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-from ..builders import Case, Scripted, advance_to, cases, job, linear_tables
-
-
-def with_servers(tables: SpeedTables, most: int = 4, first: int = 1) -> SpeedTables:
-    """The same tables where all types train through servers, by themselves one; p of them make a job p times as fast.
-
-    first: types from this number on have servers; those before have none.
-    """
-    count, rows = len(tables.types), len(tables.rates)
-    numbers = [1, *range(2, most + 1)]
-    rates = np.concatenate([tables.rates * number for number in numbers])
-    shifts = rows * np.arange(most)[:, None, None, None]
-    row = np.where(tables.row > 0, tables.row + shifts, 0).reshape(-1, *tables.row.shape[1:]).astype(np.int32)
-    served = np.arange(count) >= first - 1
-    return replace(
-        tables,
-        types=tuple(JobType(kind.model, servers=p if p > 1 else None) for p in numbers for kind in tables.types),
-        rates=rates,
-        elapsed=elapsed_from_rates(rates),
-        row=row,
-        accuracy=np.tile(tables.accuracy, (most, 1)),
-        epochs=np.tile(tables.epochs, most),
-        samples=np.tile(tables.samples, most),
-        rescale_delay=np.tile(tables.rescale_delay, most),
-        own=np.tile(np.arange(count), most),
-        batch_size=np.zeros(most * count, dtype=np.int64),
-        servers=np.repeat(numbers, count) * np.tile(served, most),
-        most_servers=np.tile(np.where(served, most, 0), most),
-    )
+from ..builders import Case, Scripted, advance_to, cases, job, linear_tables, with_servers
 
 
 def one_job(delay: float = 0.0, cpus: int = 4, **more: object) -> SimulatedCluster:
