@@ -88,11 +88,19 @@ def test_an_agent_is_evaluated_on_any_other_trace(rlpto, project: Path) -> None:
     rlpto("evaluate", "--run", "runs/small", "--windows", "all").assert_refused("--windows all", "--trace FILE")
 
 
-def test_several_seeds_are_trained_on_the_same_windows_and_evaluated_together(rlpto, project: Path) -> None:
+def test_several_seeds_are_trained_on_the_same_windows_side_by_side_or_not_and_evaluated_together(
+    rlpto, project: Path
+) -> None:
     fast = ("--set", "agent.steps=64", "--set", "agent.baselines=[]")
-    answer = rlpto("train", "exp.yaml", "--seeds", 2, "--jobs", 1, *fast)
-    assert answer.code == 0, answer.err
+    for place, jobs in (("runs/small", 1), ("beside", 2)):
+        answer = rlpto("train", "exp.yaml", "--seeds", 2, "--jobs", jobs, "--run-dir", project / place, *fast)
+        assert answer.code == 0, answer.err
     first, second = (read_archive(project / f"runs/small/seed-{k}/last.zip", (CHECKPOINT,)) for k in (0, 1))
+    for seed, alone in enumerate((first, second)):
+        beside = read_archive(project / f"beside/seed-{seed}/last.zip", (CHECKPOINT,))
+        assert alone.arrays.keys() == beside.arrays.keys()
+        for name in (name for name in alone.arrays if "policy" in name):
+            np.testing.assert_array_equal(alone.arrays[name], beside.arrays[name])
     assert [first.manifest["seed"], second.manifest["seed"]] == [0, 1]
     assert first.manifest["digest"] == second.manifest["digest"]
     assert any((array != second.arrays[name]).any() for name, array in first.arrays.items() if "policy" in name)
@@ -100,21 +108,6 @@ def test_several_seeds_are_trained_on_the_same_windows_and_evaluated_together(rl
     assert answer.code == 0, answer.err
     table = pd.read_csv(project / "runs/small/evaluation/cells.csv")
     assert set(table["policy"]) == {"agent-0", "agent-1", "fifo", "lower bound"}
-
-
-def test_seeds_side_by_side_are_those_of_one_after_the_other(rlpto, project: Path) -> None:
-    fast = ("--seeds", 2, "--set", "agent.steps=64", "--set", "agent.baselines=[]")
-    for place, jobs in (("alone", 1), ("beside", 2)):
-        answer = rlpto("train", "exp.yaml", "--jobs", jobs, "--run-dir", project / place, "-q", *fast)
-        assert answer.code == 0, answer.err
-    for seed in (0, 1):
-        alone, beside = (
-            read_archive(project / f"{place}/seed-{seed}/last.zip", (CHECKPOINT,)) for place in ("alone", "beside")
-        )
-        assert alone.arrays.keys() == beside.arrays.keys()
-        for name, array in alone.arrays.items():
-            if "policy" in name:
-                np.testing.assert_array_equal(array, beside.arrays[name])
 
 
 def test_a_sweep_ranks_its_trials_and_goes_on_where_one_is_missing(rlpto, project: Path) -> None:

@@ -116,7 +116,7 @@ def same(a: RunRecord, b: RunRecord) -> bool:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(cases())
 def test_every_run_keeps_the_books(case: Case) -> None:
     cluster, record = simulate(case)
