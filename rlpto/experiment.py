@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.live import looking_ahead
 from rlpto.planning.planner import Planner
 from rlpto.policies.base import Policy, chooses_batch_sizes, chooses_servers
 from rlpto.policies.registry import make_policy
@@ -226,14 +227,19 @@ class Experiment:
                 "without them, exact or noisy, or a real cluster"
             )
 
-    def policy(self, spec: str) -> Policy:
-        """A policy by its spec; one that maximises the reward, or simulates, gets what this experiment says of it."""
-        return make_policy(spec, self._informed)
+    def policy(self, spec: str, *, real: bool = False) -> Policy:
+        """A policy by its spec; one that maximises the reward, or simulates, gets what this experiment says of it.
 
-    def _informed(self, policy: Policy) -> Policy:
+        real: it is to schedule real jobs.
+        """
+        return make_policy(spec, partial(self._informed, real=real))
+
+    def _informed(self, policy: Policy, *, real: bool) -> Policy:
         """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
         if isinstance(policy, Planner):
-            return Planner(policy.options, self.config.queue, self.config.simulator, self.config.reward)
+            simulator = self.config.simulator
+            simulator = looking_ahead(simulator) if real else simulator
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from rlpto.cluster import Cluster, ClusterState
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
-from rlpto.policies.base import Policy
+from rlpto.policies.base import Policy, as_it_stands
 from rlpto.queues import QueueSettings
 from rlpto.simulator.settings import SimulatorSettings
 
@@ -53,7 +53,7 @@ class LivePredictor:
             return
         self._began, self._due = now, now + self._interval
         try:
-            remembering = copy.deepcopy(policy)
+            remembering = copy.deepcopy(as_it_stands(policy))
         except Exception as error:  # a plug-in may hold what cannot be copied
             self._publish(None, f"policy {policy.name} cannot be copied: {error}")
             return
@@ -76,3 +76,8 @@ class LivePredictor:
     def close(self) -> None:
         """Begin nothing further."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def looking_ahead(settings: SimulatorSettings) -> SimulatorSettings:
+    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})

@@ -19,9 +19,10 @@ from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.paths import example_config, example_names
 from rlpto.planning.loop import Loop
-from rlpto.planning.rollout import Start, roll_out
+from rlpto.planning.rollout import Start, copy_of, roll_out
 from rlpto.planning.scene import Scenes
 from rlpto.policies.base import BasePolicy
+from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
 from rlpto.policies.steering_file import load_steering_weights
@@ -84,16 +85,7 @@ class Planner(BasePolicy[PlannerOptions]):
         self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings())
         self._reward = (self.options.weights or reward or RewardWeights()).record()
         self._threads = self.options.threads or os.cpu_count() or 1
-        self._pool: ThreadPoolExecutor | None = None
         self.reset(0)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Planner:
-        """A planner with the same memory; its threads are its own."""
-        copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied._pool, copied._rng = None, np.random.default_rng()
-        copied._rng.bit_generator.state = self._rng.bit_generator.state
-        return copied
 
     def reset(self, seed: int) -> None:
         """Forget the plan that stands."""
@@ -111,6 +103,10 @@ class Planner(BasePolicy[PlannerOptions]):
         jobs = state.jobs
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, self._plan[None]))
 
+    def as_it_stands(self) -> Index:
+        """The index with the weights of the present plan."""
+        return Index(steering=self._plan)
+
     def _best(self, state: ClusterState) -> FloatArray:
         """[STEERING_FEATURES] weights that come out cheapest from a state on."""
         if len(state.jobs) == 1:
@@ -118,7 +114,8 @@ class Planner(BasePolicy[PlannerOptions]):
         candidates = self._candidates()
         loop, start = self._scenes.build(state)
         cost = self._costs(loop, start, candidates)
-        return candidates[int(cost.argmin())]
+        best: FloatArray = candidates[int(cost.argmin())]
+        return best
 
     def _candidates(self) -> FloatArray:
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
@@ -131,11 +128,20 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] what each candidate costs; infinity for those that there was no time for."""
-        cost, limit, began = np.full(len(candidates), np.inf), self.options.budget_ms, time.perf_counter()
-        for i in range(len(candidates)):
-            if limit is not None and i and time.perf_counter() - began > limit / 1000.0:
-                break
-            roll_out(loop, start, candidates[i : i + 1], self.options.work, self._reward, cost[i : i + 1])
+        cost, threads = np.full(len(candidates), np.inf), min(self._threads, len(candidates))
+        until = np.inf if self.options.budget_ms is None else time.perf_counter() + self.options.budget_ms / 1000.0
+
+        def try_every(first: int, own: Loop) -> None:
+            for i in range(first, len(candidates), threads):
+                if i and time.perf_counter() > until:
+                    break
+                roll_out(own, start, candidates[i : i + 1], self.options.work, self._reward, cost[i : i + 1])
+
+        if threads == 1:
+            try_every(0, loop)
+        else:
+            with ThreadPoolExecutor(threads, "rollouts") as pool:
+                list(pool.map(try_every, range(threads), [loop, *(copy_of(loop) for _ in range(threads - 1))]))
         return cost
 
 

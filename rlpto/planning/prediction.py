@@ -10,7 +10,7 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.planning.snapshot import Snapshot
-from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.policies.base import Policy, StandingPolicy, as_it_stands
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -39,7 +39,8 @@ def predict(
 ) -> Prediction:
     """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
 
-    policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. decided: the decision
+    policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
+    does not do so there. decided: the decision
     on this state has been carried out already, the next one is taken when it is due. Same arguments, same prediction.
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
@@ -48,7 +49,7 @@ def predict(
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
     if decided:
         scratch.advance()
-    run(scratch, _GoesOn(policy), queue, RewardWeights())
+    run(scratch, _GoesOn(as_it_stands(policy)), queue, RewardWeights())
     store, names = scratch.store, tuple(job.name for job in snapshot.jobs)
     return Prediction(snapshot.time, snapshot.index, names, store.start_time.copy(), store.finish_time.copy())
 

@@ -40,6 +40,15 @@ def start_of(world: World) -> Start:
     return Start(*(getattr(world, name)[:1].copy() for name in Start._fields))
 
 
+def copy_of(loop: Loop) -> Loop:
+    """The same, for another thread: nothing that rollouts change is shared."""
+    world = loop.world._replace(
+        **{name: getattr(loop.world, name).copy() for name in (*Start._fields, "sums", "scratch")}
+    )
+    changed = ("shown", "speed", "ordered_until", "numbers", "given")
+    return loop._replace(world=world, **{name: getattr(loop, name).copy() for name in changed})
+
+
 @njit(nogil=True)
 def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward: AnyArray, cost: FloatArray) -> None:
     """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState
 from rlpto.compiled import njit
 from rlpto.job_table import Told
@@ -141,7 +141,8 @@ class _OwnRows:
 
     def _row_on_two(self, kind: int) -> IntArray:
         """[K + 1] rows of a type on two nodes."""
-        return self.told.row[kind, min(1, self.told.row.shape[1] - 1)].astype(np.int64)
+        rows: IntArray = self.told.row[kind, min(1, self.told.row.shape[1] - 1)].astype(np.int64)
+        return rows
 
     def _make_room(self, slots: int) -> None:
         told, most = self.told, self.told.max_gpus
@@ -150,6 +151,10 @@ class _OwnRows:
         row = np.zeros((types + slots, SPANS, most + 1), dtype=np.int32)
         row[types:, :, 1:] = 1 + np.arange(slots * SPANS * most, dtype=np.int32).reshape(slots, SPANS, most)
         rates = np.zeros((1 + slots * SPANS * most, told.rates.shape[1]))
+
+        def room(column: AnyArray) -> AnyArray:
+            return np.concatenate([column, np.repeat(column[:1], slots, axis=0)])
+
         self.tables = replace(
             told,
             types=(*told.types, *(told.types[0] for _ in range(slots))),
@@ -162,19 +167,21 @@ class _OwnRows:
             known_speed=None,
             score_rates=None,
             own=np.arange(types + slots),
-            **{
-                name: np.concatenate([getattr(told, name), np.repeat(getattr(told, name)[:1], slots, axis=0)])
-                for name in (
-                    *("accuracy", "epochs", "samples", "rescale_delay"),
-                    *("batch_size", "kind", "node_gpus", "servers", "most_servers"),
-                )
-            },
+            accuracy=room(told.accuracy),
+            epochs=room(told.epochs),
+            samples=room(told.samples),
+            rescale_delay=room(told.rescale_delay),
+            batch_size=room(told.batch_size),
+            kind=room(told.kind),
+            node_gpus=room(told.node_gpus),
+            servers=room(told.servers),
+            most_servers=room(told.most_servers),
         )
 
 
 @njit()
 def fill_own(
-    rates: FloatArray, rows: IntArray, factor: FloatArray, own: IntArray, to: FloatArray, elapsed: FloatArray
+    rates: FloatArray, rows: IntArray, factor: FloatArray, own: AnyArray, to: FloatArray, elapsed: FloatArray
 ) -> None:
     """Fill rows own [S, K + 1] of `to` [R, P] with factor [K + 1] times rows [S, K + 1] of rates, and their times."""
     for s in range(own.shape[0]):
@@ -189,7 +196,7 @@ def fill_own(
 
 
 @njit()
-def fill_elapsed(rates: FloatArray, row: IntArray, types: IntArray, most: IntArray, elapsed: FloatArray) -> None:
+def fill_elapsed(rates: FloatArray, row: AnyArray, types: IntArray, most: IntArray, elapsed: FloatArray) -> None:
     """Fill elapsed [R, P + 1] of all rows of types [n], up to most [n] GPUs, as `elapsed_from_rates` does."""
     for i in range(len(types)):
         for s in range(row.shape[1]):

@@ -46,6 +46,22 @@ class StandingPolicy(Protocol):
 
 
 @runtime_checkable
+class LookingAhead(Protocol):
+    """A policy that simulates forward when it decides. Optional, as `StandingPolicy` is."""
+
+    def as_it_stands(self) -> Policy:
+        """A policy that decides as this one does until it looks ahead again.
+
+        For predictions, which would look ahead within a look ahead otherwise.
+        """
+
+
+def as_it_stands(policy: Policy) -> Policy:
+    """The policy itself; one that looks ahead without doing so any more."""
+    return policy.as_it_stands() if isinstance(policy, LookingAhead) else policy
+
+
+@runtime_checkable
 class BatchSizePolicy(Protocol):
     """A policy that may choose batch sizes. Optional: speeds at other batch sizes are compiled only for such policies.
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlpto.arrays import FloatArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.base import BasePolicy
 from rlpto.policies.index_weights import IndexWeights
@@ -42,9 +43,17 @@ class Index(BasePolicy[IndexOptions]):
     source = "this project; after Gittins indices and Berg et al. 2020"
     Options = IndexOptions
 
-    def __init__(self, options: IndexOptions | None = None, weights: IndexWeights | None = None) -> None:
+    def __init__(
+        self,
+        options: IndexOptions | None = None,
+        weights: IndexWeights | None = None,
+        steering: FloatArray | None = None,
+    ) -> None:
+        """weights, or steering [STEERING_FEATURES]: used instead of what `options` name."""
         super().__init__(options)
-        if self.options.weights is not None and weights is None:
+        if steering is not None:
+            found = steering
+        elif self.options.weights is not None and weights is None:
             found = load_steering_weights(self.options.weights)
         else:
             found = steering_weights((weights or IndexWeights()).vector())

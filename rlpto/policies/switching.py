@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import Policy, StandingPolicy, chooses_batch_sizes, chooses_servers
+from rlpto.policies.base import Policy, StandingPolicy, as_it_stands, chooses_batch_sizes, chooses_servers
 from rlpto.records import PolicySwitches
 
 
@@ -72,6 +72,11 @@ class SwitchingPolicy:
         at = bisect_right(self._starts, state.time)
         following = self._starts[at] if at < len(self._starts) else np.inf
         return float(min(policy.stands_until(state), following))
+
+    def as_it_stands(self) -> SwitchingPolicy:
+        """The same policies at the same times, none of which looks ahead."""
+        first, *later = map(as_it_stands, self._policies)
+        return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:
         """When each policy took its first decision, since the last reset; empty if one took all."""

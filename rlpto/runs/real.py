@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
     from rlpto.jobs import Job
-    from rlpto.planning.live import LivePredictor
+    from rlpto.planning.live import LivePredictor, looking_ahead
     from rlpto.planning.prediction import Prediction
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
     from rlpto.records import RunRecord
-    from rlpto.simulator.settings import SimulatorSettings
 
 
 HOUR = 3600.0
@@ -174,7 +173,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         for number in range(2)
     ]
     for name in policies:
-        policy = experiment.policy(name)
+        policy = experiment.policy(name, real=True)
         policy.reset(config.seed)
         loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
         state = loop.state()
@@ -281,7 +280,7 @@ def real_cluster(
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
     """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
-    from rlpto.planning.live import LivePredictor
+    from rlpto.planning.live import LivePredictor, looking_ahead
     from rlpto.ray_cluster.messages import job_id
     from rlpto.ray_cluster.scheduler.job_progress import Predictions, write_predictions
 
@@ -295,11 +294,6 @@ def session_predictor(experiment: Experiment, database: SessionDatabase) -> Live
     return LivePredictor(experiment.config.queue, looking_ahead(experiment.config.simulator), publish)
 
 
-def looking_ahead(settings: SimulatorSettings) -> SimulatorSettings:
-    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
-    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})
-
-
 def run_session(
     experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: LivePredictor | None = None
 ) -> RunRecord:
@@ -310,9 +304,10 @@ def run_session(
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.database.decisions())
-    deciding = switching(experiment.policy(cell.policy))
+    make = partial(experiment.policy, real=True)
+    deciding = switching(make(cell.policy))
     ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
-    policy = SessionPolicy(deciding, experiment.policy, cluster.database, cluster.deciding, ahead)
+    policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window
     forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)

@@ -1,0 +1,207 @@
+"""What the planner knows, what it cannot know, and that its rollouts are what then happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Cluster, Node
+from rlpto.errors import ConfigError
+from rlpto.jobs import EstimateNoise, Job
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.loop import Loop
+from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.planning.prediction import predict
+from rlpto.planning.rollout import Start
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.index import Index
+from rlpto.policies.registry import make_policy
+from rlpto.policies.switching import SwitchingPolicy
+from rlpto.queues import Queue, QueueSettings
+from rlpto.records import RunRecord
+from rlpto.rewards import RewardWeights
+from rlpto.scheduler import run
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import SimulatorSettings
+
+from ..builders import linear_tables, random_jobs, random_tables
+
+NODES = (Node(4), Node(4))
+QUEUE = QueueSettings(aging_normal=500.0, aging_low=700.0)
+TIME_ONLY = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)
+
+
+class Noted(Planner):
+    """Notes what candidates cost at every plan."""
+
+    def __init__(self, simulator: SimulatorSettings, reward: RewardWeights = TIME_ONLY, **options: object) -> None:
+        super().__init__(PlannerOptions.model_validate(options), QUEUE, simulator, reward)
+        self.costs: list[FloatArray] = []
+
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
+        cost = super()._costs(loop, start, candidates)
+        self.costs.append(cost)
+        return cost
+
+
+def at_once(seed: int, count: int = 12) -> list[Job]:
+    return [replace(one, submit_time=0.0) for one in random_jobs(seed, count, 8, 8)]
+
+
+def schedule(policy: Planner | Index, jobs: list[Job], tables: SpeedTables, times: SimulatorSettings) -> RunRecord:
+    return run(SimulatedCluster(NODES, jobs, tables, times), policy, QUEUE, TIME_ONLY, seed=5)
+
+
+def jct(record: RunRecord) -> float:
+    return float(np.mean(record.jobs.finish_time - record.jobs.submit_time))
+
+
+@pytest.mark.parametrize("way", [{}, {"growth": "overlap"}, {"placement": "most_free"}, {"decide_on": "interval"}])
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000))
+def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> None:
+    """No arrivals, no failures, nothing but the base to choose: the first plan's cost is the sum of all JCTs."""
+    times = SimulatorSettings(**way)
+    planner = Noted(times, portfolio=(), perturbations=0)
+    record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times)
+    assert planner.costs[0][0] * 3600.0 == pytest.approx(12 * jct(record), rel=1e-9)
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000))
+def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(seed: int) -> None:
+    times = SimulatorSettings(growth="overlap")
+    planner = Noted(times, portfolio=(), perturbations=0, every=100.0)
+    record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times)
+    spent = [12 * jct(record) - cost[0] * 3600.0 for cost in planner.costs]
+    assert len(spent) > 2
+    assert np.all(np.diff(spent) > -1e-3), "what has been paid grows, and what is ahead is never mistaken"
+    assert spent[0] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_where_all_jobs_are_there_plans_are_at_least_as_good_as_their_base() -> None:
+    times, better = SimulatorSettings(), []
+    for seed in range(12):
+        jobs, tables = at_once(seed), random_tables(seed, 8, 13.0)
+        planned = jct(schedule(Planner(None, QUEUE, times, TIME_ONLY), jobs, tables, times))
+        better.append(jct(schedule(Index(), jobs, tables, times)) / planned)
+    assert min(better) > 1 - 1e-9
+    assert np.mean(better) > 1.005
+
+
+class TestWhatIsNotKnown:
+    def test_jobs_that_will_come_cannot_leak(self) -> None:
+        tables, times = random_tables(3, 8, 13.0), SimulatorSettings()
+        first = at_once(3, 8)
+        found = []
+        for factor in (0.2, 5.0):
+            later = [
+                replace(one, name=f"later-{i}", submit_time=2_000.0, epochs=one.epochs * factor)
+                for i, one in enumerate(at_once(4, 6))
+            ]
+            planner = Noted(times)
+            record = schedule(planner, [*first, *later], tables, times)
+            found.append((planner.costs[0], record.changes))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        before = [changes.time < 2_000.0 for _, changes in found]
+        for name in ("time", "job", "gpus"):
+            one, other = (getattr(changes, name)[rows] for (_, changes), rows in zip(found, before, strict=True))
+            np.testing.assert_array_equal(one, other)
+
+    @pytest.mark.parametrize("scaling", [0.0, -0.3])
+    def test_true_speeds_cannot_leak(self, scaling: float) -> None:
+        """Two clusters differ in all that is true and in nothing that is told: plans are equal."""
+        jobs, found = at_once(8, 6), []
+        for factor in (1.0, 3.0):
+            rng = np.random.default_rng(1)
+            errors = EstimateNoise(rng.uniform(0.5, 2, 6), rng.uniform(0.5, 2, 6) / factor, np.full(6, scaling))
+            tables = replace_rates(random_tables(8, 8, 13.0), factor)
+            cluster = SimulatedCluster(NODES, jobs, tables, SimulatorSettings(), 0, errors)
+            planner = Noted(SimulatorSettings())
+            state = Queue(QUEUE).order(cluster.state())
+            found.append((planner(state).gpus, planner.costs[0]))
+        np.testing.assert_array_equal(found[0][0], found[1][0])
+        np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9)
+
+    def test_with_noise_plans_are_made_of_estimates(self) -> None:
+        """What a rollout costs is what happens where the estimates are true."""
+        jobs, times = at_once(8, 6), SimulatorSettings()
+        errors = EstimateNoise(np.ones(6), np.full(6, 0.5), np.zeros(6))
+        cluster = SimulatedCluster((Node(8),), jobs, random_tables(8, 8, 13.0), times, 0, errors)
+        planner = Noted(times, portfolio=(), perturbations=0)
+        planner(Queue(QUEUE).order(cluster.state()))
+        slow = SimulatedCluster((Node(8),), jobs, replace_rates(random_tables(8, 8, 13.0), 0.5), times)
+        record = run(slow, Index(), QUEUE, TIME_ONLY)
+        assert planner.costs[0][0] * 3600.0 == pytest.approx(6 * jct(record), rel=1e-9)
+
+
+def replace_rates(tables: SpeedTables, factor: float) -> SpeedTables:
+    return replace(tables, rates=tables.rates * factor, elapsed=tables.elapsed / factor)
+
+
+class TestPlans:
+    def test_the_same_seed_makes_the_same_plans_in_any_number_of_threads(self) -> None:
+        jobs, tables, times = random_jobs(5, 20, 8, 8), random_tables(5, 8, 13.0), SimulatorSettings()
+        found = []
+        for threads in (1, 1, 3):
+            planner = Noted(times, threads=threads)
+            found.append((jct(schedule(planner, jobs, tables, times)), planner.costs))
+        assert found[0][0] == found[1][0] == found[2][0]
+        for others in (found[1][1], found[2][1]):
+            for one, other in zip(found[0][1], others, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+    def test_a_budget_of_no_time_still_leaves_a_plan(self) -> None:
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        planner = Noted(times, budget_ms=1e-6)
+        record = schedule(planner, jobs, tables, times)
+        assert all(np.isfinite(cost[0]) and np.isinf(cost[1:]).all() for cost in planner.costs)
+        base = schedule(Index(), jobs, tables, times)
+        np.testing.assert_array_equal(record.jobs.finish_time, base.jobs.finish_time)
+
+    def test_a_queue_too_long_to_plan_is_left_to_the_base(self) -> None:
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        record = schedule(Planner(PlannerOptions(jobs=1), QUEUE, times, TIME_ONLY), jobs, tables, times)
+        base = schedule(Index(), jobs, tables, times)
+        np.testing.assert_array_equal(record.jobs.finish_time, base.jobs.finish_time)
+
+    def test_a_rollout_that_is_cut_short_estimates_the_rest(self) -> None:
+        times, tables = SimulatorSettings(), linear_tables(0.001)
+        jobs = [Job(f"j{i}", 0.0, "m0", 1.0 + i, 1000.0, max_gpus=8) for i in range(10)]
+        whole, cut = (Noted(times, portfolio=(), perturbations=0, work=work) for work in (10**6, 1))
+        for planner in (whole, cut):
+            schedule(planner, jobs, tables, times)
+        assert cut.costs[0][0] == pytest.approx(whole.costs[0][0], rel=0.1)
+
+    def test_predictions_do_not_look_ahead_within_a_look_ahead(self) -> None:
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        cluster: Cluster = SimulatedCluster(NODES, jobs, tables, times)
+        planner = Noted(times)
+        state = Queue(QUEUE).order(cluster.state())
+        planner(state)
+        for policy in (planner, SwitchingPolicy("both", planner, [(1e6, make_policy("fifo"))])):
+            made = predict(take_snapshot(cluster, state), policy, QUEUE, times)
+            assert len(planner.costs) == 1
+            assert made.finish.sum() == pytest.approx(planner.costs[0].min() * 3600.0)
+
+    def test_it_is_a_policy_like_any_other(self) -> None:
+        policy = make_policy("planner:perturbations=2,portfolio=[]")
+        record = run(
+            SimulatedCluster(NODES, at_once(2), random_tables(2, 8, 5.0), SimulatorSettings()), policy, QUEUE, TIME_ONLY
+        )
+        assert np.isfinite(record.jobs.finish_time).all()
+
+    @pytest.mark.parametrize(
+        ("spec", "said"),
+        [("planner:every=0", "every"), ("planner:base=nowhere.yaml", "nowhere.yaml"), ("planner:treads=2", "threads")],
+    )
+    def test_wrong_options_are_told_in_one_line(self, spec: str, said: str) -> None:
+        with pytest.raises(Exception, match=said) as caught:
+            make_policy(spec)
+        assert "\n" not in str(caught.value)
+        assert isinstance(caught.value, ConfigError) or "nowhere" in spec
