@@ -27,6 +27,7 @@ from rlpto.records import RunRecord
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import linear_tables, random_jobs, random_tables
@@ -122,7 +123,7 @@ class TestWhatIsNotKnown:
             rng = np.random.default_rng(1)
             errors = EstimateNoise(rng.uniform(0.5, 2, 6), rng.uniform(0.5, 2, 6) / factor, np.full(6, scaling))
             tables = replace_rates(random_tables(8, 8, 13.0), factor)
-            cluster = SimulatedCluster(NODES, jobs, tables, SimulatorSettings(), 0, errors)
+            cluster = SimulatedCluster(NODES, jobs, tables, SimulatorSettings(), 0, Knowledge(errors))
             planner = Noted(SimulatorSettings())
             state = Queue(QUEUE).order(cluster.state())
             found.append((planner(state).gpus, planner.costs[0]))
@@ -133,7 +134,7 @@ class TestWhatIsNotKnown:
         """What a rollout costs is what happens where the estimates are true."""
         jobs, times = at_once(8, 6), SimulatorSettings()
         errors = EstimateNoise(np.ones(6), np.full(6, 0.5), np.zeros(6))
-        cluster = SimulatedCluster((Node(8),), jobs, random_tables(8, 8, 13.0), times, 0, errors)
+        cluster = SimulatedCluster((Node(8),), jobs, random_tables(8, 8, 13.0), times, 0, Knowledge(errors))
         planner = Noted(times, portfolio=(), perturbations=0)
         planner(Queue(QUEUE).order(cluster.state()))
         slow = SimulatedCluster((Node(8),), jobs, replace_rates(random_tables(8, 8, 13.0), 0.5), times)
