@@ -144,10 +144,14 @@ class JobTable:
         return self._tables.has_servers
 
     def columns(self) -> JobStore:
-        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told."""
+        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told.
+
+        None of them stops early: that it will is known to nobody.
+        """
         columns = self.store.take(self.index)
         if self._left is not None:
             columns.epochs[:] = self.epochs
+        columns.stop_epoch[:] = columns.epochs
         return columns
 
     def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:

@@ -7,7 +7,7 @@ one record of `VIEW`, filled in one place for a policy, an environment and a bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +17,7 @@ from rlpto.compiled import kernel
 from rlpto.errors import JobError
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.stopping import StopRule, stop_epoch
 
 PRIORITY_CLASSES = ("high", "normal", "low")
 """Names of the priority classes; class 0 is served first."""
@@ -36,6 +37,7 @@ class Job:
     priority: class, 0 (high) to 2 (low).
     batch_size: fixed total batch size in samples; None lets the job adapt it.
     metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
+    stop: when it ends before its epochs are done; None: never.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Job:
     priority: int = 1
     batch_size: int | None = None
     metric: str = DEFAULT_METRIC
+    stop: StopRule | None = None
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.submit_time) and self.submit_time >= 0):
@@ -101,6 +104,7 @@ JOB = np.dtype(
         ("start_time", "f8"),
         ("finish_time", "f8"),
         ("epochs", "f8"),
+        ("stop_epoch", "f8"),
         ("data_size", "f8"),
         ("base_progress", "f8"),
         ("type_index", "i8"),
@@ -120,6 +124,8 @@ JOB = np.dtype(
 Given by the workload:
     submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
     type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
+    stop_epoch: epochs after which a simulated job has finished, `epochs` unless it stops early; a fact of the future,
+    which nobody is told and no snapshot holds.
 Changed by any cluster:
     gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
     start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
@@ -245,7 +251,26 @@ class JobStore:
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
         records["finish_at"] = np.inf
         records["wait_start"] = records["submit_time"]
+        records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)
         return cls(records)
+
+
+def _stop_epochs(
+    jobs: Sequence[Job], types: Sequence[JobType], index: Mapping[JobType, int], tables: SpeedTables
+) -> list[float]:
+    """Epochs after which each job ends by the curve of the type that it was submitted as; found once for jobs alike."""
+    ends: dict[tuple[int, float, StopRule], float] = {}
+    found = []
+    for job, job_type in zip(jobs, types, strict=True):
+        if job.stop is None:
+            found.append(job.epochs)
+            continue
+        kind = index[job_type]
+        alike = (kind, job.epochs, job.stop)
+        if alike not in ends:
+            ends[alike] = stop_epoch(job.stop, job.epochs, tables.accuracy[kind, : tables.epochs[kind] + 1])
+        found.append(ends[alike])
+    return found
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "simulator.share_slowdown": lambda config: config.simulator.share == 1,
     "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
     "workload.jobs": lambda config: config.workload.source != "jobs",
+    "workload.mapping.stop": lambda config: config.workload.mapping.stop is None,
 }
 """Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found
 again that were made before there was such a feature. Another one needs a line here, and nothing else."""
@@ -71,8 +72,9 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
         if group["gpu"] == ONE_KIND:
             del group["gpu"]
     for job in settings["workload"].get("jobs", ()):
-        if job["metric"] is None:
-            del job["metric"]
+        for key in ("metric", "stop"):
+            if job[key] is None:
+                del job[key]
     return settings
 
 

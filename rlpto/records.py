@@ -67,7 +67,10 @@ class JobRecords:
     alone_time: [M] s to finish if the job had the cluster to itself and in every epoch its fastest
         GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
         are rounded, by more than half the resolution per epoch).
-    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included.
+    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included. Both are of the epochs
+        that a job has trained, if it has finished.
+    trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
+    full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
     """
 
     names: tuple[str, ...]
@@ -86,6 +89,8 @@ class JobRecords:
     final_accuracy: FloatArray
     alone_time: FloatArray
     requested_time: FloatArray
+    trained_epochs: FloatArray
+    full_accuracy: FloatArray
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ def told_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray
     """[n] epochs that jobs number `index` [n] of the store are told to have left.
 
     declared: the truth. unknown: as much again as they have done, which is what a heavy tail suggests. learnt: up to
-    the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown.
+    the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown;
+    of a job that stopped early, what it trained until then.
     own: [T] as in the speed tables: batch sizes, servers and kinds of GPU that were chosen make no other type of a job.
     """
     progress = store.progress[index]
@@ -27,7 +28,7 @@ def told_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray
     left = np.maximum(progress, LEAST_EPOCHS)
     if knowledge == "learnt":
         finished, types = np.isfinite(store.finish_time), own[store.type_index]
-        lengths, kinds = store.epochs[finished], types[finished]
+        lengths, kinds = store.progress[finished], types[finished]
         for at, job in enumerate(index.tolist()):
             longer = lengths[(kinds == types[job]) & (lengths > progress[at])]
             if len(longer):

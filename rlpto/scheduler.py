@@ -208,7 +208,9 @@ def job_records(cluster: Cluster) -> JobRecords:
     store, tables, shape = cluster.store, cluster.tables, cluster.shape
     everything = np.arange(len(store))
     table = cluster.table_of(everything)
-    solo = (tables, store.type_index, store.scale, store.epochs)
+    trained = np.where(np.isfinite(store.finish_time), store.progress, store.epochs)  # fewer where it stopped early
+    solo = (tables, store.type_index, store.scale, trained)
+    may_stop = np.array([job.stop is not None for job in cluster.jobs], dtype=np.bool_)
     delay = cluster.rescale_delay
     return JobRecords(
         names=tuple(job.name for job in cluster.jobs),
@@ -227,4 +229,6 @@ def job_records(cluster: Cluster) -> JobRecords:
         final_accuracy=table.accuracy,
         alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, shape.capacity)),
         requested_time=delay + requested_seconds(*solo, store.requested_gpus, shape.gpus_per_node),
+        trained_epochs=store.progress.copy(),
+        full_accuracy=np.where(may_stop, table.accuracy_at(store.epochs), np.nan),
     )

@@ -19,6 +19,7 @@ ON: dict[str, dict[str, Any]] = {
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},
     "workload.metric": {"workload": {"metric": "throughput"}},
+    "workload.mapping.stop": {"workload": {"mapping": {"stop": {"gain": 0.01}}}},
     "workload.background": {"workload": {"background": [{"gpus": 2, "until": 60}]}},
     "workload.jobs": {"workload": {"source": "jobs", "jobs": [{"model": "resnet18"}]}},
 }

@@ -108,6 +108,22 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "Mean accuracy of all jobs at the end of the run, the unfinished ones included.",
     ),
+    Metric(
+        "epochs_saved",
+        "epochs saved",
+        "share",
+        "higher",
+        "Mean over the finished jobs that may stop early of 1 - epochs trained / epochs declared; not defined where no job "
+        "may.",
+    ),
+    Metric(
+        "accuracy_lost",
+        "accuracy lost",
+        "points",
+        "lower",
+        "Mean over the same jobs of the accuracy that the profile has after all declared epochs, less that which they "
+        "ended with, times 100.",
+    ),
     Metric("latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."),
     Metric(
         "latency_p99",
@@ -183,6 +199,7 @@ def measure(record: RunRecord) -> dict[str, float]:
         "unfair_share": _mean((rho[np.isfinite(rho)] > 1.0).astype(np.float64)),
         "slowdown_mean": _mean(jct / jobs.alone_time),
         "final_accuracy": _mean(jobs.final_accuracy),
+        **_stopping_metrics(jobs),
         "latency_p50": _percentile(latency, 50),
         "latency_p99": _percentile(latency, 99),
         "unfinished": float(unfinished),
@@ -234,6 +251,12 @@ def _jct_metrics(jct: FloatArray) -> dict[str, float]:
         "jct_p95": _percentile(jct, 95),
         "jct_p99": _percentile(jct, 99),
     }
+
+
+def _stopping_metrics(jobs: JobRecords) -> dict[str, float]:
+    ended = np.isfinite(jobs.finish_time) & ~np.isnan(jobs.full_accuracy)
+    saved, lost = 1.0 - jobs.trained_epochs / jobs.epochs, jobs.full_accuracy - jobs.final_accuracy
+    return {"epochs_saved": _mean(saved[ended]), "accuracy_lost": 100.0 * _mean(lost[ended])}
 
 
 def _queueing_metrics(jobs: JobRecords, waited: FloatArray) -> dict[str, float]:

@@ -44,7 +44,10 @@ KEY_METRICS = (
     "fairness_mean",
     "latency_p99",
 )
-"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left."""
+"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop."""
+
+STOPPING = ("epochs_saved", "accuracy_lost")
+"""Metrics of jobs that may stop early."""
 
 WITH_INTERVAL = ("reward", "jct_mean")
 """Metrics whose interval the terminal shows too, and whose paired differences."""
@@ -103,7 +106,8 @@ class Results:
     @property
     def key_metrics(self) -> list[str]:
         """Metrics of the tables of policies."""
-        return [*KEY_METRICS, *(["unfinished"] if self.unfinished else [])]
+        stopping = [name for name in STOPPING if any(math.isfinite(one.mean[name].estimate) for one in self.policies)]
+        return [*KEY_METRICS, *stopping, *(["unfinished"] if self.unfinished else [])]
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:

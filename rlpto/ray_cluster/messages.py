@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rlpto.errors import JobError
+from rlpto.stopping import StopRule
 
 KIND_RESOURCE = "gpu_kind:"
 """Begin of the name of the Ray resource that says which kind of GPU a node has, such as `gpu_kind:t4`."""
@@ -87,6 +88,7 @@ class JobSpec:
         goes on as before. retries: failures in a row, without progress in between, after which the job has failed.
         backoff: s before the first retry, doubled for each further one.
     float64: train in double precision. device: where workers train ("auto": CUDA where there is some).
+    stop: when the job finishes before its epochs are done, as its accuracy has flattened; None: never.
     pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
     """
 
@@ -113,6 +115,7 @@ class JobSpec:
     float64: bool = False
     device: Device = "auto"
     pace: float | None = None
+    stop: StopRule | None = None
 
     def __post_init__(self) -> None:
         for key in ("id", "session"):
@@ -127,7 +130,11 @@ class JobSpec:
     def to_json(self) -> str:
         """As one line of JSON. Raises JobError if `options` holds what JSON cannot say."""
         try:
-            return json.dumps(asdict(self) | {"options": dict(self.options)}, sort_keys=True, allow_nan=False)
+            values = asdict(self) | {"options": dict(self.options)}
+            values.pop("stop")
+            if self.stop is not None:  # not said otherwise, so that sessions are found again that began without it
+                values["stop"] = self.stop.model_dump()
+            return json.dumps(values, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None
 
@@ -180,6 +187,7 @@ class JobReport:
     checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
         noticing to training again.
     failure: text of the newest failure, kept after recovery; empty if there was none.
+    note: that the job has stopped early, and where; empty for all others.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
     pid: of the controller's process. time: when this was said, s since the epoch of `time.time`.
     """
@@ -208,6 +216,7 @@ class JobReport:
     recoveries: int = 0
     recovery_seconds: tuple[float, ...] = ()
     failure: str = ""
+    note: str = ""
     staleness: float = math.nan
     pid: int = 0
     time: float = 0.0

@@ -231,13 +231,13 @@ def reread_row(w: World, b: int, j: int) -> None:
 def finish_time(w: World, b: int, j: int) -> float:
     """When job j finishes if nothing changes: its start first, then the workers it has, then those that join them."""
     job, now = w.jobs[b, j], w.clusters[b].time
-    work = work_seconds(w.rates, w.elapsed, job.row, job.epochs)
+    work = work_seconds(w.rates, w.elapsed, job.row, job.stop_epoch)
     # Rounding must not let a job that is all but done finish in the past.
     finish = now + job.rescale_left + max(0.0, work - job.clock) / job.scale
     if job.grow_left == 0.0 or finish <= now + job.grow_left:
         return float(finish)
     reached = progress_at(w, job, job.clock + (job.grow_left - job.rescale_left) * job.scale)
-    left = work_seconds(w.rates, w.elapsed, job.next_row, job.epochs)
+    left = work_seconds(w.rates, w.elapsed, job.next_row, job.stop_epoch)
     left -= work_seconds(w.rates, w.elapsed, job.next_row, reached)
     return float(now + job.grow_left + max(0.0, left) / job.scale)
 
@@ -246,7 +246,7 @@ def finish_time(w: World, b: int, j: int) -> float:
 def progress_at(w: World, job: Any, clock: float) -> float:
     """Epochs a JOB record has done when its row's clock, now in `job.epoch`, shows `clock` seconds."""
     epoch = last_epoch(w.elapsed, job.row, job.epoch, w.rates.shape[1], clock)
-    return float(min(job.epochs, epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]))
+    return float(min(job.stop_epoch, epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]))
 
 
 @kernel()

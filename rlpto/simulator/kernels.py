@@ -123,13 +123,13 @@ def train_jobs(w: World, b: int, until: float) -> None:
             continue
         delay = min(job.rescale_left, seconds)
         job.rescale_left -= delay
-        before, after, unused, trains = job.progress, job.epochs, 0.0, seconds - delay
+        before, after, unused, trains = job.progress, job.stop_epoch, 0.0, seconds - delay
         finished, same_epoch = True, False
         if resolution > 0.0:
             after, unused = progress_in_steps(
-                rates, job.row, job.scale, before, job.epochs, seconds - delay, resolution
+                rates, job.row, job.scale, before, job.stop_epoch, seconds - delay, resolution
             )
-            finished = after >= job.epochs
+            finished = after >= job.stop_epoch
         elif job.finish_at <= until:
             unused = until - job.finish_at
         else:
@@ -147,7 +147,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
                 enter_epoch(job, rates, elapsed, curves, types[job.type_index].epochs, epoch)
             after = job.epoch + (job.clock - job.epoch_start) * job.rate
             # Rounding must neither take work back nor finish a job early.
-            after = max(before, min(job.epochs, after))
+            after = max(before, min(job.stop_epoch, after))
         held = seconds - unused
         job.progress = after
         job.trained += trains - unused

@@ -13,6 +13,7 @@ from rlpto.jobs import PRIORITY_CLASSES, Job
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.profiles import ModelFacts
 from rlpto.settings import Settings
+from rlpto.stopping import StopRule
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace
@@ -50,6 +51,8 @@ class ListedJob(Settings):
     """Total batch size in samples; null: the model's own."""
     metric: MetricName | None = None
     """What its batch size is chosen by, where it is chosen; null: `workload.metric`."""
+    stop: StopRule | None = None
+    """When it ends before its epochs are done, as its accuracy has flattened; null: never."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:
@@ -98,6 +101,7 @@ def _several(entry: ListedJob, number: int, facts: ModelFacts, metric: MetricNam
             priority=PRIORITY_CLASSES.index(entry.priority),
             batch_size=entry.batch_size,
             metric=entry.metric or metric,
+            stop=entry.stop,
         )
         for i in range(entry.count)
     ]
@@ -136,5 +140,6 @@ def listed_trace(jobs: Sequence[Job]) -> Trace:
         "model": [job.model for job in jobs],
         "batch_size": [job.batch_size or 0 for job in jobs],
         "metric": [job.metric for job in jobs],
+        "stop": ["" if job.stop is None else job.stop.text for job in jobs],
     }
     return Trace(pd.DataFrame(columns), None, "listed jobs")

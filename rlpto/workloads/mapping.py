@@ -15,6 +15,7 @@ from rlpto.jobs import Job
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS, MetricName
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.settings import Settings
+from rlpto.stopping import StopRule, parse_rule
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace
@@ -82,6 +83,8 @@ class MappingSettings(Settings):
     priority_by: Literal["job", "group"] = "job"
     """job: a class drawn for each job; group: one drawn for each virtual cluster, which all its jobs get
     (jobs without one are drawn as by job)."""
+    stop: StopRule | None = None
+    """When jobs for which the trace names no rule of their own end before their epochs are done; null: never."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MappingSettings:
@@ -197,8 +200,9 @@ def map_jobs(
             priority=priority,
             batch_size=tables.types[k].batch_size,
             metric=chosen_by,
+            stop=stop,
         )
-        for name, submit, k, size, requested, highest, priority, chosen_by in zip(
+        for name, submit, k, size, requested, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
             trace.submit_time.tolist(),
             kind.tolist(),
@@ -207,6 +211,7 @@ def map_jobs(
             most.tolist(),
             _priorities(trace, settings, seed).tolist(),
             _metrics(trace, metric),
+            _stop_rules(trace, settings),
             strict=True,
         )
     ]
@@ -237,6 +242,13 @@ def type_limit(kind: JobType, tables: SpeedTables, settings: MappingSettings, ma
 def _metrics(trace: Trace, usual: MetricName) -> list[str]:
     """Metric of every job; the usual one where the trace names none."""
     return [named or usual for named in trace.texts("metric")]
+
+
+def _stop_rules(trace: Trace, settings: MappingSettings) -> list[StopRule | None]:
+    """When every job stops early: its own rule, or that of the settings."""
+    texts = trace.texts("stop")
+    rules = {text: parse_rule(text) if text else settings.stop for text in set(texts)}
+    return [rules[text] for text in texts]
 
 
 def _by_category(settings: MappingSettings) -> tuple[tuple[str, ...], ...]:

@@ -20,19 +20,23 @@ from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.performance.metrics import METRICS
 from rlpto.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
+from rlpto.stopping import RULE_TEXT, are_rules
 from rlpto.workloads.calibration import LARGEST_GPUS
 
 UNKNOWN_PRIORITY = -1
 
-_TEXT = {"name": "", "user": "", "group": "", "model": "", "metric": ""}
+_TEXT = {"name": "", "user": "", "group": "", "model": "", "metric": "", "stop": ""}
 _FLOATS = {"submit_time": 0.0, "duration": np.nan}
 _INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
 LONGEST_S = 40 * 365 * 86_400.0
 """From the first submission of a trace to the last, and of a job."""
-COLUMNS = ("name", "submit_time", "duration", "gpus", "user", "group", "priority", "model", "batch_size", "metric")
+COLUMNS = (
+    *("name", "submit_time", "duration", "gpus", "user", "group"),
+    *("priority", "model", "batch_size", "metric", "stop"),
+)
 """Columns of `Trace.jobs`, in this order."""
 
-_ADDED = ("metric",)
+_ADDED = ("metric", "stop")
 """Columns that files of earlier versions lack: unknown there."""
 _METADATA_KEY = b"rlpto.trace"
 _SCHEMA = 1
@@ -53,7 +57,8 @@ class Trace:
         name (text, unique), submit_time [s since the origin, ascending, 0 or more],
         duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
-        metric (what the job chooses its batch size by; '' unknown).
+        metric (what the job chooses its batch size by; '' unknown),
+        stop (when it stops early, as `rlpto.stopping.parse_rule` has it; '' unknown).
     origin: local time of second 0, which decides the hour of the week; None if the file does not tell.
     source: where the jobs come from, for messages and captions.
 
@@ -85,6 +90,7 @@ class Trace:
             ("priority", (self.priority >= -1) & (self.priority < len(PRIORITY_CLASSES)), "-1 to 2"),
             ("batch_size", (batch >= 0) & (batch <= LARGEST_BATCH), f"0 to {LARGEST_BATCH:,}"),
             ("metric", self.jobs["metric"].isin(["", *METRICS]).to_numpy(), f"one of {', '.join(METRICS)}"),
+            ("stop", are_rules(self.texts("stop")), RULE_TEXT),
             ("name", ~names.duplicated().to_numpy(), "a name that no other job has"),
         )
         for column, good, expected in checks:

@@ -32,6 +32,8 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         final_accuracy=np.array([0.9, 0.8, 0.7]),
         alone_time=np.array([50.0, 100.0, 150.0]),
         requested_time=np.array([100.0, 200.0, 150.0]),
+        trained_epochs=np.array([5.0, 5.0, 5.0]),
+        full_accuracy=np.full(3, np.nan),
     )
     decisions = DecisionRecords(
         time=np.array([0.0, 50.0, 100.0, 200.0]),
@@ -61,7 +63,7 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
 def empty_record() -> RunRecord:
     """A run of a workload without jobs."""
     none, nothing = np.zeros(0), np.zeros(0, dtype=np.int64)
-    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 9)
+    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 11)
     decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 4)))
     return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
 
@@ -138,6 +140,7 @@ def toy_record(cell: Cell, jobs: int = 40, gpus: int = 16, max_seconds: float = 
             peak_gpus=peak, data_size=np.full(jobs, 1e4), epochs=np.full(jobs, 10.0), submit_time=submit,
             start_time=start, finish_time=finish, gpu_seconds=gpu_seconds, final_accuracy=accuracy,
             alone_time=work / gpus**0.8, requested_time=work / request**0.8,
+            trained_epochs=10.0 * (1 - left / work), full_accuracy=np.full(jobs, np.nan),
         ),
         decisions=DecisionRecords(
             np.array(time), rng.lognormal(-7, 0.5, d), np.full(d, gpus), np.array(held_at), np.array(active_at),

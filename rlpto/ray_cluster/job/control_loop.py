@@ -7,6 +7,7 @@ One task does all of it, in turns. A turn ends wherever the group of workers has
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 import traceback
@@ -58,6 +59,7 @@ class ControlLoop:
         self._plan = Plan()
         self._chosen: int | None = None
         self._outcome: JobState | None = None
+        self._note = ""
         self._stopping = False
         self._wake = asyncio.Event()
         self._roster = WorkerRoster(spec, self._wake.set)
@@ -83,7 +85,7 @@ class ControlLoop:
                 self._generation = kept["generation"]
                 self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
                 self._fault_since = time.time()
-            self._outcome = kept["outcome"]
+            self._outcome, self._note = kept["outcome"], kept.get("note", "")
 
     # What the scheduler asks.
 
@@ -128,6 +130,7 @@ class ControlLoop:
             **statistics.figures(),
             checkpoint=self._job_folder.checkpoint,
             failure=self._job_folder.failure,
+            note=self._note,
             pid=os.getpid(),
             time=time.time(),
         )
@@ -330,13 +333,19 @@ class ControlLoop:
             chunks = await self._chunks(flight.popleft())
             self._statistics.add(chunks)
             self._got_on()
-            if chunks[0].finished:
+            if chunks[0].finished or self._has_flattened(chunks[0]):
                 for rest in flight:
-                    await self._chunks(rest)
+                    self._statistics.add(await self._chunks(rest))
                 await self._finish()
                 return
             self._start_missing()
             self._checkpoint_if_due()
+
+    def _has_flattened(self, chunk: Chunk) -> bool:
+        """True if the job is to stop early, by what rank 0 has just measured. Evaluations outlive the controller."""
+        rule = self._spec.stop
+        new = rule is not None and not math.isnan(chunk.accuracy)
+        return rule is not None and new and self._statistics.has_flattened(rule, self._spec.epochs)
 
     def _choose_batch_size(self) -> None:
         """Hand out the plan's batch size from the next chunk on."""
@@ -405,11 +414,15 @@ class ControlLoop:
             "servers": list(self._plan.servers),
             "batch_size": self._plan.batch_size,
             "outcome": self._outcome,
+            "note": self._note,
             "statistics": self._statistics.lasting(),
         }
 
     async def _finish(self) -> None:
         await self._take_state()
+        trained = self._statistics.samples_done / self._spec.data_size
+        if trained < self._spec.epochs:
+            self._note = f"stopped early at epoch {trained:.6g} of {self._spec.epochs:.6g}"
         self._outcome = "finished"
         self._checkpointer.write_record()
         await self._release_all()

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
+
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.worker.training import Chunk
+from rlpto.stopping import StopRule, has_flattened
 
 MAX_CURVE_POINTS = 200
 """Points of the accuracy curve; when it is full, every other one is dropped."""
@@ -106,6 +109,11 @@ class TrainingStatistics:
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
         self.noise_scale, self.staleness = first.noise_scale, first.staleness
+
+    def has_flattened(self, rule: StopRule, declared: float) -> bool:
+        """True if the newest evaluation says that a job of so many declared epochs is to stop."""
+        points = np.array(self.curve, dtype=np.float64).reshape(-1, 2)
+        return has_flattened(rule, declared, points[:, 0], points[:, 1])
 
     def chunk_steps(self) -> int:
         """Steps of a chunk that takes about `CHUNK_TARGET_S`."""

@@ -372,13 +372,13 @@ class RayCluster:
         job = self.ids[number]
         at = min(max(self._clock.of(report.time), self.jobs[number].submit_time), self.time)
         if report.state == "finished":
-            self.columns.finish(number, at)
+            self.columns.finish(number, at, report.progress if report.note else None)
             self.database.set_job(job, state="finished", finish_time=at)
         else:
             self.columns.fail(number)
             self.database.set_job(job, state="failed", failure=report.failure)
         self._write(number, report)
-        self.database.event(at, report.state, job, detail=report.failure if report.state == "failed" else "")
+        self.database.event(at, report.state, job, detail=report.failure if report.state == "failed" else report.note)
         self._commands.end(job)
         self.changed = True
         if self.columns.failed.all():

@@ -68,7 +68,7 @@ class JobColumns:
 
     @property
     def finished(self) -> BoolArray:
-        """[M] jobs that have reached their epochs."""
+        """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
     def restore(self, job: int, row: JobRow, held: int) -> None:
@@ -142,11 +142,11 @@ class JobColumns:
             self.store.start_time[job] = time
         return True
 
-    def finish(self, job: int, time: float) -> None:
-        """A job has reached its epochs."""
+    def finish(self, job: int, time: float, stopped_at: float | None = None) -> None:
+        """A job has reached its epochs, or stopped early after so many."""
         self._end(job)
         self.store.finish_time[job] = time
-        self.store.progress[job] = self.store.epochs[job]
+        self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
         self._note_gain(job)
         self._finished += 1
 
@@ -166,8 +166,10 @@ class JobColumns:
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
     def _note_gain(self, job: int) -> None:
-        """Accuracy counts once, as a share of what the job can gain: all of it at its end, whatever was measured."""
-        share = 1.0 if self.finished[job] else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
+        """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, whatever was
+        measured; what was measured of a job that has stopped early."""
+        whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job]
+        share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
         gained = min(max(share, self._gained[job]), 1.0)
         self._gain[self.store.priority[job]] += gained - self._gained[job]
         self._gained[job] = gained

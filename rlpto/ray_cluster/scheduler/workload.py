@@ -38,6 +38,7 @@ def job_specs(
             batch_size=job.batch_size or settings.programs[job.model].batch_size,
             epochs=job.epochs,
             data_size=max(round(job.data_size), 1),
+            stop=job.stop,
         )
         for number, job in enumerate(jobs, first)
     ]

@@ -21,6 +21,8 @@ from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, lea
 
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""
+LOOKS_PER_WINDOW = 5
+"""Evaluations, at ends of epochs, in what a rule for early stopping looks back on, whatever time they take."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Trainer:
         self._batch_size: int | None = None
         self._interrupted: list[Tensor] | None = None
         self._evaluation_due = 0.0
+        self._evaluated_at = 0.0
         self._deadline = 0.0
         self._paced = spec.pace is not None
         self._draws = True
@@ -124,6 +127,7 @@ class Trainer:
                 first = time.time()
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
+                self._evaluated_at = evaluated_at
         return Chunk(
             position=self.position,
             steps=self.position.step - before.step,
@@ -264,7 +268,14 @@ class Trainer:
         )
 
     def _evaluates(self, epoch: int) -> bool:
-        return self.position.epoch != epoch and time.perf_counter() >= self._evaluation_due
+        return self.position.epoch != epoch and (time.perf_counter() >= self._evaluation_due or self._may_stop())
+
+    def _may_stop(self) -> bool:
+        """True if a rule for early stopping wants to know the accuracy: from one window before the job may stop on."""
+        rule, declared = self.spec.stop, self.spec.epochs
+        if rule is None or self.epochs_done < (rule.after - rule.over) * declared:
+            return False
+        return abs(self.epochs_done - self._evaluated_at) >= rule.over * declared / LOOKS_PER_WINDOW
 
     def _keep_pace(self, began: float, scale: float) -> None:
         """Stretch the step to its pace, which more workers share; at most one step of lost time is made up for."""

@@ -1,7 +1,7 @@
 """Workloads of the Pollux (OSDI 2021) and Sia (SOSP 2023) artifacts: name,time,application,num_replicas,batch_size.
 
-Times are seconds from the start of the workload. A file may carry more columns, and may lack batch_size. A column of
-ours, `metric`, may say what each job chooses its batch size by.
+Times are seconds from the start of the workload. A file may carry more columns, and may lack batch_size. A columns of
+ours may say what each job chooses its batch size by (`metric`) and when it stops early (`stop`: gain/over/after).
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import numpy as np
 
 from rlpto.performance.metrics import METRICS
 from rlpto.reading import one_line
+from rlpto.stopping import RULE_TEXT, are_rules
 from rlpto.workloads.importers.base import Format, ImportResult, numbers
 from rlpto.workloads.importers.csvfile import read_csv
 
 
 def read(path: Path, skip_bad_lines: bool) -> ImportResult:
     """Import a workload; second 0 stays the file's own, durations are unknown (mapping: given)."""
-    table = read_csv(path, ("name", "time", "application", "num_replicas"), skip_bad_lines, ("batch_size", "metric"))
+    table = read_csv(
+        path, ("name", "time", "application", "num_replicas"), skip_bad_lines, ("batch_size", "metric", "stop")
+    )
     lines = table.lines
     application = np.array([text.strip() for text in table["application"]], dtype=object)
     lines.reject(application == "", lambda _: "application is empty, expected the name of a model")
@@ -34,6 +37,10 @@ def read(path: Path, skip_bad_lines: bool) -> ImportResult:
         columns["metric"] = metric = np.array([text.strip() for text in table["metric"]], dtype=object)
         known = np.isin(metric.astype(str), ["", *METRICS])
         lines.reject(~known, lambda i: f"metric {one_line(repr(metric[i]))}, expected one of {', '.join(METRICS)}")
+    if "stop" in table:
+        columns["stop"] = stop = np.array([text.strip() for text in table["stop"]], dtype=object)
+        good = are_rules(stop.tolist())
+        lines.reject(~good, lambda i: f"stop {one_line(repr(stop[i]))}, expected {RULE_TEXT}")
     lines.without_gpus(columns["gpus"] == 0)
     return lines.finish(columns, origin=None, rebase=False)
 
