@@ -1,9 +1,9 @@
 """Early stopping: a job whose accuracy has flattened ends before its declared epochs.
 
-One rule for simulated and for real jobs. Accuracies are those of evaluations after so many scale-invariant epochs; single
-evaluations are noisy, so the rule compares the *median* of the newest with the *best* of those before: one evaluation
-by itself neither stops a job nor keeps it going. On a curve that never falls, as those of profiles, the median is the
-accuracy half-way through the window.
+One rule for simulated and for real jobs. Accuracies are those of evaluations after so many scale-invariant epochs. A
+single one is noisy, so the rule compares the *median* of the newest with the *best* of those before: where there are
+several, none by itself stops a job. On a curve that never falls, as those of profiles, the median is the accuracy
+half-way through the window.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ROUNDING = 1e-9
 
 
 class StopRule(Settings):
-    """Ends a job once the median of its accuracies over the last `over` of its declared epochs is at most a share `gain`
-    of itself above the best one before."""
+    """Ends a job once its accuracy over the last `over` of its declared epochs, the median of the evaluations in them,
+    is at most a share `gain` of itself above the best one before."""
 
     gain: float = Field(0.001, ge=0, le=1)
     """Share of the accuracy reached; 0: stop once the median is no better than the best before."""

@@ -128,7 +128,7 @@ def test_rules_are_written_as_text() -> None:
     assert parse_rule(rule.text) == rule
     assert parse_rule("0.002/0.1") == StopRule(gain=0.002, over=0.1)
     for wrong in ("0.1", "a/b", "0.1/0.1/0.1/0.1", "-1/0.1", "0.1/2"):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"expected|could not convert|should be"):
             parse_rule(wrong)
 
 

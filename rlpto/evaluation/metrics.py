@@ -113,8 +113,8 @@ METRICS: tuple[Metric, ...] = (
         "epochs saved",
         "share",
         "higher",
-        "Mean over the finished jobs that may stop early of 1 - epochs trained / epochs declared; not defined where no job "
-        "may.",
+        "Mean over the finished jobs that may stop early of 1 - epochs trained / epochs declared; not defined where no "
+        "job may.",
     ),
     Metric(
         "accuracy_lost",

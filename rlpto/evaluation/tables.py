@@ -44,7 +44,8 @@ KEY_METRICS = (
     "fairness_mean",
     "latency_p99",
 )
-"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop."""
+"""Metrics of the table on the terminal; `unfinished` joins them where jobs were left, `STOPPING` where jobs may stop
+early."""
 
 STOPPING = ("epochs_saved", "accuracy_lost")
 """Metrics of jobs that may stop early."""

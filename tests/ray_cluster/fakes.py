@@ -32,7 +32,10 @@ class FakeTime:
 
 @dataclass
 class FakeController:
-    """A controller that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker."""
+    """A controller that obeys after `delay` s: gives up at once, takes and trains later. rate: epochs/s a worker.
+
+    A job that may stop early does as soon as it may.
+    """
 
     spec: JobSpec
     delay: float
@@ -47,6 +50,7 @@ class FakeController:
     progress: float = 0.0
     state: str = "waiting"
     failure: str = ""
+    note: str = ""
     rescales: int = 0
     servers: tuple[str, ...] = ()
     serving_on: tuple[str, ...] = ()
@@ -63,6 +67,10 @@ class FakeController:
         self.training_on = kept
         self.ready_at = now + self.delay if len(kept) < len(command.plan.nodes) else now
 
+    @property
+    def ends_at(self) -> float:
+        return self.spec.epochs * (1.0 if self.spec.stop is None else self.spec.stop.after)
+
     def live(self, seconds: float, now: float) -> None:
         if self.state in ("finished", "failed"):
             return
@@ -76,7 +84,8 @@ class FakeController:
             self.applied, self.training_on = self.generation, self.nodes
         self.progress += self.rate * len(self.training_on) * seconds
         self.state = "running" if self.training_on else "waiting"
-        if self.progress >= self.spec.epochs:
+        if self.progress >= self.ends_at:
+            self.note = "" if self.spec.stop is None else f"stopped early at epoch {self.progress:g}"
             self.state, self.holding, self.training_on = "finished", (), ()
 
     def _grows_into_broken(self) -> bool:
@@ -160,6 +169,7 @@ class FakeBackend:
             rescale_seconds=0.05 * controller.rescales,
             checkpoint=Checkpoint(int(100 * controller.progress), "checkpoint", "0" * 64),
             failure=controller.failure,
+            note=controller.note,
             time=self.world.wall,
         )
 

@@ -420,9 +420,9 @@ class ControlLoop:
 
     async def _finish(self) -> None:
         await self._take_state()
-        trained = self._statistics.samples_done / self._spec.data_size
-        if trained < self._spec.epochs:
-            self._note = f"stopped early at epoch {trained:.6g} of {self._spec.epochs:.6g}"
+        trained, declared, size = self._statistics.samples_done, self._spec.epochs, self._spec.data_size
+        if trained < declared * size:
+            self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"
         self._outcome = "finished"
         self._checkpointer.write_record()
         await self._release_all()

@@ -14,6 +14,9 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow
 
+ROUNDING = 1e-9
+"""Share of its epochs by which the progress of a job that has all of them may be off."""
+
 
 class JobColumns:
     """Columns and sums of M jobs. All arrays are [M].
@@ -168,7 +171,7 @@ class JobColumns:
     def _note_gain(self, job: int) -> None:
         """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, whatever was
         measured; what was measured of a job that has stopped early."""
-        whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job]
+        whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)
         share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
         gained = min(max(share, self._gained[job]), 1.0)
         self._gain[self.store.priority[job]] += gained - self._gained[job]

@@ -1,0 +1,164 @@
+"""Early stopping: epochs saved and accuracy lost on measured curves, and JCT on Pollux's workloads at load 1.1.
+
+Writes the tables of docs/stopping.md; about three CPU-minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import _common
+import numpy as np
+
+from rlpto.arrays import FloatArray
+from rlpto.config import load_config
+from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.statistics import bootstrap_interval
+from rlpto.experiment import prepare
+from rlpto.files import write_text
+from rlpto.performance.accuracy import metric_of, to_accuracy
+from rlpto.performance.measurements import read_measurements
+from rlpto.stopping import StopRule, has_flattened
+
+PAGE = _common.ROOT / "docs" / "stopping.md"
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+GUARDS = {"0.7": StopRule(), "0.5": StopRule(after=0.5), "none": StopRule(after=0)}
+"""Rules by their guard."""
+DEFAULT = "0.7"
+SAVED, LOST_POINTS = 0.2, 0.5
+"""Share of the epochs, and points of final accuracy, that the claims are about."""
+CONFIG = _common.CONFIGS / "results" / "pollux.yaml"
+LOAD = 1.1
+TUNED = f"index:weights={_common.CONFIGS / 'tuned' / 'pollux-jct.yaml'}"
+
+Row = Mapping[str, str]
+
+
+def measured_runs(folder: Path, model: str) -> FloatArray:
+    """[runs, epochs + 1] accuracy of every measured training of a model, from before the first epoch on."""
+    values = read_measurements(folder / model).stacked("metric")
+    metric = metric_of(model, values)
+    return np.concatenate([np.full((len(values), 1), metric.untrained), to_accuracy(metric, values)], axis=1)
+
+
+def stopped_at(rule: StopRule, accuracy: FloatArray) -> int:
+    """Epoch at which a training [epochs + 1] ends, told one evaluation after the other as a real job is."""
+    declared = len(accuracy) - 1
+    epochs = np.arange(declared + 1.0)
+    fires = (e for e in range(1, declared) if has_flattened(rule, declared, epochs[: e + 1], accuracy[: e + 1]))
+    return next(fires, declared)
+
+
+def points_lost(runs: FloatArray, ends: list[int]) -> FloatArray:
+    """[runs] points of accuracy between the best one of whole trainings and the best one until `ends`."""
+    best = np.maximum.accumulate(runs, axis=1)
+    return np.asarray(100 * (best[:, -1] - best[np.arange(len(runs)), ends]))
+
+
+def curves(folder: Path) -> tuple[list[_common.Check], list[Row]]:
+    """Claims, and a row for each model: what is saved and lost under every guard."""
+    rows: list[Row] = []
+    saved, lost = np.zeros(len(MODELS)), np.zeros(len(MODELS))
+    for i, model in enumerate(MODELS):
+        runs = measured_runs(folder, model)
+        declared = runs.shape[1] - 1
+        row = {"model": model, "runs": str(len(runs)), "epochs": str(declared)}
+        for guard, rule in GUARDS.items():
+            ends = [stopped_at(rule, run) for run in runs]
+            points = points_lost(runs, ends)
+            share = float(np.mean(1 - np.array(ends) / declared))
+            row[f"saved, {guard}"] = f"{100 * share:.1f} %"
+            row[f"lost, {guard}"] = f"{points.mean():.2f} ({points.max():.2f})"
+            if guard == DEFAULT:
+                saved[i], lost[i] = share, points.mean()
+        fifth = [int(np.floor((1 - SAVED) * declared))] * len(runs)
+        row["lost if cut by a fifth"] = f"{points_lost(runs, fifth).mean():.2f}"
+        rows.append(row)
+    saves, keeps = saved >= SAVED, lost <= LOST_POINTS
+    checks = [
+        _common.Check("models of six that save a fifth of their epochs", float(saves.sum()), "", 5, True),
+        _common.Check("models of six that lose half a point at most", float(keeps.sum()), "", 5, True),
+        _common.Check("models of six that do both", float((saves & keeps).sum()), "", 4, True),
+    ]
+    return checks, rows
+
+
+def completion(windows: int) -> tuple[list[_common.Check], list[Row]]:
+    """A claim, and a row for each guard: ratios to no stopping, by window, with their intervals."""
+    none = figures(windows, None)
+    rows: list[Row] = []
+    checks = []
+    for guard, rule in GUARDS.items():
+        found = figures(windows, rule)
+        row = {"guard": guard}
+        for name, label in (("jct_mean", "JCT"), ("gpu_hours", "GPU-hours")):
+            ratio = bootstrap_interval(found[name] / none[name])
+            row[label] = f"{ratio.estimate:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+            if guard == DEFAULT and name == "jct_mean":
+                checks.append(_common.Check("JCT, of that without stopping: upper bound", ratio.high, "", 1.0, False))
+        row["epochs saved"] = f"{100 * found['epochs_saved'].mean():.1f} %"
+        row["points lost"] = f"{found['accuracy_lost'].mean():.2f}"
+        rows.append(row)
+    return checks, rows
+
+
+def figures(windows: int, rule: StopRule | None) -> dict[str, FloatArray]:
+    """[windows] of every metric of the tuned index at LOAD on windows for testing."""
+    chosen = [] if rule is None else [f"workload.mapping.stop={rule.model_dump_json()}"]
+    config = load_config(CONFIG, [f"workload.load={LOAD}", f"workload.windows.limit={windows}", *chosen])
+    experiment = prepare(config)
+    policy = experiment.policy(TUNED)
+    found = [measure(experiment.run_policy(policy, window, config.seed)) for window in experiment.windows()]
+    return {name: np.array([one[name] for one in found]) for name in found[0]}
+
+
+def table(rows: list[Row]) -> list[str]:
+    """Rows as Markdown."""
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *([row[head] for head in heads] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def write_page(of_models: list[Row], of_guards: list[Row], windows: int) -> None:
+    """Put both tables between the marks of the page."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    block = [
+        BEGIN,
+        "",
+        "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: the "
+        "worst).",
+        "",
+        *table(of_models),
+        "",
+        f"Tuned index on Pollux's workloads at load {LOAD}, {windows} windows for testing: ratio to the same without "
+        "stopping, mean by window with its 95 % interval.",
+        "",
+        *table(of_guards),
+        "",
+    ]
+    write_text(PAGE, before + "\n".join(block) + END + after, "the page")
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("--profiles", type=Path, help="folder of measured models")
+    arguments.add_argument("--windows", type=int, default=20, help="windows to simulate (default: %(default)s)")
+    arguments.add_argument("--no-page", action="store_true", help="leave docs/stopping.md as it is")
+    options = arguments.parse_args()
+    if options.windows < 2:
+        _common.refuse(f"--windows {options.windows}: expected 2 or more")
+    folder = _common.needed(options.profiles, "profiles")
+    _common.needed(None, "traces", "pollux")
+    with _common.bad_input():
+        checks, of_models = curves(folder)
+        more, of_guards = completion(options.windows)
+    if not options.no_page:
+        write_page(of_models, of_guards, options.windows)
+    _common.finish([*checks, *more], options.json, models=of_models, guards=of_guards)
+
+
+if __name__ == "__main__":
+    main()
