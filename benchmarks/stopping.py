@@ -128,8 +128,8 @@ def write_page(of_models: list[Row], of_guards: list[Row], windows: int) -> None
     block = [
         BEGIN,
         "",
-        "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: the "
-        "worst).",
+        "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: "
+        "the worst).",
         "",
         *table(of_models),
         "",

@@ -14,9 +14,13 @@ from pydantic import ValidationError
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Node
+from rlpto.config import Config, load_config
+from rlpto.errors import ConfigError
 from rlpto.evaluation.metrics import measure
+from rlpto.experiment import prepare
 from rlpto.jobs import JobStore
 from rlpto.performance.tables import SpeedTables
+from rlpto.planning.scene import Scenes
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.queues import Queue, QueueSettings
@@ -27,6 +31,7 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.stopping import StopRule, has_flattened, parse_rule, stop_epoch
+from rlpto.workloads.listed import LISTED_WINDOW
 
 from .builders import advance_to, give, job, make_cluster, make_tables, random_jobs, random_tables, with_batch_sizes
 
@@ -176,7 +181,10 @@ def test_a_scratch_cluster_runs_to_the_declared_end(left: RemainingKnowledge) ->
     assert cluster.store.stop_epoch[0] < 10
     give(cluster, [1])
     advance_to(cluster, 300.0)
-    snapshot = take_snapshot(cluster, Queue(QueueSettings()).order(cluster.state()))
+    state = Queue(QueueSettings()).order(cluster.state())
+    rollout, _ = Scenes(QueueSettings(), SimulatorSettings()).build(state)
+    assert np.array_equal(rollout.world.jobs["stop_epoch"], rollout.world.jobs["epochs"])
+    snapshot = take_snapshot(cluster, state)
     assert np.array_equal(snapshot.columns.stop_epoch, snapshot.columns.epochs)
     scratch = snapshot.restore(SimulatorSettings())
     record = fifo_run(scratch)
@@ -236,3 +244,38 @@ def test_a_job_whose_batch_size_is_chosen_ends_by_the_curve_it_was_submitted_wit
     end = stop_epoch(StopRule(after=0.5), 10.0, tables.accuracy[0])
     assert record.jobs.trained_epochs.tolist() == [end]
     assert record.jobs.finish_time == pytest.approx([50 * end])
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: bool) -> None:
+    listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "max_gpus": 4, "data_size": 1e6}
+    found = {}
+    for stop in (None, {"gain": 0.01, "after": 0.3}):
+        config = Config.model_validate(
+            {
+                "cluster": {"nodes": [{"count": 1, "gpus": 4}]},
+                "workload": {"source": "jobs", "jobs": [listed | {"stop": stop}]},
+                "knowledge": {"mode": "online" if online else "exact"},
+            }
+        )
+        found[stop is None] = prepare(config).run_policy(make_policy("optimus"), LISTED_WINDOW, 0).jobs
+    assert found[True].trained_epochs.tolist() == [10.0, 10.0]
+    assert 3.0 <= found[False].trained_epochs[0] < 10.0
+    assert (found[False].finish_time < found[True].finish_time).all()
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("{gain: -1}", "workload.mapping.stop.gain: expected 0 or more"),
+        ("{over: 0}", "workload.mapping.stop.over: expected more than 0"),
+        ("{over: 2}", "workload.mapping.stop.over: expected at most 1"),
+        ("{after: 1.5}", "workload.mapping.stop.after: expected at most 1"),
+        ("{guard: 1}", "workload.mapping.stop.guard"),
+    ],
+)
+def test_a_wrong_rule_of_an_experiment_is_one_line(stop: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("quickstart", [f"workload.mapping.stop={stop}"])
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

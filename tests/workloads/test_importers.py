@@ -144,6 +144,10 @@ def test_pollux_keeps_its_own_second_zero(file) -> None:
     assert import_trace("pollux", file(ours)).trace.texts("metric") == ["throughput", ""]
     with pytest.raises(TraceError, match=r":3: metric 'speed', expected one of goodput, throughput, efficiency"):
         import_trace("pollux", file(ours.replace("4,\n", "4,speed\n")))
+    stops = "name,time,application,num_replicas,stop\na,0,bert,4, 0.001/0.05\nb,1,bert,4,\n"
+    assert import_trace("pollux", file(stops)).trace.texts("stop") == ["0.001/0.05", ""]
+    with pytest.raises(TraceError, match=r":3: stop '0.1/7', expected gain/over or gain/over/after"):
+        import_trace("pollux", file(stops.replace("4,\n", "4,0.1/7\n")))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

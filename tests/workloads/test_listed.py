@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rlpto.errors import JobError
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.profiles import ModelFacts
+from rlpto.stopping import StopRule
 from rlpto.workloads.listed import ListedJob, listed_jobs, listed_trace
 
 
@@ -37,6 +38,12 @@ class TestListed:
         assert listed_jobs(entries, facts, 4)[0].metric == "goodput"
         with pytest.raises(ValidationError, match="'goodput', 'throughput' or 'efficiency'"):
             ListedJob.model_validate({"model": "m", "metric": "speed"})
+
+    def test_a_job_may_stop_early(self) -> None:
+        entries = [ListedJob(model="m"), ListedJob.model_validate({"model": "m", "submit": 1, "stop": {"after": 0.5}})]
+        jobs = listed_jobs(entries, facts, 4)
+        assert [job.stop for job in jobs] == [None, StopRule(gain=0.001, over=0.05, after=0.5)]
+        assert listed_trace(jobs).texts("stop") == ["", "0.001/0.05/0.5"]
 
     def test_two_jobs_of_one_name_are_refused(self) -> None:
         with pytest.raises(JobError, match="two jobs are called a, expected a name of its own"):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from rlpto.errors import ConfigError, JobError
 from rlpto.jobs import JobStore
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
+from rlpto.stopping import StopRule
 from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs
 from rlpto.workloads.trace import Trace, make_trace
 
@@ -100,6 +101,14 @@ def test_models_that_gain_nothing_from_many_gpus_are_not_given_many() -> None:
     limited = map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4, lambda kind: 1 if kind.model == "bert" else None)
     assert "bert" not in {job.model for job in limited[300:]}
     assert all(job.max_gpus == 1 for job in limited if job.model == "bert")
+
+
+def test_jobs_stop_early_by_their_own_rule_or_that_of_all() -> None:
+    trace = recorded([60.0, 60.0], [1, 1], stop=["", "0.01/0.1/0.5"])
+    own = StopRule(gain=0.01, over=0.1, after=0.5)
+    assert [job.stop for job in map_jobs(trace, TABLES, MappingSettings(), 0, 64, 4)] == [None, own]
+    everyone = MappingSettings.model_validate({"stop": {"gain": 0.002}})
+    assert [job.stop for job in map_jobs(trace, TABLES, everyone, 0, 64, 4)] == [StopRule(gain=0.002), own]
 
 
 def test_category_mode_takes_whole_models_by_gpu_time() -> None:

@@ -55,12 +55,13 @@ def test_parquet_round_trip(tmp_path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["trace.parquet"]
 
 
-def test_a_file_from_before_there_were_metrics_names_none(tmp_path) -> None:
+@pytest.mark.parametrize("column", ["metric", "stop"])
+def test_a_file_from_before_there_was_such_a_column_names_none(tmp_path, column) -> None:
     path = tmp_path / "old.parquet"
     write_trace(small_trace(), path)
     written = pq.read_table(path)
-    pq.write_table(written.drop_columns(["metric"]), path)
-    assert read_trace(path).texts("metric") == ["", "", ""]
+    pq.write_table(written.drop_columns([column]), path)
+    assert read_trace(path).texts(column) == ["", "", ""]
 
 
 @settings(max_examples=15)
@@ -97,6 +98,7 @@ def test_slice_starts_anew_at_its_start_and_moves_the_origin() -> None:
         ("gpus", [1, 0], "job b: gpus 0, expected 1 to 1,000,000"),
         ("priority", [3, 0], "job a: priority 3, expected -1 to 2"),
         ("metric", ["", "speed"], "job b: metric speed, expected one of goodput, throughput, efficiency"),
+        ("stop", ["0.1/0.1/0", "-1/0.1"], "job b: stop -1/0.1, expected gain/over or gain/over/after"),
     ],
 )
 def test_values_out_of_range_name_the_job(column, values, reason) -> None:
