@@ -248,7 +248,7 @@ def test_a_job_whose_batch_size_is_chosen_ends_by_the_curve_it_was_submitted_wit
 
 @pytest.mark.parametrize("online", [False, True])
 def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: bool) -> None:
-    listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "max_gpus": 4, "data_size": 1e6}
+    listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "min_gpus": 2, "data_size": 1e8}
     found = {}
     for stop in (None, {"gain": 0.01, "after": 0.3}):
         config = Config.model_validate(
@@ -267,10 +267,10 @@ def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: boo
 @pytest.mark.parametrize(
     ("stop", "said"),
     [
-        ("{gain: -1}", "workload.mapping.stop.gain: expected 0 or more"),
-        ("{over: 0}", "workload.mapping.stop.over: expected more than 0"),
-        ("{over: 2}", "workload.mapping.stop.over: expected at most 1"),
-        ("{after: 1.5}", "workload.mapping.stop.after: expected at most 1"),
+        ("{gain: -1}", "workload.mapping.stop.gain: expected greater than or equal to 0, got -1"),
+        ("{over: 0}", "workload.mapping.stop.over: expected greater than 0, got 0"),
+        ("{over: 2}", "workload.mapping.stop.over: expected less than or equal to 1, got 2"),
+        ("{after: 1.5}", "workload.mapping.stop.after: expected less than or equal to 1, got 1.5"),
         ("{guard: 1}", "workload.mapping.stop.guard"),
     ],
 )
