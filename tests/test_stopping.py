@@ -29,6 +29,7 @@ from rlpto.remaining import RemainingKnowledge, told_remaining
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.stopping import StopRule, has_flattened, parse_rule, stop_epoch
 from rlpto.workloads.listed import LISTED_WINDOW
@@ -177,7 +178,8 @@ def test_policies_are_told_the_declared_epochs_until_a_job_stops() -> None:
 @pytest.mark.parametrize("left", ["declared", "learnt", "unknown"])
 def test_a_scratch_cluster_runs_to_the_declared_end(left: RemainingKnowledge) -> None:
     jobs = [job(0, epochs=10.0, stop=StopRule(after=0.5))]
-    cluster = SimulatedCluster((Node(1),), jobs, flat_tables(), SimulatorSettings(), left=left)
+    knowledge = Knowledge(remaining=left)
+    cluster = SimulatedCluster((Node(1),), jobs, flat_tables(), SimulatorSettings(), knowledge=knowledge)
     assert cluster.store.stop_epoch[0] < 10
     give(cluster, [1])
     advance_to(cluster, 300.0)
