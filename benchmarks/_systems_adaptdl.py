@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from _adaptdl_formulas import COUNTS, MODELS, Row, formula_checks
 from _common import Check
 
 from rlpto.arrays import FloatArray
@@ -25,7 +26,7 @@ from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, ST
 from rlpto.performance.preview import Prediction, chosen_gpus, predict_training
 from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType
-from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
+from rlpto.performance.throughput import ThroughputParams
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
@@ -33,9 +34,6 @@ from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 
-Row = dict[str, object]
-MODELS = ("cifar10", "deepspeech2", "yolov3", "imagenet", "bert")
-COUNTS = (4, 8, 16)
 NODES = tuple(range(4, 65, 4))
 """GPUs of whole nodes: thresholds are about the size of a cluster."""
 PUBLISHED = ("cifar10", "deepspeech2", "imagenet")
@@ -50,8 +48,6 @@ SLOWER = {
 """Percent by which the throughput metric is slower on `COUNTS` GPUs, as the reference has computed it."""
 RAISED = {"cifar10": "16 to 4, +152, -37", "deepspeech2": "+147, -38", "imagenet": "64 to 20, +127, -29"}
 """GPUs, time and GPU-hours in percent of raised thresholds, likewise."""
-CHANGE_ABOVE = 1.05
-"""AdaptDL changes a running job's batch size only where the new one is better by this factor."""
 
 
 def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:
@@ -65,7 +61,7 @@ def measure(data: Path | None) -> tuple[list[Check], dict[str, list[Row]]]:
         _stock_checks(fitted),
         _throughput_checks(source, fitted),
         _threshold_checks(source, measured=data is not None),
-        _formula_checks(fitted),
+        formula_checks(fitted),
     ):
         checks += part[0]
         tables |= part[1]
@@ -332,69 +328,3 @@ def _grown(by_gpus: Sequence[Prediction]) -> int:
         for lower, higher in itertools.product(bands, bands)
         if higher.min_util >= lower.min_util and higher.max_util >= lower.max_util
     )
-
-
-# A6: formulas -------------------------------------------------------------------------------------------------------
-
-
-def _formula_checks(fitted: FittedProfiles) -> tuple[list[Check], dict[str, list[Row]]]:
-    profiles = [fitted.profile(model) for model in MODELS]
-    base, rising, alone, recovered = 0.0, 0, 0.0, 0.0
-    for profile in profiles:
-        noise, limits = profile.noise(0), profile.batch
-        useful = efficiency(noise, np.geomspace(limits.base, limits.largest, 50), limits.base)
-        base, rising = max(base, abs(float(useful[0]) - 1)), rising + int(np.count_nonzero(np.diff(useful) >= 0))
-        law = profile.throughput
-        assert isinstance(law, ThroughputParams)
-        alone = max(alone, float(sync_time(law, 1, 1)))
-        recovered = max(recovered, _fit_error(law, limits))
-    checks = [
-        Check("A6 EFF at the base batch, distance from 1", base, "", 1e-12, least=False),
-        Check("A6 larger batches that are not less efficient", rising, "", 0, least=False),
-        Check("A6 synchronisation of one GPU", alone, "s", 0, least=False),
-        Check("A6 throughput recovered by the fit, worst error", 100 * recovered, "%", 5, least=False),
-    ]
-    rows = [_hysteresis(fitted, profile.name) for profile in profiles]
-    return checks, {f"A6: changing the batch only above {CHANGE_ABOVE}, which RLPTO does not": rows}
-
-
-def _fit_error(law: ThroughputParams, limits: BatchLimits) -> float:
-    """Worst relative error of the throughput of a fit to synthetic steps, at sizes that it has not seen too."""
-    sizes = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (3, 12), (4, 16), (8, 32)]
-    local = np.unique(np.geomspace(limits.min_local, limits.max_local, 5).round())
-    nodes, gpus, batch = (
-        np.array(column, dtype=np.float64) for column in zip(*((n, k, m) for n, k in sizes for m in local), strict=True)
-    )
-    step = law.step_time(nodes, gpus, batch)
-    found = fit_throughput(StepMeasurements(nodes, gpus, batch, step, step - gradient_time(law, batch)))
-    unseen = [(1, 2), (2, 6), (6, 24), (16, 64)]
-    asked = [(n, k, float(m)) for n, k in (*sizes, *unseen) for m in (*local, limits.max_local / 3)]
-    n, k, m = (np.array(column) for column in zip(*asked, strict=True))
-    return float(np.max(np.abs(law.step_time(n, k, m) / found.step_time(n, k, m) - 1)))
-
-
-def _hysteresis(fitted: FittedProfiles, model: str) -> Row:
-    """What AdaptDL's rule would change: batch sizes and time of a training, epoch by epoch."""
-    profile = fitted.profile(model)
-    noise, base = profile.noise(np.arange(profile.epochs)), profile.batch.base
-    free, ruled, slower = [], [], []
-    for gpus in COUNTS:
-        at = (_nodes(gpus) - 1, gpus - 1)
-        best = choices_by_size(profile, JobType(model), gpus)
-        batches, rate = best.batch[at], best.progress[at]
-        speeds = dict(zip(batches, rate / efficiency(noise, batches, base), strict=True))
-        held, seconds, changes = batches[0], 0.0, 0
-        for epoch in range(profile.epochs):
-            now = speeds[held] * float(efficiency(noise[epoch], held, base))
-            if rate[epoch] / now > CHANGE_ABOVE:
-                held, changes, now = batches[epoch], changes + 1, rate[epoch]
-            seconds += profile.samples / now
-        free.append(int(np.count_nonzero(np.diff(batches))))
-        ruled.append(changes)
-        slower.append(100 * (seconds / float((profile.samples / rate).sum()) - 1))
-    return {
-        "model": model,
-        "changes on 4, 8, 16 GPUs, chosen every epoch": ", ".join(map(str, free)),
-        f"above {CHANGE_ABOVE}": ", ".join(map(str, ruled)),
-        "time with the rule [%]": ", ".join(f"{value:+.1f}" for value in slower),
-    }

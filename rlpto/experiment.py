@@ -214,8 +214,14 @@ class Experiment:
         )
 
     def check_simulated(self) -> None:
-        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told."""
+        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told, or the
+        reverse."""
         if self.config.knowledge.mode != "online":
+            if self.config.simulator.change_batch_above > 1:
+                raise ConfigError(
+                    "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
+                    "they go; expected 1"
+                )
             return
         if self.config.simulator.share > 1:
             raise ConfigError(

@@ -80,6 +80,8 @@ class JobTable:
     batch_sizes: IntArray
     """[n, V] batch sizes [samples] that a policy may choose for each job, ascending; 0, the job's own choice, is the
     first, and NO_BATCH_SIZE fills the rows of jobs that have fewer."""
+    chosen_batch_size: IntArray
+    """[n] the one of `batch_sizes` that each job has now."""
     speed_at_batch_sizes: FloatArray
     """[V, n, K + 1] `speed` at each of `batch_sizes`, in units of the present `remaining`; 0 where there are fewer."""
 
@@ -300,6 +302,7 @@ _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "most_servers": lambda table: table._tables.most_servers[table.type_index],
     "speed_at_servers": JobTable._gather_speed_at_servers,
     "metric": lambda table: table._tables.metric[table.type_index],
+    "chosen_batch_size": lambda table: table._tables.batch_size[table.type_index],
     "batch_sizes": JobTable._gather_batch_sizes,
     "speed_at_batch_sizes": JobTable._gather_speed_at_batch_sizes,
 }

@@ -46,6 +46,7 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "workload.background": lambda config: not config.workload.background,
     "simulator.share": lambda config: config.simulator.share == 1,
     "simulator.share_slowdown": lambda config: config.simulator.share == 1,
+    "simulator.change_batch_above": lambda config: config.simulator.change_batch_above == 1,
     "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
     "workload.jobs": lambda config: config.workload.source != "jobs",
     "workload.mapping.stop": lambda config: config.workload.mapping.stop is None,

@@ -10,6 +10,7 @@ import pytest
 from rlpto.config import ClusterSettings, Config, NodeGroup, load_config
 from rlpto.errors import ConfigError, JobError
 from rlpto.experiment import Experiment, prepare, run_cell
+from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.load import offered_load
 from rlpto.workloads.mapping import requested_work
 
@@ -141,6 +142,13 @@ def test_what_decides_a_cell_is_in_its_outcome_and_nothing_else(tmp_path: Path) 
     before = Experiment(files).outcome()
     workload.write_text("two")
     assert Experiment(files).outcome() != before
+
+
+def test_a_threshold_for_batches_that_nobody_chooses_is_refused() -> None:
+    settings = SimulatorSettings(change_batch_above=1.05)
+    experiment = prepare(synthetic().model_copy(update={"simulator": settings}))
+    with pytest.raises(ConfigError, match=r"change_batch_above: only jobs with knowledge\.mode online"):
+        experiment.check_simulated()
 
 
 def test_files_are_windows_in_natural_order(tmp_path: Path) -> None:

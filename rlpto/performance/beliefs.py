@@ -123,6 +123,17 @@ def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, e
 
 
 @njit(error_model="numpy")
+def choose_again(
+    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float, held: int, above: float
+) -> int:
+    """As `choose`, but candidate `held`, which is in use, stays unless the best score is over `above` times its own."""
+    best = choose(throughput, scales, sqr, var, exponent)
+    found = throughput[best] * efficiency_seen(sqr, var, scales[best]) ** exponent
+    present = throughput[held] * efficiency_seen(sqr, var, scales[held]) ** exponent
+    return best if found > above * present else held
+
+
+@njit(error_model="numpy")
 def follow_choices(
     throughput: FloatArray,
     scales: FloatArray,
@@ -132,13 +143,15 @@ def follow_choices(
     epoch: int,
     first: int,
     exponent: float,
+    above: float,
     out_rates: FloatArray,
     out_choices: IntArray,
 ) -> None:
     """Fill out_rates and out_choices [P] with what a job will choose in each epoch from `epoch` on, and its true speed.
 
     throughput, scales: [C] as believed; an empty throughput: nothing is, and `first` stays. grad_sqr, grad_var, rates:
-    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next.
+    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next. above: as in
+    `choose_again`.
     """
     choice = first
     out_rates[:epoch] = rates[first, :epoch]
@@ -146,4 +159,5 @@ def follow_choices(
     for at in range(epoch, rates.shape[1]):
         out_rates[at], out_choices[at] = rates[choice, at], choice
         if len(throughput):
-            choice = choose(throughput, scales, grad_sqr[choice, at], grad_var[choice, at], exponent)
+            seen = grad_sqr[choice, at], grad_var[choice, at]
+            choice = choose_again(throughput, scales, seen[0], seen[1], exponent, choice, above)

@@ -6,12 +6,15 @@ Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Lear
 OSDI 2020 (Gavel).
 Adapted: throughput is each job's speed relative to one GPU, as in Gavel; steps follow the concave
 hull of the speed, so that a dip at a node's edge is stepped over. With `choose_batch_size` a job's batch grows with its
-GPUs, as AdaptDL's goodput asks for (Qiao et al., OSDI 2021).
+GPUs, as AdaptDL's goodput asks for (Qiao et al., OSDI 2021); `change_above` is the threshold of AdaptDL's data loader.
 """
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
+from pydantic import Field, model_validator
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.base import BasePolicy, unit_speed
@@ -24,6 +27,15 @@ class MaxThroughputOptions(Settings):
 
     choose_batch_size: bool = False
     """Choose the batch size of every job too: the one at which it gets on fastest with the GPUs it is given."""
+    change_above: float = Field(1.0, ge=1, le=1000)
+    """A running job whose GPUs stay leaves its batch size only for one that is more than so many times as fast; 1: for
+    any that is faster. AdaptDL: 1.05. Above 1 only with choose_batch_size."""
+
+    @model_validator(mode="after")
+    def _batch_sizes_are_chosen(self) -> Self:
+        if self.change_above > 1 and not self.choose_batch_size:
+            raise ValueError(f"change_above {self.change_above:g} needs choose_batch_size=true")
+        return self
 
 
 class MaxThroughput(BasePolicy[MaxThroughputOptions]):
@@ -50,5 +62,9 @@ class MaxThroughput(BasePolicy[MaxThroughputOptions]):
         if not self.chooses_batch_sizes:
             return Allocation(gpus)
         rows = np.arange(len(jobs))
-        fastest = speeds[:, rows, gpus].argmax(axis=0)
+        reached = speeds[:, rows, gpus]
+        fastest = reached.argmax(axis=0)
+        held = (jobs.batch_sizes == jobs.chosen_batch_size[:, None]).argmax(axis=1)
+        stays = (gpus == jobs.gpus) & (reached[fastest, rows] <= self.options.change_above * reached[held, rows])
+        fastest = np.where(stays, held, fastest)
         return Allocation(gpus, batch_size=jobs.batch_sizes[rows, fastest])

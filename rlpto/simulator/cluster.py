@@ -129,7 +129,8 @@ class SimulatedCluster:
         self._left = None if left == "declared" else partial(told_remaining, left, store, tables.own)
         self._online: OnlineJobs | None = None
         if beliefs is not None:
-            self._online = OnlineJobs(jobs, store, tables, beliefs, shared=knowledge.shared_fits)
+            above, shared = settings.change_batch_above, knowledge.shared_fits
+            self._online = OnlineJobs(jobs, store, tables, beliefs, shared=shared, change_above=above)
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
             store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.jobs import Job, JobStore
-from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, follow_choices
+from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, choose_again, follow_choices
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
@@ -34,6 +34,11 @@ class _Running:
     facts: BatchFacts
     choices: IntArray
     observed_progress: float
+
+
+def _epoch_of(running: _Running) -> int:
+    """The epoch in which a job was last seen to train; at its end, that one."""
+    return max(min(int(np.ceil(running.observed_progress)), len(running.choices)) - 1, 0)
 
 
 def group_sizes(nodes: IntArray) -> tuple[int, ...]:
@@ -67,14 +72,22 @@ class OnlineJobs:
     """Beliefs of all jobs of a simulated cluster.
 
     jobs: as in the store. truth: speed tables of the workload. shared: jobs of a type share one fit and what they have
-    seen. tables: what policies are told; `told_type` of active jobs in the store are types of it.
+    seen. change_above: as `SimulatorSettings.change_batch_above`. tables: what policies are told; `told_type` of active
+    jobs in the store are types of it.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], store: JobStore, truth: SpeedTables, facts: FactsCache, *, shared: bool
+        self,
+        jobs: Sequence[Job],
+        store: JobStore,
+        truth: SpeedTables,
+        facts: FactsCache,
+        *,
+        shared: bool,
+        change_above: float = 1.0,
     ) -> None:
         self._jobs, self._store, self._truth, self._facts = jobs, store, truth, facts
-        self._shared = shared
+        self._shared, self._change_above = shared, change_above
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, tuple[float, float]] = {}
         self._seen_by_type: dict[JobType, tuple[float, float]] = {}
@@ -149,8 +162,9 @@ class OnlineJobs:
         if progress <= running.observed_progress:
             return False
         last = len(running.choices) - 1
-        first, now = min(int(running.observed_progress), last), min(int(np.ceil(progress)) - 1, last)
+        first = min(int(running.observed_progress), last)
         running.observed_progress = progress
+        now = _epoch_of(running)
         fit, facts = self.fit_of(job, running.kind), running.facts
         batches, nodes = facts.batches, len(running.placement)
         new = False
@@ -186,13 +200,15 @@ class OnlineJobs:
         running = _Running(kind, placement, facts, np.zeros(facts.rates.shape[1], dtype=np.int64), progress)
         self._joining.pop(job, None)
         (self._joining if joining else self._running)[job] = running
-        return self._follow(job, running)
+        return self._follow(job, running, None)
 
     def speeds(self, job: int) -> FloatArray:
         """[P] true epochs per second of the batches that a running job chooses from now on."""
-        return self._follow(job, self._running[job])
+        running = self._running[job]
+        return self._follow(job, running, int(running.choices[_epoch_of(running)]))
 
-    def _follow(self, job: int, running: _Running) -> FloatArray:
+    def _follow(self, job: int, running: _Running, held: int | None) -> FloatArray:
+        """held: the candidate that the job trains with here, None before it has."""
         facts, progress = running.facts, float(self._store.records["progress"][job])
         epoch = min(int(progress), facts.rates.shape[1] - 1)
         fit, seen = self.fit_of(job, running.kind), self.seen_by(job)
@@ -200,12 +216,13 @@ class OnlineJobs:
         believed, first = np.zeros(0), 0
         if fit.params is not None and seen is not None:
             believed = fit.throughput(len(running.placement), facts.batches.gpus)
-            first = choose(believed, scales, *seen, fit.exponent)
-        rates = np.empty(facts.rates.shape[1])
-        follow_choices(
-            *(believed, scales, facts.grad_sqr, facts.grad_var, facts.rates),
-            *(epoch, first, fit.exponent, rates, running.choices),
-        )
+            if held is None:
+                first = choose(believed, scales, *seen, fit.exponent)
+            else:
+                first = choose_again(believed, scales, *seen, fit.exponent, held, self._change_above)
+        rates, rule = np.empty(facts.rates.shape[1]), (fit.exponent, self._change_above)
+        truth = (facts.grad_sqr, facts.grad_var, facts.rates)
+        follow_choices(believed, scales, *truth, epoch, first, *rule, rates, running.choices)
         return rates
 
     def stop(self, job: int) -> None:

@@ -48,6 +48,10 @@ class SimulatorSettings(Settings):
     share_slowdown: float = Field(0.6, ge=0, le=1)
     """How much jobs on one GPU slow each other: with m of them, each runs at 1 / (1 + share_slowdown * (m - 1)) of its
     speed. 0: not at all; 1: they take turns."""
+    change_batch_above: float = Field(1.0, ge=1, le=1000)
+    """Jobs that choose their batch sizes by their own fits (`knowledge.mode: online`) leave the one they train with
+    only for another that is more than so many times as good by their metric; on other GPUs they choose anew. 1: any
+    gain counts, as in Pollux's simulator; AdaptDL's agents have 1.05."""
     max_hours: float | None = Field(None, gt=0, le=10**6)
     """Stop the run after this many hours even if jobs remain; null: run until all are finished."""
     failures: FailureSettings = FailureSettings()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.performance.beliefs import ThroughputBelief, choose, efficiency_seen
+from rlpto.performance.beliefs import ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.online_fit import fit_observed
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
@@ -117,3 +117,37 @@ def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: fl
 def test_nothing_observed_means_perfect_scaling() -> None:
     goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0)
     np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))
+
+
+@given(
+    throughput=st.lists(st.floats(1.0, 1e3), min_size=2, max_size=6),
+    held=st.integers(0, 1),
+    above=st.floats(1.0, 2.0),
+    noise=st.floats(0.0, 1e3),
+)
+def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
+    throughput: list[float], held: int, above: float, noise: float
+) -> None:
+    scales = np.arange(1.0, len(throughput) + 1)
+    score = np.array([t * efficiency_seen(1.0, noise, s) for t, s in zip(throughput, scales, strict=True)])
+    found = choose_again(np.array(throughput), scales, 1.0, noise, 1.0, held, above)
+    assert found == (np.argmax(score) if score.max() > above * score[held] else held)
+
+
+def test_batches_follow_the_noise_only_as_far_as_it_pays() -> None:
+    """Noise grows tenfold over 40 epochs: AdaptDL's threshold leaves a few changes, each of more than 1.05."""
+    epochs, scales = 40, np.array([1.0, 1.5, 2.0, 3.0, 4.0])
+    throughput = 100.0 * scales**0.6
+    sqr, var = np.ones((5, epochs)), np.tile(np.geomspace(1.0, 10.0, epochs), (5, 1))
+    useful = (var + sqr) / (var / scales[:, None] + sqr) / scales[:, None]
+    rates, changes = {}, {}
+    for above in (1.0, 1.05):
+        out_rates, choices = np.zeros(epochs), np.zeros(epochs, dtype=np.int64)
+        goodput = throughput[:, None] * useful
+        follow_choices(throughput, scales, sqr, var, goodput, 0, 0, 1.0, above, out_rates, choices)
+        rates[above], changes[above] = out_rates, np.flatnonzero(np.diff(choices))
+        for at in changes[above]:
+            before, after = choices[at], choices[at + 1]
+            assert goodput[after, at] > above * goodput[before, at]
+    assert 0 < len(changes[1.05]) < len(changes[1.0])
+    assert rates[1.05].sum() == pytest.approx(rates[1.0].sum(), rel=0.03)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import PolicyError
+from rlpto.errors import ConfigError, PolicyError
 from rlpto.policies.registry import make_policy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.rewards import RewardWeights
@@ -134,3 +134,20 @@ def test_max_throughput_chooses_the_fastest() -> None:
     assert found.batch_size is not None
     assert (found.gpus.tolist(), found.batch_size.tolist()) == ([4], [400])
     assert make_policy("max_throughput")(cluster.state()).batch_size is None
+
+
+def test_a_batch_in_use_stays_unless_another_is_so_many_times_as_fast() -> None:
+    """With 4 GPUs a batch of 400 is 1.5 times as fast as one of 200 (AdaptDL's rule, there with 1.05)."""
+    for above, used, expected in ((1.6, 200, 200), (1.4, 200, 400), (1.6, 0, 400)):
+        cluster = one_job()
+        give(cluster, [4], batch_size=[used])
+        decide = make_policy(f"max_throughput:choose_batch_size=true,change_above={above}")
+        found = decide(cluster.state())
+        assert found.batch_size is not None
+        assert found.batch_size.tolist() == [expected]
+        give(cluster, [2], batch_size=[used])
+        again = decide(cluster.state())
+        assert again.batch_size is not None
+        assert again.batch_size.tolist() == [400], "on other GPUs it is chosen anew"
+    with pytest.raises(ConfigError, match=r"change_above 1\.05 needs choose_batch_size=true"):
+        make_policy("max_throughput:change_above=1.05")

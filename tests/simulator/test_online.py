@@ -84,6 +84,16 @@ def test_a_batch_chosen_by_a_fit_is_nearly_as_good_as_the_best() -> None:
     assert best * (1 - 1e-9) <= found <= 1.1 * best
 
 
+def test_a_batch_changes_less_often_where_little_is_no_reason() -> None:
+    """AdaptDL's threshold costs a few percent; one that nothing reaches leaves the batch that a job began with."""
+    none, small, never = (
+        through(online([job(epochs=60.0)], change_batch_above=above), "equal_share").jobs.finish_time[0]
+        for above in (1.0, 1.05, 1000.0)
+    )
+    assert none <= small * (1 + 1e-9) < 1.05 * none
+    assert small < 0.5 * never
+
+
 def test_speeds_are_told_as_they_were_observed() -> None:
     cluster = online([job(epochs=90.0)])
     assert told(cluster)[0, 4] == pytest.approx(4 * told(cluster)[0, 1])  # nothing seen: it scales perfectly
