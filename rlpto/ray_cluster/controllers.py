@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rlpto.errors import ClusterError, JobError
-from rlpto.ray_cluster.messages import NAMESPACE, JobReport, controller_name
+from rlpto.performance.tables import ONE_KIND
+from rlpto.ray_cluster.messages import KIND_RESOURCE, NAMESPACE, JobReport, controller_name
 from rlpto.ray_cluster.nodes.environment import CONTROL
 from rlpto.ray_cluster.nodes.processes import kill_titled
 
@@ -29,6 +31,10 @@ CONTROLLER_TITLE = "JobController"
 """What the command line of a controller's process has in it: Ray writes the actor's class there."""
 
 
+ACCELERATOR_RESOURCE = "accelerator_type:"
+"""Begin of the name of the resource by which Ray tells what accelerator a node has."""
+
+
 @dataclass(frozen=True)
 class ControllerProcess:
     """What Ray knows of a controller. alive: it has started, and has not ended since. pid, node: of its process."""
@@ -43,6 +49,22 @@ def alive_nodes() -> list[dict[str, Any]]:
     import ray
 
     return [entry for entry in ray.nodes() if entry["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def kind_of(resources: Iterable[str]) -> str:
+    """Kind of GPU of a node with these Ray resources: the one it was given, else Ray's accelerator, in lower case."""
+    given = [name.removeprefix(KIND_RESOURCE) for name in resources if name.startswith(KIND_RESOURCE)]
+    found = [
+        name.removeprefix(ACCELERATOR_RESOURCE).lower() for name in resources if name.startswith(ACCELERATOR_RESOURCE)
+    ]
+    return next(iter([*given, *found]), ONE_KIND)
+
+
+@cache
+def kind_at(node: str) -> str:
+    """Kind of the GPUs of the node with this id of Ray's; it never changes."""
+    resources = {str(entry["NodeID"]): entry["Resources"] for entry in alive_nodes()}
+    return kind_of(resources.get(node, ()))
 
 
 def control_node() -> str:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from rlpto.errors import JobError
+from rlpto.performance.tables import ONE_KIND
 from rlpto.stopping import StopRule
 
 KIND_RESOURCE = "gpu_kind:"
@@ -159,7 +160,7 @@ class Checkpoint:
 class Measured:
     """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes.
 
-    servers: parameter servers beside the workers, 0 where workers average gradients among themselves.
+    servers: parameter servers beside the workers, 0 where workers average gradients among themselves. gpu: kind of GPU.
     """
 
     workers: int
@@ -167,6 +168,7 @@ class Measured:
     samples_per_second: float
     count: int
     servers: int = 0
+    gpu: str = ONE_KIND
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,13 @@ def real_cluster(
             remaining=remaining,
         )
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
-    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, experiment.shape.gpus_per_node)
+
+    def ratio(model: str, gpu: str, other: str) -> float:
+        own, its = (experiment.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
+        return own / its
+
+    kinds = experiment.shape.kind_sizes
+    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, kinds, ratio)
     return RayCluster(
         *(backend, jobs, specs, tables, database, rules, None, observers),
         estimates=online,

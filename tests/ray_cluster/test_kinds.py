@@ -11,7 +11,7 @@ import pytest
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
-from rlpto.ray_cluster.scheduler.backend import kind_of
+from rlpto.ray_cluster.controllers import kind_of
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase

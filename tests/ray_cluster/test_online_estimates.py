@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from rlpto.rewards import RewardWeights
 from rlpto.runs.real import real_cluster
 from rlpto.scheduler import run
 from tests.builders import job as make_job
-from tests.builders import linear_tables
+from tests.builders import linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 from tests.ray_cluster.test_cluster import RULES, specs
 from tests.ray_cluster.test_real import config
@@ -40,10 +40,20 @@ SAMPLES, BATCH, MOST, PER_NODE = 1000.0, 50, 8, 2
 PROGRAM = ProgramSettings(training="some.module:Program", samples=1000, epochs=20, batch_size=BATCH, pace=0.1)
 
 
-def estimates(program: ProgramSettings = PROGRAM, count: int = 1, metric: str = "goodput") -> OnlineEstimates:
+def alike(*_: str) -> float:
+    return 1.0
+
+
+def estimates(
+    program: ProgramSettings = PROGRAM,
+    count: int = 1,
+    metric: str = "goodput",
+    kinds: dict[str, int] | None = None,
+    ratio: Callable[[str, str, str], float] = alike,
+) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, PER_NODE)
+    return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, kinds or {"gpu": PER_NODE}, ratio)
 
 
 def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
@@ -126,6 +136,60 @@ class TestSpeed:
         assert packed(found, 1)[0] == pytest.approx(0.3), "other jobs are other jobs"
 
 
+KINDS = {"slow": 2, "fast": 4}
+
+
+class TestKinds:
+    def learned(self, *speeds: tuple[str, int, int, float]) -> OnlineEstimates:
+        """One GPU of `fast` is said to be three times as fast as one of `slow`."""
+        three = {("m", "fast", "slow"): 3.0, ("m", "slow", "fast"): 1 / 3}
+        found = estimates(kinds=KINDS, ratio=lambda *asked: three[asked])
+        seen = tuple(Measured(workers, nodes, speed, 100, gpu=gpu) for gpu, workers, nodes, speed in speeds)
+        return told(found, throughput=seen)
+
+    def speeds(self, found: OnlineEstimates, gpu: str) -> np.ndarray:
+        """Samples per second with 1, 2, ... GPUs of a kind, on as few of its nodes as possible."""
+        tables = found.tables
+        variant = tables.by_kind[0, tables.kinds.index(gpu)]
+        nodes = -(-np.arange(1, MOST + 1) // KINDS[gpu])
+        rows = tables.row[variant, np.minimum(nodes, tables.row.shape[1]) - 1, np.arange(1, MOST + 1)]
+        return tables.rates[rows, 0] * SAMPLES
+
+    def test_before_a_job_has_trained_all_kinds_are_alike(self) -> None:
+        found = estimates(kinds=KINDS)
+        assert self.speeds(found, "slow") == pytest.approx(self.speeds(found, "fast"))
+
+    def test_a_kind_that_a_job_has_not_trained_on_is_projected(self) -> None:
+        found = self.learned(("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0))
+        assert self.speeds(found, "slow")[[0, 1, 3]] == pytest.approx([500.0, 900.0, 1200.0])
+        assert self.speeds(found, "fast")[[0, 1]] == pytest.approx([1500.0, 2700.0])
+
+    def test_what_was_seen_on_one_node_of_a_kind_says_nothing_of_several_of_another(self) -> None:
+        found = self.learned(("fast", 1, 1, 900.0), ("fast", 2, 1, 1700.0), ("fast", 4, 1, 3300.0))
+        assert self.speeds(found, "fast")[3] == pytest.approx(3300.0)
+        assert self.speeds(found, "slow")[1] == pytest.approx(1700.0 / 3)
+        assert self.speeds(found, "slow")[3] < 3300.0 / 3, "there, on two nodes"
+
+    def test_every_kind_has_a_fit_of_its_own(self) -> None:
+        seen = [("slow", 1, 1, 500.0), ("slow", 2, 1, 900.0), ("slow", 4, 2, 1200.0)]
+        before = self.learned(*seen)
+        after = self.learned(*seen, ("fast", 1, 1, 4000.0))
+        assert self.speeds(after, "fast") == pytest.approx(4000.0 * np.arange(1, MOST + 1), rel=0.01)
+        assert self.speeds(after, "slow") == pytest.approx(self.speeds(before, "slow"))
+
+    def test_the_first_kind_stays_what_others_are_projected_from(self) -> None:
+        found = estimates(kinds={**KINDS, "new": 2}, ratio=lambda *asked: 10.0 if asked[2] == "slow" else 99.0)
+        told(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"),))
+        told(found, throughput=(Measured(1, 1, 100.0, 20, gpu="slow"), Measured(1, 1, 700.0, 900, gpu="fast")))
+        rows = found.tables.row[found.tables.by_kind[0], 0, 1]
+        speed = dict(zip(found.tables.kinds, found.tables.rates[rows, 0] * SAMPLES, strict=True))
+        assert speed == pytest.approx({"slow": 100.0, "fast": 700.0, "new": 1000.0})
+
+    def test_where_there_is_one_kind_its_name_does_not_matter(self) -> None:
+        found = told(estimates(), throughput=(Measured(1, 1, 700.0, 50, gpu="h100"),))
+        assert packed(found)[0] * SAMPLES == pytest.approx(700.0)
+
+
 class TestAccuracy:
     TRUTH = AccuracyCurve("accuracy", 0.1, 0.9, 4.0, 1.0)
 
@@ -169,7 +233,7 @@ class TestCluster:
         program = PROGRAM.model_copy(update={"pace": 2.0})
         tables = linear_tables(7.0, 8)  # far from the 0.1 epochs/s of these jobs
         made = specs(jobs)
-        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, 4)
+        learned = OnlineEstimates(jobs, made, {jobs[0].model: program}, np.full(2, tables.samples[0]), 8, {"gpu": 4})
         cluster = RayCluster(backend, jobs, made, tables, database, RULES, clock=backend.world.clock, estimates=learned)
         seen: list[tuple[float, np.ndarray, np.ndarray]] = []
 
@@ -195,6 +259,40 @@ class TestCluster:
         assert last[1][0, 4] == pytest.approx(0.4 * scale, rel=0.05)
         assert math.isfinite(last[2][0])
         assert cluster.columns.finished.all()
+
+
+class OnKinds(Reporting):
+    """The same, where GPUs of the kind "fast" are four times as fast."""
+
+    def report(self, controller: FakeController) -> JobReport:
+        said = super().report(controller)
+        self.by_kind = self.__dict__.get("by_kind", {})
+        if controller.training_on:
+            gpu, count = self.kinds[controller.training_on[0]], len(controller.training_on)
+            speed = 10.0 * count * (4 if gpu == "fast" else 1)
+            self.by_kind.setdefault(controller.spec.id, {})[gpu, count] = Measured(count, 1, speed, 50, gpu=gpu)
+        return replace(said, throughput=tuple(self.by_kind.get(controller.spec.id, {}).values()))
+
+
+def test_policies_are_told_of_each_kind_what_jobs_report_of_it(tmp_path: Path) -> None:
+    backend = OnKinds(FakeTime(), {"n1": 2, "n2": 4}, kinds={"n1": "slow", "n2": "fast"})
+    tables = with_kinds(linear_tables(7.0, 8), {gpu: (1.0, size) for gpu, size in KINDS.items()})
+    jobs = [make_job(0, 0.0, 500.0, max_gpus=4)]
+    made = specs(jobs)
+    learned = OnlineEstimates(jobs, made, {jobs[0].model: PROGRAM}, np.array([tables.samples[0]]), 8, KINDS)
+    with SessionDatabase(tmp_path / "state.sqlite") as database:
+        cluster = RayCluster(backend, jobs, made, tables, database, RULES, clock=backend.world.clock, estimates=learned)
+        found = []
+        for placement in ([2, 0], [0, 2]):
+            state = cluster.state()
+            cluster.apply(state, Allocation(np.array([2]), placement=np.array([placement])))
+            for _ in range(5):
+                cluster.advance()
+            told_of = cluster.state().jobs
+            found.append([told_of.speed_on_gpu(gpu)[0, 2] / told_of.speed_on_gpu("slow")[0, 2] for gpu in KINDS])
+            assert told_of.speed[0, 2] == told_of.speed_on_gpu("slow" if placement[0] else "fast")[0, 2]
+    assert found[0] == [1.0, 1.0], "of a kind that it has not trained on, nothing else is known"
+    assert found[1] == pytest.approx([1.0, 4.0])
 
 
 def test_real_jobs_teach_what_they_report(ray_cluster: LocalCluster, tmp_path: Path) -> None:

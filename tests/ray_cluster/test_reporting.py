@@ -56,3 +56,18 @@ def test_speeds_by_size_are_those_at_the_jobs_own_batch_sizes() -> None:
     assert (statistics.batch_size, statistics.samples_per_second) == (32, 320.0)
     (measured,) = statistics.throughput()
     assert (measured.samples_per_second, measured.count) == (80.0, 20)
+
+
+def test_speeds_on_kinds_of_gpu_are_kept_apart_and_outlive_the_controller() -> None:
+    statistics = TrainingStatistics()
+    for at, gpu in enumerate(("t4", "a100")):
+        statistics.grouped(Size(1, 1, gpu=gpu), rescaled=False, faulty_since=None)
+        for number in range(1, 4):
+            statistics.add([chunk(10 * at + number, 8 * (1 + at), chosen=False)])
+    again = TrainingStatistics()
+    again.restore(statistics.lasting())
+    found = {size.gpu: size.samples_per_second for size in again.throughput()}
+    assert found == {"t4": 80.0, "a100": 160.0}
+    before_kinds = statistics.lasting() | {"speeds": [[1, 1, 0, 100.0, 2.0, 20]]}
+    again.restore(before_kinds)
+    assert [(size.gpu, size.samples_per_second) for size in again.throughput()] == [("gpu", 50.0)]

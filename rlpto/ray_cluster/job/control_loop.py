@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from rlpto.errors import CheckpointError
+from rlpto.ray_cluster.controllers import kind_at
 from rlpto.ray_cluster.job.growth import Growth
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
@@ -283,7 +284,7 @@ class ControlLoop:
             self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
             self._chosen = None  # the guess is of the job's own batch size
         nodes = len({worker.node for worker in self._roster.training})
-        size = Size(workers, nodes, len(self._servers.handles))
+        size = Size(workers, nodes, len(self._servers.handles), kind_at(self._roster.training[0].node))
         self._statistics.grouped(size, self._statistics.ended is not None, self._fault_since)
         timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())
         servers = self._servers.handles

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.worker.training import Chunk
 from rlpto.stopping import StopRule, has_flattened
@@ -34,11 +35,12 @@ _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries")
 
 @dataclass(frozen=True)
 class Size:
-    """Workers of a group, on how many nodes they are, and their parameter servers (0: none)."""
+    """Workers of a group, on how many nodes they are, their parameter servers (0: none), and their kind of GPU."""
 
     workers: int
     nodes: int
     servers: int = 0
+    gpu: str = ONE_KIND
 
 
 class TrainingStatistics:
@@ -127,7 +129,7 @@ class TrainingStatistics:
     def throughput(self) -> tuple[Measured, ...]:
         """Samples per second of every size measured so far."""
         return tuple(
-            Measured(size.workers, size.nodes, samples / seconds, count, size.servers)
+            Measured(size.workers, size.nodes, samples / seconds, count, size.servers, size.gpu)
             for size, (samples, seconds, count) in sorted(self.speeds.items(), key=lambda item: item[0].workers)
             if seconds > 0
         )
@@ -147,7 +149,9 @@ class TrainingStatistics:
         return {name: getattr(self, name) for name in _COUNTS} | {
             "samples_done": self.samples_done,
             "curve": self.curve,
-            "speeds": [[*astuple(size), *measured] for size, measured in self.speeds.items()],
+            "speeds": [
+                [size.workers, size.nodes, size.servers, *measured, size.gpu] for size, measured in self.speeds.items()
+            ],
             "accuracy": self.accuracy if math.isfinite(self.accuracy) else None,
         }
 
@@ -156,7 +160,8 @@ class TrainingStatistics:
         for name in (*_COUNTS, "samples_done"):
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
-        self.speeds = {Size(*row[:3]): (row[3], row[4], row[5]) for row in kept["speeds"]}
+        # Rows that were written before kinds were told apart end without one.
+        self.speeds = {Size(*row[:3], *row[6:]): (row[3], row[4], row[5]) for row in kept["speeds"]}
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,13 +17,11 @@ from rlpto.ray_cluster.controllers import (
     controller_exists,
     find_controllers,
     kill_controller,
+    kind_of,
     process_of,
 )
-from rlpto.ray_cluster.messages import KIND_RESOURCE, JobReport, JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-
-ACCELERATOR_RESOURCE = "accelerator_type:"
-"""Begin of the name of the resource by which Ray tells what accelerator a node has."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +34,6 @@ class NodeInfo:
     address: str = ""
     cpus: int = 0
     gpu: str = ONE_KIND
-
-
-def kind_of(resources: Iterable[str]) -> str:
-    """Kind of GPU of a node with these Ray resources: the one it was given, else Ray's accelerator, in lower case."""
-    given = [name.removeprefix(KIND_RESOURCE) for name in resources if name.startswith(KIND_RESOURCE)]
-    found = [
-        name.removeprefix(ACCELERATOR_RESOURCE).lower() for name in resources if name.startswith(ACCELERATOR_RESOURCE)
-    ]
-    return next(iter([*given, *found]), ONE_KIND)
 
 
 class Backend(Protocol):

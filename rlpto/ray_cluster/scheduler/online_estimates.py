@@ -3,13 +3,18 @@
 As in Pollux (Qiao et al., OSDI 2021, section 4.1) a job is taken to scale perfectly until it has trained with several
 numbers of workers; from then on the throughput model is fitted to what was seen. Sizes that were seen have the speed
 that was measured. Before a job has trained at all, the `guess` in its program's settings stands in.
+
+What was seen on one kind of GPU says nothing of how a job scales on another: every kind has a fit of its own. A kind
+that a job has not trained on is projected from the first that it has, by the ratio of one GPU's throughputs, as
+simulated jobs do (`rlpto.simulator.online`) and Sia does (Jayaram Subramanya et al., SOSP 2023).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +36,8 @@ from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.workload import guessed_profiles, most_servers_of
 from rlpto.ray_cluster.settings import ProgramSettings
 
+Ratio = Callable[[str, str], float]
+"""How many times as fast one GPU of a kind is as one of another, given both."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
@@ -43,7 +50,8 @@ SHAPE_EPOCHS = 4.0
 class Evidence:
     """What a job has reported so far.
 
-    speeds: of every size with enough steps. noise_scale: samples, NaN if unknown. accuracy: (epochs, accuracy) pairs.
+    speeds: of every size with enough steps, on every kind of GPU. noise_scale: samples, NaN if unknown. accuracy:
+        (epochs, accuracy) pairs.
     """
 
     speeds: tuple[Measured, ...] = ()
@@ -62,20 +70,26 @@ def evidence_of(report: JobReport) -> Evidence:
 class Estimate:
     """What is believed of one job, and the evidence that it rests on.
 
-    program: with the job's own batch size. metric: by which its speeds are told.
+    program: with the job's own batch size. profile: its throughput is that on the first kind of GPU that the job has
+    trained on. metric: by which its speeds are told. laws: throughput on every kind that it has trained on, the first
+    of them first.
     """
 
     program: ProgramSettings
     profile: Profile
     evidence: Evidence = Evidence()
     metric: str = DEFAULT_METRIC
+    laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
 
     def after(self, newer: Evidence) -> Estimate:
         """What is believed after newer evidence; the very same object unless that says something notably new."""
-        kept, profile = self.evidence, self.profile
+        kept, profile, laws = self.evidence, self.profile, dict(self.laws)
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
+            for gpu, speeds in _by_kind(newer.speeds).items():
+                if gpu not in laws or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
+                    laws[gpu] = estimated_throughput(self.program, speeds)
             kept = replace(kept, speeds=newer.speeds)
-            profile = replace(profile, throughput=estimated_throughput(self.program, newer.speeds))
+            profile = replace(profile, throughput=next(iter(laws.values())))
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
             kept = replace(kept, noise_scale=newer.noise_scale)
             profile = replace(profile, noise=NoiseCurve((0.0,), (newer.noise_scale,)))
@@ -83,7 +97,7 @@ class Estimate:
         if trained >= SHAPE_EPOCHS and not _near(_trained(kept), trained, CURVE_CHANGE):
             kept = replace(kept, accuracy=newer.accuracy)
             profile = replace(profile, accuracy=estimated_curve(self.program, newer.accuracy))
-        return self if kept is self.evidence else replace(self, profile=profile, evidence=kept)
+        return self if kept is self.evidence else replace(self, profile=profile, evidence=kept, laws=laws)
 
     @property
     def type(self) -> JobType:
@@ -92,24 +106,33 @@ class Estimate:
         batch = self.program.batch_size if self.program.batch_rule == "fixed" else None
         return JobType(self.profile.name, batch, self.metric)
 
-    def tables(self, max_gpus: int, gpus_per_node: int) -> dict[JobType, TypeTables]:
-        """Speeds by size, for each number of parameter servers that the job may have."""
-        source = FittedProfiles({self.profile.name: self.profile})
-        kinds = [self.type, *(self.type._replace(servers=number) for number in chosen_servers(source, self.type))]
-        return {kind: self._type_tables(source, kind, max_gpus, gpus_per_node) for kind in kinds}
+    def tables(self, max_gpus: int, kinds: Mapping[str, int], ratio: Ratio) -> dict[tuple[JobType, str], TypeTables]:
+        """Speeds by size on each kind of GPU, for each number of parameter servers that the job may have.
 
-    def _type_tables(self, source: FittedProfiles, kind: JobType, max_gpus: int, gpus_per_node: int) -> TypeTables:
-        """Speeds by size: as measured where they were, else by the model."""
-        found = source.type_tables(kind, max_gpus, gpus_per_node)
+        kinds: as in `OnlineEstimates`. ratio: likewise, of the job's own model.
+        """
+        own = FittedProfiles({self.profile.name: self.profile})
+        types = [self.type, *(self.type._replace(servers=number) for number in chosen_servers(own, self.type))]
+        return {(kind, gpu): self._type_tables(kind, gpu, max_gpus, kinds, ratio) for kind in types for gpu in kinds}
+
+    def _type_tables(
+        self, kind: JobType, gpu: str, max_gpus: int, kinds: Mapping[str, int], ratio: Ratio
+    ) -> TypeTables:
+        """Speeds by size: as measured where they were, else by the model; on a kind without any, projected."""
+        seen = gpu if gpu in self.laws else next(iter(self.laws), gpu)
+        profile = replace(self.profile, throughput=self.laws.get(seen, self.profile.throughput))
+        source = FittedProfiles({profile.name: profile})
+        found, there = (source.type_tables(kind, max_gpus, kinds[of]) for of in (gpu, seen))
         servers = kind.servers or found.facts.servers
         rates, score = found.rates.copy(), None if found.score is None else found.score.copy()
         for size in self.evidence.speeds:
-            if size.workers <= max_gpus and size.servers == servers:
-                row = found.row[min(size.nodes, len(found.row)) - 1, size.workers - 1]
+            if size.workers <= max_gpus and size.servers == servers and size.gpu == seen:
+                row = there.row[min(size.nodes, len(there.row)) - 1, size.workers - 1]
                 rates[row] = self._measured_rate(size, 1.0)
                 if score is not None:
                     score[row] = self._measured_rate(size, METRICS[self.metric].exponent)
-        return replace(found, rates=rates, score=score)
+        factor = 1.0 if seen == gpu else ratio(gpu, seen)
+        return replace(found, rates=factor * rates, score=None if score is None else factor * score)
 
     def _measured_rate(self, size: Measured, exponent: float) -> FloatArray:
         """[epochs] epochs per second at a size that was measured. exponent: of the efficiency, see `JobMetric`."""
@@ -123,7 +146,8 @@ class OnlineEstimates:
     """What is believed of all jobs of a session; type i of `tables` is job i.
 
     jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
-    refer to. max_gpus: most GPUs that tables tell about.
+    refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
+    ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     """
 
     def __init__(
@@ -133,20 +157,24 @@ class OnlineEstimates:
         programs: Mapping[str, ProgramSettings],
         samples: FloatArray,
         max_gpus: int,
-        gpus_per_node: int,
+        kinds: Mapping[str, int],
+        ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
     ) -> None:
-        self._size = (max_gpus, gpus_per_node)
+        self._size = (max_gpus, dict(kinds))
+        self._ratios: list[Ratio] = [partial(ratio, job.model) for job in jobs]
         self._estimates = [
             _first_estimate(job, spec, programs[job.model], float(own))
             for job, spec, own in zip(jobs, specs, samples, strict=True)
         ]
-        self._parts = [estimate.tables(*self._size) for estimate in self._estimates]
+        self._parts = [
+            estimate.tables(*self._size, own) for estimate, own in zip(self._estimates, self._ratios, strict=True)
+        ]
         self._news: dict[int, Evidence] = {}
         self.tables = self._compiled()
 
     def heard(self, job: int, report: JobReport) -> None:
         """Take note of a report about job number `job`."""
-        self._news[job] = evidence_of(report)
+        self._news[job] = self._told_apart(evidence_of(report))
 
     def learn(self) -> bool:
         """Think about what was heard until one job has to be fitted anew, which may take some tenths of a second.
@@ -158,7 +186,7 @@ class OnlineEstimates:
             after = before.after(self._news.pop(job))
             if after is not before:
                 self._estimates[job] = after
-                self._parts[job] = after.tables(*self._size)
+                self._parts[job] = after.tables(*self._size, self._ratios[job])
                 self.tables = self._compiled()
                 return True
         return False
@@ -167,34 +195,44 @@ class OnlineEstimates:
         """What is believed of a job now."""
         return self._estimates[job].profile
 
+    def _told_apart(self, evidence: Evidence) -> Evidence:
+        """Evidence about kinds of GPU that tables tell apart: where there is one, every GPU is of that."""
+        _, kinds = self._size
+        if len(kinds) == 1:
+            speeds = tuple(replace(size, gpu=next(iter(kinds))) for size in evidence.speeds)
+        else:
+            speeds = tuple(size for size in evidence.speeds if size.gpu in kinds)
+        return replace(evidence, speeds=speeds)
+
     def _compiled(self) -> SpeedTables:
-        """Tables in which every job is a type."""
+        """Tables in which every job is a type, with a variant for every kind of GPU."""
         types = [estimate.type for estimate in self._estimates]
         parts = {kind: part for parts in self._parts for kind, part in parts.items()}
-        return compile_tables(_Parts(parts), types, *self._size, choose_servers=True)
+        most, kinds = self._size
+        return compile_tables(_Parts(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds)
 
 
 @dataclass(frozen=True)
 class _Parts:
     """Tables that are made already, as a source of them."""
 
-    parts: Mapping[JobType, TypeTables]
+    parts: Mapping[tuple[JobType, str], TypeTables]
 
     @property
     def models(self) -> tuple[str, ...]:
-        return tuple(sorted(kind.model for kind in self.parts))
+        return tuple(sorted({kind.model for kind, _ in self.parts}))
 
     def facts(self, model: str) -> ModelFacts:
-        return next(part.facts for kind, part in self.parts.items() if kind.model == model)
+        return next(part.facts for (kind, _), part in self.parts.items() if kind.model == model)
 
     def type_tables(
         self,
         job_type: JobType,
         max_gpus: int,  # noqa: ARG002
         gpus_per_node: int,  # noqa: ARG002
-        gpu: str = ONE_KIND,  # noqa: ARG002
+        gpu: str = ONE_KIND,
     ) -> TypeTables:
-        return self.parts[job_type]
+        return self.parts[job_type, gpu]
 
 
 def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float) -> Estimate:
@@ -257,10 +295,20 @@ def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputL
     return ThroughputParams(0.0, seconds_per_sample, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
+def _by_kind(speeds: Iterable[Measured]) -> dict[str, tuple[Measured, ...]]:
+    """Speeds by kind of GPU, those with most steps first."""
+    found: dict[str, tuple[Measured, ...]] = {}
+    for size in speeds:
+        found[size.gpu] = (*found.get(size.gpu, ()), size)
+    return dict(sorted(found.items(), key=lambda item: -sum(size.count for size in item[1])))
+
+
 def _same_speeds(old: tuple[Measured, ...], new: tuple[Measured, ...]) -> bool:
     """True if the same sizes have about the same speeds."""
-    before = {(size.workers, size.nodes, size.servers): size.samples_per_second for size in old}
-    after = {(size.workers, size.nodes, size.servers): size.samples_per_second for size in new}
+    before, after = (
+        {(size.gpu, size.workers, size.nodes, size.servers): size.samples_per_second for size in speeds}
+        for speeds in (old, new)
+    )
     return before.keys() == after.keys() and all(_near(before[key], after[key], SPEED_CHANGE) for key in after)
 
 
