@@ -19,6 +19,12 @@ NO_NOISE = np.zeros((0, 0))
 """In place of factors: what is told is true."""
 
 
+def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
+    """Seconds that work takes at a speed, shapes broadcast; infinity where nothing moves, even if nothing is left."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(speed > 0, work / speed, np.inf)
+
+
 @dataclass(frozen=True)
 class Told:
     """What a table's speeds and remaining work are made of, for its n rows.
@@ -207,9 +213,7 @@ class JobTable:
             speed = self._tables.told_rates[row, self.epoch] * self.scale
         else:
             speed = self.speed[np.arange(len(self)), gpus]
-        with np.errstate(divide="ignore"):
-            seconds: FloatArray = self.remaining / speed
-        return seconds
+        return seconds_for(self.remaining, speed)
 
     def accuracy_at(self, progress: FloatArray) -> FloatArray:
         """[n] accuracy in [0, 1] of each job after `progress` [n] epochs, by its profile's curve."""

@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
-from rlpto.job_table import JobTable
+from rlpto.job_table import JobTable, seconds_for
 from rlpto.policies.base import BasePolicy, OneNodeOptions
 from rlpto.policies.one_node import node_sizes, where_kept
 
@@ -56,9 +56,7 @@ def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
 
 def finishing_times(jobs: JobTable) -> FloatArray:
     """[n, K + 1] seconds to finish with 0..K GPUs at the present speed; infinity with none."""
-    with np.errstate(divide="ignore"):
-        seconds: FloatArray = jobs.remaining[:, None] / jobs.speed
-    return seconds
+    return seconds_for(jobs.remaining[:, None], jobs.speed)
 
 
 def fastest(seconds: FloatArray, jobs: JobTable) -> IntArray:

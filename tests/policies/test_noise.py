@@ -1,0 +1,73 @@
+"""Every policy where estimates are off by 20 %, and where a job has nothing left to do."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlpto.config import Config
+from rlpto.evaluation.runner import Cell
+from rlpto.experiment import Experiment, prepare
+from rlpto.policies.base import chooses_servers
+from rlpto.policies.registry import available, is_complete, make_policy
+
+from .builders import J, make_state, power
+from .test_all import SPECS
+
+POLICIES = [name for name, policy in available().items() if is_complete(policy)]
+NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
+LONGER = 1.5
+"""Mean JCT may become so many times as long by errors of 20 %."""
+
+
+@cache
+def experiment(servers: bool, noisy: bool) -> Experiment:
+    """Twelve jobs on GPUs of two kinds; servers: that train through parameter servers, on GPUs of one."""
+    program: dict[str, Any] = {"training": "none:None", "samples": 10_000, "batch_size": 100, "epochs": 20, "pace": 0.4}
+    if servers:
+        program |= {"architecture": "parameter_server", "servers": 1, "most_servers": 3}
+    jobs = [{"model": "mine" if servers or i % 2 else "cifar10"} for i in range(12)]
+    jobs = [
+        job | {"name": f"job-{i}", "submit": 40.0 * i, "gpus": 1 + i % 3, "max_gpus": 4, "epochs": 5 + i % 4}
+        for i, job in enumerate(jobs)
+    ]
+    kinds = ("gpu", "gpu") if servers else ("t4", "a100")
+    content = {
+        "cluster": {"nodes": [{"count": 1, "gpus": 4, "cpus": 4, "gpu": kind} for kind in kinds]},
+        "workload": {"source": "jobs", "jobs": jobs},
+        "ray": {"programs": {"mine": program}},
+        "knowledge": NOISE if noisy else {"mode": "exact"},
+    }
+    return prepare(Config.model_validate(content))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_finish_and_little_is_lost(policy: str) -> None:
+    servers = chooses_servers(make_policy(policy))
+    jcts = []
+    for noisy in (False, True):
+        found = experiment(servers, noisy)
+        records = [found.run_cell(Cell(policy, "jobs", seed)) for seed in range(3)]
+        for record in records:
+            assert np.isfinite(record.jobs.finish_time).all()
+            assert (record.decisions.held <= record.capacity).all()
+        jcts.append(np.mean([record.jobs.finish_time - record.jobs.submit_time for record in records]))
+    assert jcts[1] <= LONGER * jcts[0]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_job_with_nothing_left_is_no_fault(spec: str) -> None:
+    """Real jobs report that they have trained all their epochs shortly before they end."""
+    jobs = [J(work=100.0, requested=2, highest=4, held=2, speed=power(0.8, 4)), J(work=50.0, requested=2, highest=4)]
+    state = make_state(jobs, 4)
+    state.jobs.store.progress[0] = 100.0
+    policy = make_policy(spec)
+    policy.reset(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocation = policy(state)
+    assert 0 <= allocation.gpus.sum() <= 4
