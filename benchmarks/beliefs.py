@@ -1,6 +1,9 @@
 """What jobs believe of themselves: fits against those of Pollux's own code, and the time they take.
 
-The 30 stored cases give observed steps, and the best goodput on five placements by Pollux's own fit of them.
+    python benchmarks/beliefs.py [--real]
+
+The 30 stored cases give observed steps, and the best goodput on five placements by Pollux's own fit of them. --real:
+instead, the two fits that there are on what real jobs report (docs/notes/online-fit.md).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _beliefs_real
 import _common
 import numpy as np
 
@@ -41,7 +45,12 @@ def off_percent(case: dict[str, Any]) -> float:
 def main() -> None:
     arguments = _common.parser(__doc__.split("\n")[0])
     arguments.add_argument("--cases", type=Path, help="stored fits, as JSON")
+    arguments.add_argument("--real", action="store_true", help="compare both fits on what real jobs report")
     options = arguments.parse_args()
+    if options.real:
+        data = _common.data_folder()
+        compared, rows = _beliefs_real.compare(data if data.is_dir() else None)
+        _common.finish(compared, options.json, **{f"row {number}": row for number, row in enumerate(rows, 1)})
     cases = json.loads(_common.needed(options.cases, "pollux", "pollux-fit-cases.json").read_text(encoding="utf-8"))
     worst = max(map(off_percent, cases))
     rows = [rows_of(case) for case in cases]

@@ -57,8 +57,8 @@ class Reconfiguration:
 class _Known:
     """What is known of a running job.
 
-    due: time [s] of its next report. since: time [s] of the last report, remaining: work left then, None: it did not
-    train all the time from there on. config, rescales: at the last report. points: speed at every configuration
+    due: time [s] of its next report. since: time [s] of the last report, progress: epochs trained by then, None: it did
+    not train all the time from there on. config, rescales: at the last report. points: speed at every configuration
     that was measured. grid: speeds by the model, None: not known yet. asked: configuration decided last; retry_at:
     time [s] until which it is left as it is.
     """
@@ -67,7 +67,7 @@ class _Known:
     since: float
     config: tuple[int, int]
     rescales: int
-    remaining: float | None = None
+    progress: float | None = None
     points: dict[tuple[int, int], float] = field(default_factory=dict)
     grid: FloatArray | None = None
     asked: tuple[int, int] | None = None
@@ -145,22 +145,22 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         if known is None:
             return _Known(time + self.options.period, time, config, int(jobs.rescales[row]))
         if known.asked is not None and config != known.asked:
-            known.retry_at = (
-                time + self.options.retry
-            )  # it was rolled back, or trimmed: that is not asked for again soon
+            # It was rolled back, or trimmed: that is not asked for again soon.
+            known.retry_at = time + self.options.retry
         known.asked = None
         return known
 
     def _take_report(self, time: float, jobs: JobTable, row: int, known: _Known) -> None:
         """Measure the speed since the last report, if the job has trained all the time in one configuration."""
-        config, rescales, remaining = _config(jobs, row), int(jobs.rescales[row]), float(jobs.remaining[row])
-        if known.remaining is not None and (config, rescales) == (known.config, known.rescales):
-            speed = (known.remaining - remaining) / (time - known.since)
+        config, rescales, progress = _config(jobs, row), int(jobs.rescales[row]), float(jobs.progress[row])
+        if known.progress is not None and (config, rescales) == (known.config, known.rescales):
+            # What is told of the work that is left may grow while a job trains; what it has done does not.
+            speed = (progress - known.progress) / (time - known.since) * _work_per_epoch(jobs, row)
             if speed > 0:
                 known.points[config] = speed
                 self._fit(jobs, row, known)
         known.due, known.since, known.config, known.rescales = time + self.options.period, time, config, rescales
-        known.remaining = remaining if jobs.rescale_left[row] <= 0 else None
+        known.progress = progress if jobs.rescale_left[row] <= 0 else None
 
     def _fit(self, jobs: JobTable, row: int, known: _Known) -> None:
         """Take the speed model over once it is determined; what was measured stands in place of what it says."""
@@ -207,6 +207,12 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
 def _config(jobs: JobTable, row: int) -> tuple[int, int]:
     """(workers, servers) of a running job."""
     return int(jobs.gpus[row]), int(jobs.servers[row])
+
+
+def _work_per_epoch(jobs: JobTable, row: int) -> float:
+    """Work, in the unit of the table's `remaining` and `speed`, of an epoch that is left of a job; 0 if none is."""
+    left = float(jobs.epochs[row] - jobs.progress[row])
+    return float(jobs.remaining[row]) / left if left > 0 else 0.0
 
 
 def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:

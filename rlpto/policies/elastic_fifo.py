@@ -16,7 +16,7 @@ from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import njit
 from rlpto.job_table import JobTable, seconds_for
 from rlpto.policies.base import BasePolicy, OneNodeOptions
-from rlpto.policies.one_node import node_sizes, where_kept
+from rlpto.policies.one_node import largest_node, node_sizes, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
 """A running job is not grown once it will finish within so many times the delay of the change."""
@@ -48,7 +48,7 @@ def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
     jobs, sizes = state.jobs, node_sizes(state)
     placement, seconds = where_kept(state, sizes), finishing_times(jobs)
     held, free = placement.copy(), sizes - placement.sum(axis=0)
-    largest, delay = int(sizes.max()), jobs.rescale_delay
+    largest, delay = largest_node(state), jobs.rescale_delay
     serve_on_nodes(placement, jobs.requested_gpus, jobs.min_gpus, seconds, delay, free, largest, backfill)
     grow_on_nodes(placement, held, fastest(seconds, jobs), seconds, delay, free)
     return Allocation(placement.sum(axis=1), placement=placement)

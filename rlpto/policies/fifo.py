@@ -12,7 +12,7 @@ import numpy as np
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.base import BasePolicy, OneNodeOptions, StandsUntilEvent
 from rlpto.policies.filling import fit_waiting
-from rlpto.policies.one_node import node_sizes, place_waiting, where_kept
+from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
 
 
 class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
@@ -30,7 +30,8 @@ class Fifo(BasePolicy[OneNodeOptions], StandsUntilEvent):
             sizes = node_sizes(state)
             placement = where_kept(state, sizes)
             free, backfill = sizes - placement.sum(axis=0), self.options.backfill
-            place_waiting(jobs.requested_gpus, jobs.waiting, free, int(sizes.max()), 0, False, backfill, placement)
+            largest = largest_node(state)
+            place_waiting(jobs.requested_gpus, jobs.waiting, free, largest, 0, False, backfill, placement)
             return Allocation(placement.sum(axis=1), placement=placement)
         order = np.arange(len(jobs))
         return Allocation(fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill))

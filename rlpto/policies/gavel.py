@@ -54,6 +54,8 @@ class Gavel(BasePolicy[GavelOptions]):
     def __call__(self, state: ClusterState) -> Allocation:
         """At the end of a round everybody's GPUs are given out anew, in between only those that are free."""
         jobs, shape = state.jobs, state.shape
+        if len(jobs) == 0:
+            return Allocation(jobs.gpus, placement=state.held_nodes)
         held = np.where(shape.offered > 0, state.held_nodes, 0)
         kind = kinds_of(held, shape)
         received = self._count(state, kind)

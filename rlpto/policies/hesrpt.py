@@ -51,7 +51,7 @@ class Hesrpt(BasePolicy[HesrptOptions]):
 
 def optimal_shares(count: int, exponent: float) -> FloatArray:
     """theta [count] for jobs in descending order of remaining size; they sum to 1."""
-    cumulated = (np.arange(count + 1) / count) ** (1.0 / (1.0 - exponent))
+    cumulated = (np.arange(count + 1) / max(count, 1)) ** (1.0 / (1.0 - exponent))
     return np.diff(cumulated)
 
 

@@ -12,8 +12,13 @@ from rlpto.queues import fit_rows
 
 
 def node_sizes(state: ClusterState) -> IntArray:
-    """[N] GPUs of the nodes, 0 of those that are down."""
-    return np.array([node.gpus if node.up else 0 for node in state.shape], dtype=np.int64)
+    """[N] GPUs of the nodes that jobs may hold now, 0 of those that are down."""
+    return state.shape.offered.copy()
+
+
+def largest_node(state: ClusterState) -> int:
+    """GPUs of the largest node that is up, whoever holds them: what is on one node has to fit there; 0 without any."""
+    return max((node.gpus for node in state.shape if node.up), default=0)
 
 
 def where_kept(state: ClusterState, sizes: IntArray) -> IntArray:
@@ -41,7 +46,7 @@ def place_waiting(
     """Place waiting rows in row order, each on the first node with room, looking from node number `turn` on.
 
     rotates: the next row looks from the node after that on, and where that is in the end is returned.
-    requested, waiting: [n]. free: [N] free GPUs, changed. largest: GPUs of the largest node that is up. placement:
+    requested, waiting: [n]. free: [N] free GPUs, changed. largest: see `largest_node`. placement:
     [n, N], rows of jobs that start are filled; the others stay as they are.
     A row goes to one node if any could hold it at all, else to as many as it takes, each emptied in turn. Without
     `backfill` the first row for which there is no room stops all behind it.

@@ -80,7 +80,9 @@ class Pollux(BasePolicy[PolluxOptions]):
     def __call__(self, state: ClusterState) -> Allocation:
         """Search on all nodes that are up, or on as many of them as the thresholds of utility allow."""
         jobs, band = state.jobs, self.options.band
-        size = np.array([node.gpus if node.up else 0 for node in state.shape], dtype=np.int64)
+        size = state.shape.offered.copy()
+        if len(jobs) == 0:
+            return Allocation(jobs.gpus, placement=state.held_nodes)
         usable = np.flatnonzero(size)
         told = (
             speedups(jobs, state.capacity),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.policies.base import BackfillOptions, BasePolicy, StandsUntilEvent
-from rlpto.policies.one_node import node_sizes, place_waiting, where_kept
+from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
 
 
 class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
@@ -36,7 +36,6 @@ class RoundRobin(BasePolicy[BackfillOptions], StandsUntilEvent):
         placement = where_kept(state, sizes)
         free = sizes - placement.sum(axis=0)
         turn = self._turn if self._turn < len(sizes) else 0
-        self._turn = place_waiting(
-            jobs.requested_gpus, jobs.waiting, free, int(sizes.max()), turn, True, self.options.backfill, placement
-        )
+        largest, backfill = largest_node(state), self.options.backfill
+        self._turn = place_waiting(jobs.requested_gpus, jobs.waiting, free, largest, turn, True, backfill, placement)
         return Allocation(placement.sum(axis=1), placement=placement)

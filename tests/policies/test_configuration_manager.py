@@ -18,6 +18,7 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import RunRecord
+from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
@@ -40,12 +41,12 @@ def job(number: int = 0, submit: float = 0.0, epochs: float = 40.0, gpus: int = 
 
 
 def played(
-    jobs: list[Job], until: float, law: ServerParams = LAW, **options: float
+    jobs: list[Job], until: float, law: ServerParams = LAW, left: RemainingKnowledge = "declared", **options: float
 ) -> tuple[RunRecord, list[Reconfiguration]]:
     """A run where others hold all but four GPUs and a CPU slot for each job until a time [s]; 0: they hold nothing."""
     load = [BackgroundLoad(gpus=16 - 4 * len(jobs), cpus=4 - len(jobs), until=until)] if until else []
     held = place_background(load, ClusterShape(NODES))
-    cluster = SimulatedCluster(NODES, jobs, tables(law), SimulatorSettings(interval=10.0), background=held)
+    cluster = SimulatedCluster(NODES, jobs, tables(law), SimulatorSettings(interval=10.0), background=held, left=left)
     policy = ConfigurationManager(ConfigurationManagerOptions(period=PERIOD, **options))
     return run(cluster, policy, QueueSettings(), RewardWeights()), list(policy.events)
 
@@ -115,6 +116,13 @@ def test_growth_that_was_rolled_back_is_not_tried_again_soon() -> None:
     assert len(policy.events) == 1
     ask(PERIOD * 10, 5.0)
     assert len(policy.events) == 2
+
+
+@pytest.mark.parametrize("left", ["unknown", "learnt"])
+def test_it_grows_where_nobody_knows_how_much_work_is_left(left: RemainingKnowledge) -> None:
+    """What is told then grows as a job trains: speed is measured by what the job has done."""
+    _, events = played([job()], until=600.0, left=left)
+    assert [event.after for event in events[:2]] == [(4, 2), (8, 2)]
 
 
 def test_jobs_without_servers_grow_by_what_is_told() -> None:

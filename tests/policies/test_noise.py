@@ -1,8 +1,7 @@
-"""Every policy where estimates are off by 20 %, and where a job has nothing left to do."""
+"""Every policy where estimates are off by 20 %."""
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import Any
 
@@ -14,9 +13,6 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiment import Experiment, prepare
 from rlpto.policies.base import chooses_servers
 from rlpto.policies.registry import available, is_complete, make_policy
-
-from .builders import J, make_state, power
-from .test_all import SPECS
 
 POLICIES = [name for name, policy in available().items() if is_complete(policy)]
 NOISE = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
@@ -57,17 +53,3 @@ def test_all_jobs_finish_and_little_is_lost(policy: str) -> None:
             assert (record.decisions.held <= record.capacity).all()
         jcts.append(np.mean([record.jobs.finish_time - record.jobs.submit_time for record in records]))
     assert jcts[1] <= LONGER * jcts[0]
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_a_job_with_nothing_left_is_no_fault(spec: str) -> None:
-    """Real jobs report that they have trained all their epochs shortly before they end."""
-    jobs = [J(work=100.0, requested=2, highest=4, held=2, speed=power(0.8, 4)), J(work=50.0, requested=2, highest=4)]
-    state = make_state(jobs, 4)
-    state.jobs.store.progress[0] = 100.0
-    policy = make_policy(spec)
-    policy.reset(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        allocation = policy(state)
-    assert 0 <= allocation.gpus.sum() <= 4

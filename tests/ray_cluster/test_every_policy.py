@@ -1,4 +1,4 @@
-"""Every policy schedules real jobs, parameter-server jobs among them, by estimates with errors of 20 %: a minute in all.
+"""Every policy schedules real jobs, some with parameter servers, by estimates with errors of 20 %: a minute in all.
 
 `python benchmarks/ray.py policies` gives each policy a minute of its own, with jobs of its kind.
 """

@@ -1,0 +1,84 @@
+"""Every policy where there is little or nothing: no jobs, nodes that are down, GPUs that others hold, nothing left."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlpto.cluster import ClusterShape, ClusterState, Node
+from rlpto.policies.base import Policy
+from rlpto.policies.registry import make_policy
+from rlpto.queues import Queue, QueueSettings
+
+from .builders import J, make_state, power
+from .test_all import SPECS
+
+JOBS = [
+    J(work=100.0, requested=2, highest=4, held=2, speed=power(0.8, 4)),
+    J(work=50.0, requested=4, highest=4, speed=power(0.8, 4)),
+    J(work=50.0, requested=1, highest=2),
+]
+
+
+def with_shape(state: ClusterState, *nodes: Node) -> ClusterState:
+    """The state on other nodes; of JOBS the first holds two GPUs of the first node that is up, if there is one."""
+    shape = ClusterShape(nodes)
+    first = int(np.argmax(shape.offered))
+    held = tuple(np.full(job.held, first) for job in JOBS)
+    return replace(state, shape=shape, nodes_of=lambda index: tuple(held[row] for row in index))
+
+
+def fresh(spec: str) -> Policy:
+    policy = make_policy(spec)
+    policy.reset(0)
+    return policy
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_without_jobs_there_is_nothing_to_give(spec: str) -> None:
+    state = make_state(JOBS, 8)
+    nobody = state.jobs.reordered(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocation = fresh(spec)(replace(state, jobs=nobody))
+    assert len(allocation.gpus) == 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node(4, background=3), Node(4, background=1)),
+        (Node(4, background=4), Node(4)),
+        (Node(4), Node(4, up=False)),
+        (Node(0, cpus=4), Node(4)),
+        (Node(4),),
+    ],
+    ids=["others hold some", "others hold a node", "a node is down", "a node without GPUs", "one node"],
+)
+def test_no_more_is_given_than_nodes_offer(spec: str, nodes: tuple[Node, ...]) -> None:
+    """The queue refuses a placement that does not fit."""
+    state = with_shape(make_state(JOBS, 4), *nodes)
+    allocation = Queue(QueueSettings()).admit(state, fresh(spec)(state), spec)
+    assert allocation.gpus.sum() <= state.shape.up_gpus
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_given_where_all_nodes_are_down(spec: str) -> None:
+    jobs = [replace(job, held=0) for job in JOBS]
+    state = replace(make_state(jobs, 4), shape=ClusterShape((Node(4, up=False),)))
+    assert not fresh(spec)(state).gpus.any()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_job_with_nothing_left_is_no_fault(spec: str) -> None:
+    """Real jobs report that they have trained all their epochs shortly before they end."""
+    state = make_state(JOBS, 4)
+    state.jobs.store.progress[0] = JOBS[0].work
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allocation = fresh(spec)(state)
+    assert 0 <= allocation.gpus.sum() <= 4
