@@ -22,6 +22,7 @@ from rlpto.remaining import RemainingKnowledge
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import served_profiles
@@ -46,7 +47,9 @@ def played(
     """A run where others hold all but four GPUs and a CPU slot for each job until a time [s]; 0: they hold nothing."""
     load = [BackgroundLoad(gpus=16 - 4 * len(jobs), cpus=4 - len(jobs), until=until)] if until else []
     held = place_background(load, ClusterShape(NODES))
-    cluster = SimulatedCluster(NODES, jobs, tables(law), SimulatorSettings(interval=10.0), background=held, left=left)
+    cluster = SimulatedCluster(
+        NODES, jobs, tables(law), SimulatorSettings(interval=10.0), knowledge=Knowledge(remaining=left), background=held
+    )
     policy = ConfigurationManager(ConfigurationManagerOptions(period=PERIOD, **options))
     return run(cluster, policy, QueueSettings(), RewardWeights()), list(policy.events)
 
