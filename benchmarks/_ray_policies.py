@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from _common import Check
 from _ray_job import BATCH, DIGITS, SAMPLES, load, rlpto
 
@@ -30,7 +29,6 @@ SECONDS, INTERVAL = 60.0, 5.0
 PACE = 0.2
 """Seconds of a step with one worker."""
 JOBS = 8
-LATENCY_S = 0.100
 CHOOSING = "max_throughput:choose_batch_size=true,change_above=1.05"
 NOISY = {"mode": "noisy", "speed_sigma": 0.2, "remaining_sigma": 0.2, "scaling_sigma": 0.2}
 
@@ -108,7 +106,7 @@ def outcome(database: sqlite3.Connection, policy: str) -> dict[str, float]:
     ((over,),) = database.execute("SELECT count(*) FROM decisions WHERE held > capacity")
     return {
         "decisions": sum(taken[0] == policy for taken in decisions),
-        "decision, p99 [ms]": round(1e3 * float(np.quantile([taken[1] for taken in decisions] or [math.inf], 0.99)), 1),
+        "slowest decision [ms]": round(1e3 * max((taken[1] for taken in decisions), default=math.inf), 1),
         "jobs that trained": sum(step > 0 for _, step, _, _ in jobs),
         "finished": sum(state == "finished" for state, *_ in jobs),
         "failed": sum(state == "failed" for state, *_ in jobs),
@@ -127,5 +125,4 @@ def judged(policy: str, row: dict[str, float]) -> Sequence[Check]:
         Check(f"{policy}: jobs that failed", row["failed"], "", 0, False),
         Check(f"{policy}: faults of jobs", row["recoveries"], "", 0, False),
         Check(f"{policy}: decisions beyond capacity", row["decisions beyond capacity"], "", 0, False),
-        Check(f"{policy}: decision, 99 %", row["decision, p99 [ms]"] / 1e3, "s", LATENCY_S, False),
     ]

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlpto.cluster import ClusterShape, ClusterState, Node
+from rlpto.arrays import IntArray
+from rlpto.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
 from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.queues import Queue, QueueSettings
@@ -27,8 +28,11 @@ def with_shape(state: ClusterState, *nodes: Node) -> ClusterState:
     """The state on other nodes; of JOBS the first holds two GPUs of the first node that is up, if there is one."""
     shape = ClusterShape(nodes)
     first = int(np.argmax(shape.offered))
-    held = tuple(np.full(job.held, first) for job in JOBS)
-    return replace(state, shape=shape, nodes_of=lambda index: tuple(held[row] for row in index))
+
+    def placement(index: IntArray) -> Placement:
+        return replace(nowhere(index), nodes=tuple(np.full(JOBS[job].held, first) for job in index))
+
+    return replace(state, shape=shape, placement=placement)
 
 
 def fresh(spec: str) -> Policy:
