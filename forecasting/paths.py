@@ -97,14 +97,15 @@ def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.ran
 def _share(counts: FloatArray, mean: FloatArray, excess: FloatArray) -> FloatArray:
     """Probability of at most so many: negative binomial of `mean` and variance mean + excess * mean**2."""
     size = 1 / excess
-    found: FloatArray = betainc(size, np.maximum(counts, 0) + 1, size / (size + mean))
-    return np.where(counts < 0, 0.0, found)
+    found = np.array(betainc(size, np.maximum(counts, 0) + 1, size / (size + mean)), dtype=np.float64)
+    found[counts < 0] = 0.0
+    return found
 
 
 def _quantile(levels: FloatArray, mean: FloatArray, excess: FloatArray) -> IntArray:
     """The least whole counts that are not exceeded with probabilities `levels`, by bisection."""
     low: FloatArray = np.full(levels.shape, -1.0)
-    high: FloatArray = np.ceil(mean + 4 * np.sqrt(mean + excess * mean**2))
+    high: FloatArray = np.ceil(mean + 4 * np.sqrt(mean * (1 + excess * mean)))
     while True:
         short = (_share(high, mean, excess) < levels) & (high < MOST_COUNT)
         if not short.any():

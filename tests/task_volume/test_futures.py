@@ -19,6 +19,7 @@ from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.task_volume.futures import FutureSampler, OracleFutures, sample_futures
 from rlpto.task_volume.online import ClassForecasts, TotalForecaster
@@ -52,7 +53,9 @@ def source_of(past: Past) -> ForecastPaths:
 
 
 def cluster_of(jobs: list[Job], noise: EstimateNoise | None = None) -> SimulatedCluster:
-    return SimulatedCluster((Node(4), Node(4)), jobs, TABLES, SimulatorSettings(interval=300.0), noise=noise)
+    return SimulatedCluster(
+        (Node(4), Node(4)), jobs, TABLES, SimulatorSettings(interval=300.0), knowledge=Knowledge(noise=noise)
+    )
 
 
 def other_future(jobs: list[Job], time: float) -> list[Job]:
