@@ -188,7 +188,8 @@ def _unstarted(donors: _Donors, submit_time: FloatArray, priority: IntArray) -> 
     for column in ("data_size", "requested_gpus", "min_gpus", "max_gpus"):
         jobs[column] = donors.given[column]
     jobs["submit_time"] = jobs["wait_start"] = submit_time
-    jobs["priority"], jobs["epochs"] = priority, donors.epochs
+    jobs["priority"] = priority
+    jobs["epochs"] = jobs["stop_epoch"] = donors.epochs  # that it will stop early, nobody knows
     jobs["type_index"] = jobs["told_type"] = donors.type_index
     jobs["scale"] = donors.samples / jobs["data_size"]
     jobs["start_time"] = jobs["finish_time"] = jobs["measured_accuracy"] = np.nan

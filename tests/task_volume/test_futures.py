@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState, Future, Node
 from rlpto.forecasting.series import HOUR, MONDAY
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.jobs import JOB, EstimateNoise, Job, JobStore
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
@@ -188,6 +188,20 @@ def test_jobs_are_like_those_seen_and_nothing_has_happened_to_them() -> None:
     assert not jobs["progress"].any()
     assert not jobs["gpus"].any()
     assert np.isnan(jobs["start_time"]).all()
+
+
+def test_the_records_are_those_of_jobs_that_were_submitted_so() -> None:
+    """Every column is as a store has it of such jobs, whatever columns there are."""
+    jobs = [job(i, gpus=1 + i % 3, model=f"m{i % 3}", priority=i % 3, epochs=1.0 + i) for i in range(9)]
+    (future,) = FutureSampler(source_of(bursty_past()), STEP, futures=1)(cluster_of(jobs).state())
+    sampled = [
+        replace(jobs[like], submit_time=own["submit_time"], priority=own["priority"])
+        for like, own in zip(future.like.tolist(), future.jobs, strict=True)
+    ]
+    wanted = JobStore.from_jobs(sampled, TABLES).records
+    assert len(wanted) > 20
+    for column in JOB.names or ():
+        np.testing.assert_array_equal(future.jobs[column], wanted[column], err_msg=column)
 
 
 def test_a_class_that_was_seen_often_has_jobs_of_its_own_kind() -> None:
