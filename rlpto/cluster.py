@@ -120,6 +120,18 @@ class Forecast:
     demand: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Future:
+    """Jobs that may arrive after a state: one sample of n jobs, in order of submission.
+
+    jobs: [n] `rlpto.jobs.JOB` to which nothing has happened; type_index is of the tables that policies are told of.
+    like: [n] numbers, in the workload, of submitted jobs: what is told of the speed of `like` holds for each.
+    """
+
+    jobs: AnyArray
+    like: IntArray
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where n jobs hold GPUs, as far as the cluster knows.

@@ -38,6 +38,8 @@ from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
+from rlpto.task_volume.futures import FUTURES, FutureSampler, OracleFutures, SourceName
+from rlpto.task_volume.paths import RatePaths
 from rlpto.task_volume.windows import WindowForecasts
 from rlpto.window_traces import WindowTrace, WindowTraces
 from rlpto.workloads.listed import listed_job, listed_jobs
@@ -270,6 +272,31 @@ class Experiment:
         settings = self.config.forecast
         past = self._window_traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
+
+    def futures(
+        self, source: SourceName, window: str, seed: int, count: int = FUTURES
+    ) -> FutureSampler | OracleFutures:
+        """What gives one run on a window its sampled futures, in steps and as far ahead as `forecast` says.
+
+        `true` is an oracle. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
+        """
+        settings, cut = self.config.forecast, self.window_traces[window].window
+        if source == "true":
+            return OracleFutures(settings.horizon * settings.step)
+        own = self.window_seed(window, seed)
+        if source == "forecast":
+            return self._forecasts_on.futures(cut, futures=count, seed=own)
+        traces = self._window_traces
+        paths = RatePaths(traces.usual_rates, traces.local_start(cut), settings.step, settings.horizon)
+        return FutureSampler(paths, settings.step, futures=count, seed=own, ends=cut.end - cut.start)
+
+    @cached_property
+    def _forecasts_on(self) -> WindowForecasts:
+        """Forecasts of mode on, whatever policies are shown."""
+        if self.config.forecast.mode == "on" and self.forecasts is not None:
+            return self.forecasts
+        settings = self.config.forecast.model_copy(update={"mode": "on"})
+        return WindowForecasts(settings, self.shape.capacity, self._window_traces.past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""

@@ -174,6 +174,11 @@ class JobTable:
             self._left,
         )
 
+    def of(self, index: IntArray) -> JobTable:
+        """The same of other jobs of the store, number `index` [m], each in its own class."""
+        classes = self.store.priority[index]
+        return JobTable(self.store, self._tables, index, classes, self._gpus_per_node, self._noise, self._left)
+
     def speed_on(self, spans: int) -> FloatArray:
         """[n, K + 1] speeds with 0..K GPUs on `spans` nodes; with fewer GPUs than nodes, as on that many nodes."""
         rows = self._tables.row

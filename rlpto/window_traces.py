@@ -18,6 +18,7 @@ from rlpto.errors import ConfigError, TraceError
 from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.jobs import Job
 from rlpto.task_volume.past import Past, past_of
+from rlpto.task_volume.paths import hour_of_week_rates
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
@@ -160,13 +161,26 @@ class WindowTraces:
             trace = scale_load(trace, workload.load, self._shape.capacity, span, self._config.seed, cap)
         return trace, span
 
+    def local_start(self, window: Window) -> float:
+        """Local time at which a window begins [s since 1970-01-01]."""
+        origin = self.by_name[window.name].trace.origin
+        # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
+        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
+        return unknown if origin is None else local_seconds(origin)
+
+    @cached_property
+    def usual_rates(self) -> FloatArray:
+        """Jobs per second by hour of the week and class, in all train windows. Raises ConfigError without any."""
+        train = [cut for cut in self.by_name.values() if cut.window.split == "train"]
+        if not train:
+            raise ConfigError(f"{self.description}: no train windows with jobs, expected some to take usual rates from")
+        windows = [(cut.trace, cut.window.end - cut.window.start, self.local_start(cut.window)) for cut in train]
+        return hour_of_week_rates(windows, np.array(self._config.workload.mapping.priority_shares))
+
     def past(self, window: Window) -> Past:
         """What was submitted before a window, at the load of the windows; nothing where files are the windows."""
         mapping, step = self._config.workload.mapping, self._config.forecast.step
-        usual, origin = np.array(mapping.priority_shares), self.by_name[window.name].trace.origin
-        # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
-        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
-        start = unknown if origin is None else local_seconds(origin)
+        usual, start = np.array(mapping.priority_shares), self.local_start(window)
         if self._config.workload.source in ("files", "jobs"):
             nothing = np.zeros((0, len(usual)))
             return Past(nothing, nothing, usual, start)

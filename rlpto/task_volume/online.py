@@ -21,6 +21,7 @@ from rlpto.cluster import ClusterState, Forecast
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import DAY, MIN_POINTS, TimeSeries
+from rlpto.job_table import JobTable
 from rlpto.jobs import Job
 from rlpto.task_volume.past import CLASSES, WARM_UP_S, Past
 
@@ -194,6 +195,27 @@ class PerfectForecasts:
         return Forecast(counts, counts, counts, demand)
 
 
+class Newcomers:
+    """Tells which jobs were not there before, from all states that are decided on: none comes and goes between two."""
+
+    def __init__(self) -> None:
+        self._seen: BoolArray = np.zeros(64, dtype=np.bool_)
+
+    def among(self, jobs: JobTable) -> BoolArray:
+        """[n] True for jobs that are there for the first time; they are known from now on."""
+        last = int(jobs.index.max(initial=-1))
+        if last >= len(self._seen):
+            self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
+        new = ~self._seen[jobs.index]
+        self._seen[jobs.index] = True
+        return new
+
+    @property
+    def seen(self) -> IntArray:
+        """Numbers of all jobs so far, ascending."""
+        return np.flatnonzero(self._seen)
+
+
 @dataclass
 class StateForecaster:
     """Tells a source what arrives in a cluster, and adds its forecast to the states that policies see.
@@ -207,25 +229,16 @@ class StateForecaster:
     step: float
     most: int = 0
     last: int | None = None
-    _seen: BoolArray = field(default_factory=lambda: np.zeros(64, dtype=np.bool_), repr=False)
+    _newcomers: Newcomers = field(default_factory=Newcomers, repr=False)
 
     def __call__(self, state: ClusterState) -> ClusterState:
         """The same state with what is forecast, and with GPUs to hold back."""
-        self._notice(state)
+        jobs, new = state.jobs, self._newcomers.among(state.jobs)
+        if new.any():
+            self.source.arrived(jobs.submit_time[new], jobs.priority[new], jobs.requested_gpus[new])
         known = int(state.time / self.step)
         forecast = self.source.forecast(known if self.last is None else min(known, self.last))
         return replace(state, forecast=forecast, reserved=reserved_gpus(forecast, self.most))
-
-    def _notice(self, state: ClusterState) -> None:
-        """Tell the source of the jobs that were not there before: none comes and goes between two decisions."""
-        jobs = state.jobs
-        last = int(jobs.index.max(initial=-1))
-        if last >= len(self._seen):
-            self._seen = np.concatenate([self._seen, np.zeros(last + 1, dtype=np.bool_)])
-        new = ~self._seen[jobs.index]
-        if new.any():
-            self._seen[jobs.index] = True
-            self.source.arrived(jobs.submit_time[new], jobs.priority[new], jobs.requested_gpus[new])
 
 
 def reserved_gpus(forecast: Forecast | None, most: int) -> int:

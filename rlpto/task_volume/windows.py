@@ -1,4 +1,4 @@
-"""Forecasts for the windows of an experiment: online for a run, and all at once for training."""
+"""Forecasts for the windows of an experiment: online for a run, and all at once for training; and sampled futures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Forecast
 from rlpto.jobs import Job
+from rlpto.task_volume.futures import FUTURES, FutureSampler
 from rlpto.task_volume.online import (
     ClassForecasts,
     KnownTotals,
@@ -21,6 +22,7 @@ from rlpto.task_volume.online import (
     window_forecasts,
 )
 from rlpto.task_volume.past import Past, load_model
+from rlpto.task_volume.paths import ForecastPaths
 from rlpto.task_volume.settings import ForecastSettings
 from rlpto.workloads.windows import Window
 
@@ -44,9 +46,18 @@ class WindowForecasts:
         if self.settings.mode == "perfect":
             source: PerfectForecasts | ClassForecasts = PerfectForecasts(jobs, self.step, self.settings.horizon)
         else:
-            past = self._past(window)
-            source = ClassForecasts(self._total(past), past, self.step)
+            source = self.by_class(self._past(window))
         return StateForecaster(source, self.step, self.most_reserved, self._last(window))
+
+    def by_class(self, past: Past) -> ClassForecasts:
+        """Forecasts that go on from a past, from what arrives."""
+        return ClassForecasts(self._total(past), past, self.step)
+
+    def futures(self, window: Window, *, futures: int = FUTURES, seed: int = 0) -> FutureSampler:
+        """Futures for one run on a window, sampled around the forecasts of mode on. The window's end is known."""
+        settings = self.settings
+        source = ForecastPaths(self.by_class, self._past(window), self.step, settings.horizon)
+        return FutureSampler(source, self.step, futures=futures, seed=seed, ends=window.end - window.start)
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.

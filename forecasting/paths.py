@@ -1,0 +1,119 @@
+"""Joint sample paths of counts: several series over several steps, correlated as past forecast errors were.
+
+What a count may be is a negative binomial distribution whose mean is the forecast and whose variance exceeds that mean
+as past errors did. How counts hang together, over steps and between series, is taken from past origins as it stands:
+every past path becomes one of ranks, and a drawn path of ranks is turned into counts by the distributions of now
+(the Schaake shuffle, Clark et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability
+integral transform, Czado, Gneiting, Held, Biometrics 2009). So means are those of the forecast, whatever the past
+errors were, counts are whole and never below 0, and bursts last as long, and meet in as many series, as they used to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import betainc
+
+from rlpto.arrays import FloatArray, IntArray
+
+LEAST_ORIGINS = 20
+"""Past paths without which counts are drawn independently."""
+MOST_ORIGINS = 500
+"""Past paths that are remembered, the newest ones."""
+DISPERSION = (1e-6, 20.0)
+"""Least and most of (variance - mean) / mean**2; the least is Poisson's."""
+LEAST_MEAN = 1e-12
+"""In place of nothing where it is divided by."""
+MOST_COUNT = 1e9
+"""Of one step; the distributions are not inverted beyond."""
+
+
+class PathMemory:
+    """The newest past forecasts of K series, H steps ahead, and what came, one origin after the other."""
+
+    def __init__(self, horizon: int, series: int, most: int = MOST_ORIGINS) -> None:
+        self._horizon, self._most = horizon, most
+        self._means: list[FloatArray | None] = []
+        self._counts: list[FloatArray] = []
+        self._none = np.zeros((0, horizon, series))
+
+    def came(self, said: FloatArray | None, counts: FloatArray) -> None:
+        """A step is over. said: [H, K] means that were forecast when it began; None: none. counts: [K] what came."""
+        self._means.append(said)
+        self._counts.append(counts)
+        spare = len(self._counts) - self._most - self._horizon
+        if spare > 0:
+            del self._means[:spare], self._counts[:spare]
+
+    def paths(self) -> tuple[FloatArray, FloatArray]:
+        """Means and counts, [N, H, K] each, of the origins all of whose steps are over."""
+        last = len(self._counts) - self._horizon + 1
+        kept = [(place, mean) for place, mean in enumerate(self._means[: max(last, 0)]) if mean is not None]
+        if not kept:
+            return self._none, self._none
+        counts = np.array(self._counts)
+        return np.stack([mean for _, mean in kept]), np.stack(
+            [counts[place : place + self._horizon] for place, _ in kept]
+        )
+
+
+def sample_paths(
+    mean: FloatArray, past_mean: FloatArray, past_counts: FloatArray, paths: int, rng: np.random.Generator
+) -> IntArray:
+    """[F, H, K] whole counts: F = `paths` joint samples whose means are `mean` [H, K].
+
+    past_mean, past_counts: [N, H, K] forecasts from past origins, and what came. With fewer than LEAST_ORIGINS of
+    them, counts are independent and Poisson. What past forecasts were wrong by on average does not count, for good or
+    ill. Origins are drawn systematically in order of how much came in all, which
+    gives each the same chance and spreads the paths over small and large ones.
+    """
+    if len(past_mean) < LEAST_ORIGINS:
+        return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
+    past_mean = past_mean * (past_counts.sum(axis=(0, 1)) / np.maximum(past_mean.sum(axis=(0, 1)), LEAST_MEAN))
+    excess = dispersion(past_mean, past_counts)
+    ranks = _ranks(past_mean, past_counts, excess, rng)
+    order = np.argsort(ranks.sum(axis=(1, 2)), kind="stable")
+    chosen = order[((np.arange(paths) + rng.random()) * len(order) / paths).astype(np.int64)]
+    levels = (ranks[chosen] + rng.random((paths, *mean.shape))) / len(order)
+    return _quantile(levels, np.broadcast_to(mean, levels.shape), np.broadcast_to(excess, levels.shape))
+
+
+def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
+    """[K] by how much, in units of the squared mean, the variance of past counts [N, H, K] exceeds their means."""
+    beyond = (np.square(counts - mean) - mean).sum(axis=(0, 1))
+    squares = np.square(mean).sum(axis=(0, 1))
+    found: FloatArray = np.clip(beyond / np.maximum(squares, LEAST_MEAN), *DISPERSION)
+    return found
+
+
+def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
+    """[N, H, K] rank, among the origins, of what came relative to what was forecast; ties are broken by chance."""
+    excess = np.broadcast_to(excess, mean.shape)
+    below, upto = _share(counts - 1, mean, excess), _share(counts, mean, excess)
+    levels = below + rng.random(mean.shape) * (upto - below)
+    found: IntArray = np.argsort(np.argsort(levels, axis=0), axis=0)
+    return found
+
+
+def _share(counts: FloatArray, mean: FloatArray, excess: FloatArray) -> FloatArray:
+    """Probability of at most so many: negative binomial of `mean` and variance mean + excess * mean**2."""
+    size = 1 / excess
+    found = np.array(betainc(size, np.maximum(counts, 0) + 1, size / (size + mean)), dtype=np.float64)
+    found[counts < 0] = 0.0
+    return found
+
+
+def _quantile(levels: FloatArray, mean: FloatArray, excess: FloatArray) -> IntArray:
+    """The least whole counts that are not exceeded with probabilities `levels`, by bisection."""
+    low: FloatArray = np.full(levels.shape, -1.0)
+    high: FloatArray = np.ceil(mean + 4 * np.sqrt(mean * (1 + excess * mean)))
+    while True:
+        short = (_share(high, mean, excess) < levels) & (high < MOST_COUNT)
+        if not short.any():
+            break
+        low[short], high[short] = high[short], 2 * high[short] + 1
+    while (high - low > 1).any():
+        middle = np.floor((low + high) / 2)
+        enough = _share(middle, mean, excess) >= levels
+        # Where the two are neighbours, the middle is the lower one, which is known not to be enough.
+        low[~enough], high[enough] = middle[~enough], middle[enough]
+    return np.maximum(high, 0).astype(np.int64)
