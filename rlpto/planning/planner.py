@@ -50,6 +50,8 @@ class PlannerOptions(Settings):
     """Standard deviation of what they differ by, relative to each weight."""
     every: float = Field(600.0, gt=0)
     """Seconds after which a plan is made anew where no job has come or gone."""
+    interval: float | None = Field(600.0, gt=0)
+    """Where decisions are taken at events, rollouts take others only so many seconds apart; null: as the scheduler."""
     work: int = Field(100_000, ge=1)
     """Rows of jobs that a rollout looks at before it is cut short, with an estimate of what is left."""
     jobs: int = Field(2_000, ge=1)
@@ -82,7 +84,7 @@ class Planner(BasePolicy[PlannerOptions]):
         base = self.options.base
         self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
         self._portfolio = _portfolio(self.options.portfolio)
-        self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings())
+        self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
         self._reward = (self.options.weights or reward or RewardWeights()).record()
         self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)

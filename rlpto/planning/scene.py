@@ -29,12 +29,16 @@ NO_NOISE = np.zeros((1, 0, 0))
 class Scenes:
     """Builds the start of rollouts from states; keeps from one to the next what it had to compute of speeds.
 
-    queue: as that of the scheduler. simulator: how time passes in rollouts; no node fails there.
+    queue: as that of the scheduler. simulator: how time passes in rollouts; no node fails there. interval: where the
+    scheduler decides at events, decisions are taken there at those, and after so many seconds at most.
     """
 
-    def __init__(self, queue: QueueSettings, simulator: SimulatorSettings) -> None:
+    def __init__(self, queue: QueueSettings, simulator: SimulatorSettings, interval: float | None = None) -> None:
         self._queue = queue
-        self._simulator = simulator.model_copy(update={"failures": FailureSettings(), "max_hours": None})
+        same: dict[str, object] = {"failures": FailureSettings(), "max_hours": None}
+        if interval is not None and simulator.decide_on == "events":
+            same["interval"] = max(interval, simulator.interval)
+        self._simulator = simulator.model_copy(update=same)
         self._elapsed = np.zeros((0, 0))
         self._own: _OwnRows | None = None
 
