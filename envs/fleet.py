@@ -127,6 +127,7 @@ def build_fleet(
         reserve=_joint_reserve(workloads),
         reserve_step=_joint_step(workloads),
         aging=np.array([queue.aging_normal, queue.aging_low]),
+        strict=queue.strict,
         shrink_lower=queue.shrink_lower,
         converging=np.array([queue.converging.gained, queue.converging.keep]),
         gpus_per_node=shape.gpus_per_node,

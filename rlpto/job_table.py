@@ -18,6 +18,9 @@ NO_BATCH_SIZE = -1
 NO_NOISE = np.zeros((0, 0))
 """In place of factors: what is told is true."""
 
+STRICT: FloatArray = np.zeros(0)
+"""In place of weights of the classes: a higher class comes first, whatever the weight of a lower one."""
+
 
 def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
     """Seconds that work takes at a speed, shapes broadcast; infinity where nothing moves, even if nothing is left."""
@@ -45,9 +48,10 @@ class JobTable:
     Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
     priority class after aging. noise: errors of what is told, or None. left: epochs [n] that policies are told
-    jobs number [n] have left; None: the truth.
+    jobs number [n] have left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
     """
 
+    class_rank: IntArray
     submit_time: FloatArray
     epochs: FloatArray
     data_size: FloatArray
@@ -77,6 +81,8 @@ class JobTable:
     """[n, K + 1] work per second with 0..K GPUs on as few nodes as possible, in the present epoch.
 
     Beyond a job's max_gpus the entries are those of its type; `Allocation`s must stay below."""
+    class_weight: FloatArray
+    """[n] weight of each job's class after aging; 1 where classes are strict."""
     waiting: BoolArray
     """[n] True for jobs that hold no GPUs."""
     keepable: IntArray
@@ -110,6 +116,7 @@ class JobTable:
         gpus_per_node: int,
         noise: EstimateNoise | None = None,
         left: Callable[[IntArray], FloatArray] | None = None,
+        class_weights: FloatArray = STRICT,
     ) -> None:
         self.store = store
         self._tables = tables
@@ -118,6 +125,7 @@ class JobTable:
         self._left = left
         self.index = index
         self.effective_priority = effective_priority
+        self._class_weights = class_weights
 
     def __len__(self) -> int:
         return len(self.index)
@@ -162,8 +170,13 @@ class JobTable:
         columns.stop_epoch[:] = columns.epochs
         return columns
 
-    def reordered(self, rows: IntArray, effective_priority: IntArray) -> JobTable:
-        """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew."""
+    def reordered(
+        self, rows: IntArray, effective_priority: IntArray, class_weights: FloatArray | None = None
+    ) -> JobTable:
+        """The same jobs with row i = present row rows[i], and their priority classes after aging; gathered anew.
+
+        class_weights: as for the table itself; None: as they are.
+        """
         return JobTable(
             self.store,
             self._tables,
@@ -172,6 +185,7 @@ class JobTable:
             self._gpus_per_node,
             self._noise,
             self._left,
+            self._class_weights if class_weights is None else class_weights,
         )
 
     def of(self, index: IntArray) -> JobTable:
@@ -235,8 +249,11 @@ class JobTable:
         return accuracy
 
     def ranked(self, key: FloatArray | IntArray) -> IntArray:
-        """[n] row numbers by effective priority class, then by ascending `key`, then in queue order."""
-        return np.lexsort((key, self.effective_priority))
+        """[n] row numbers by rank of the class, then by ascending `key`, then in queue order.
+
+        Where classes weigh they are all of one rank: divide an amount, such as a remaining time, by `class_weight`.
+        """
+        return np.lexsort((key, self.class_rank))
 
     def _gather(self) -> AnyArray:
         """[n] VIEW of the jobs as they stand now."""
@@ -244,7 +261,7 @@ class JobTable:
         view = np.empty(len(self.index), dtype=VIEW)
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         jobs = self.store.records
-        fill_limits(jobs, self.index, self.effective_priority, view)
+        fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
         fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
         if self._left is not None:
             left, declared = self._left(self.index), view["epochs"] - view["progress"]
@@ -255,6 +272,11 @@ class JobTable:
             view["epochs"] = view["progress"] + left
             view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
         return view
+
+    def _gather_class_weight(self) -> FloatArray:
+        """[n] weights of the classes after aging."""
+        weights = self._class_weights
+        return weights[self.effective_priority] if len(weights) else np.ones(len(self.index))
 
     def _gather_speed(self) -> FloatArray:
         """[n, K + 1] speeds."""
@@ -304,6 +326,7 @@ class JobTable:
 _FOUND: Mapping[str, Callable[[JobTable], AnyArray]] = {
     "records": JobTable._gather,
     "speed": JobTable._gather_speed,
+    "class_weight": JobTable._gather_class_weight,
     "waiting": lambda table: table.gpus == 0,
     "keepable": lambda table: np.minimum(table.gpus, table.max_gpus),
     "servers": lambda table: table._tables.servers[table.type_index],

@@ -149,6 +149,7 @@ VIEW = np.dtype(
     [
         ("index", "i8"),
         ("effective_priority", "i8"),
+        ("class_rank", "i8"),
         ("gpus", "i8"),
         ("min_gpus", "i8"),
         ("max_gpus", "i8"),
@@ -178,6 +179,8 @@ VIEW = np.dtype(
 """What is shown of a job. As in `JOB`, and further:
 
 index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
+class_rank: jobs of a lower one come first, whatever else is known of them: the class after aging where the queue is
+strict, 0 for all where classes only weigh.
 type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
 remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
@@ -304,15 +307,17 @@ def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> flo
 
 
 @kernel()
-def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, view: AnyArray) -> None:
+def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, strict: bool, view: AnyArray) -> None:
     """Fill what the queue and a count of GPUs look at, index to requested_gpus, of view [n] VIEW.
 
-    Shown are jobs number `index` [n] of jobs [M] JOB. effective: [n] classes after aging.
+    Shown are jobs number `index` [n] of jobs [M] JOB. effective: [n] classes after aging. strict: whether these are
+    ranks, too; else all jobs are of one rank.
     """
     for i in range(len(index)):
         job, row = jobs[index[i]], view[i]
         row.index = index[i]
         row.effective_priority = effective[i]
+        row.class_rank = effective[i] if strict else 0
         row.gpus = job.gpus
         row.min_gpus = job.min_gpus
         row.max_gpus = job.max_gpus

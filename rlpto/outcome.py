@@ -40,6 +40,8 @@ FREE: Mapping[str, tuple[Result, ...]] = {
 
 UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "forecast": lambda config: config.forecast.mode == "off",
+    "queue.classes": lambda config: config.queue.classes == "strict",
+    "queue.class_weights": lambda config: config.queue.classes == "strict",
     "queue.converging": lambda config: config.queue.converging.gained == 1,
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
     "simulator.growth": lambda config: config.simulator.growth == "pause",

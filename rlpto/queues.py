@@ -7,22 +7,27 @@ sees it, `Queue.admit` checks what the policy returns and trims it to capacity i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from rlpto.arrays import AnyArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
+from rlpto.job_table import STRICT
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.kinds import onto_kinds, spans_kinds
 from rlpto.performance.tables import NO_TYPE
+from rlpto.queue_order import next_promotion, order_rows
 from rlpto.server_slots import admit_servers
 from rlpto.settings import Settings
 
 CLASSES = len(PRIORITY_CLASSES)
+
+_ClassWeight = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class ConvergingSettings(Settings):
@@ -35,23 +40,50 @@ class ConvergingSettings(Settings):
 
 
 class QueueSettings(Settings):
-    """Strict order between priority classes, aging between them, one rule inside each."""
+    """Which job is served first: priority classes, aging between them, and one rule among jobs of like standing."""
 
+    classes: Literal["strict", "weighted"] = "strict"
+    """strict: a job of a higher class, after aging, comes first, whatever the policy. weighted: classes weigh but none
+    comes first: jobs queue as if each class above low had been submitted earlier by the times of aging below it, and
+    policies that rank by an amount divide it by the weight of the class."""
+    class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
+    """Weights of the classes high, normal and low (after aging), where classes are weighted; none above the one before:
+    a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
     inside: Literal["fifo", "shortest_first"] = "fifo"
-    """Order within a class: by submission, or by remaining time on the requested GPUs."""
+    """Order within a class (weighted: of all): by submission, or by remaining time on the requested GPUs."""
     aging_normal: float = Field(1800.0, gt=0)
-    """Seconds a waiting job of class normal waits before it counts as high."""
+    """Seconds a waiting job of class normal waits before it counts as high; weighted: and the head start in the queue
+    that high has over normal."""
     aging_low: float = Field(3600.0, gt=0)
-    """Seconds a waiting job of class low waits before it counts as normal (and then ages on)."""
+    """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
+    start in the queue that normal has over low."""
     shrink_lower: bool = False
     """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
-    uses, then by shrinking jobs of lower classes, down to their min_gpus."""
+    uses, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
     converging: ConvergingSettings = ConvergingSettings()
     """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
 
+    @field_validator("class_weights")
+    @classmethod
+    def _descending(cls, weights: tuple[float, float, float]) -> tuple[float, float, float]:
+        if any(lower > higher for higher, lower in pairwise(weights)):
+            raise ValueError("class_weights must not rise from high to low")
+        return weights
+
+    @model_validator(mode="after")
+    def _ranked(self) -> QueueSettings:
+        if self.shrink_lower and not self.strict:
+            raise ValueError("shrink_lower: a higher class takes GPUs of lower ones only with classes: strict")
+        return self
+
+    @property
+    def strict(self) -> bool:
+        """Whether a job of a higher class comes first, whatever the policy."""
+        return self.classes == "strict"
+
     @property
     def aging_bound(self) -> float:
-        """Seconds after which any waiting job counts as high."""
+        """Seconds after which any waiting job counts as high, and after which no job submitted since is before it."""
         return self.aging_low + self.aging_normal
 
 
@@ -60,6 +92,7 @@ class Queue:
 
     def __init__(self, settings: QueueSettings) -> None:
         self._settings = settings
+        self._class_weights = STRICT if settings.strict else np.array(settings.class_weights)
 
     def order(self, state: ClusterState) -> ClusterState:
         """The same state with its rows in the order of service and the classes after aging.
@@ -71,13 +104,12 @@ class Queue:
         if len(jobs) == 0:
             return state
         rows, effective = np.empty_like(jobs.index), np.empty_like(jobs.index)
-        order_rows(jobs.store.records, jobs.index, state.time, rule.aging_normal, rule.aging_low, rows, effective)
+        aging = rule.aging_normal, rule.aging_low
+        order_rows(jobs.store.records, jobs.index, state.time, *aging, rule.strict, rows, effective)
+        ordered = jobs.reordered(rows, effective, self._class_weights)
         if rule.inside == "shortest_first":
-            classes = np.empty_like(effective)
-            classes[rows] = effective
-            rows = np.lexsort((jobs.remaining_time(jobs.requested_gpus), classes))
-            effective = classes[rows]
-        ordered = jobs.reordered(rows, effective)
+            places = ordered.ranked(ordered.remaining_time(ordered.requested_gpus) / ordered.class_weight)
+            ordered = ordered.reordered(places, effective[places])
         if rule.converging.gained < 1:
             shrink_converging(ordered.records, rule.converging.gained, rule.converging.keep)
         return replace(state, jobs=ordered)
@@ -238,58 +270,6 @@ def is_permutation(order: IntArray) -> bool:
             return False
         seen[row] = True
     return True
-
-
-@kernel()
-def order_rows(
-    jobs: AnyArray,
-    index: IntArray,
-    now: float,
-    aging_normal: float,
-    aging_low: float,
-    rows: IntArray,
-    effective: IntArray,
-) -> None:
-    """Fill `rows` [n] with positions in index [n], numbers of jobs [M] JOB, by class after aging (stable, so by
-    submission inside a class), and effective [n] with the classes of these rows.
-
-    How far jobs have risen is brought up to date.
-    """
-    high, normal = 0, 0
-    for i in range(len(index)):
-        job = jobs[index[i]]
-        own, since = job.priority, job.wait_start
-        if since == since and job.risen < own:  # NaN while running
-            risen = int(now >= since + (aging_low if own == 2 else aging_normal))
-            risen += int(own == 2 and now >= since + (aging_low + aging_normal))
-            job.risen = max(job.risen, risen)
-        high += own == job.risen
-        normal += own - job.risen == 1
-    at_high, at_normal, at_low = 0, high, high + normal
-    for i in range(len(index)):
-        job = jobs[index[i]]
-        after = job.priority - job.risen
-        at = at_high if after == 0 else (at_normal if after == 1 else at_low)
-        at_high += after == 0
-        at_normal += after == 1
-        at_low += after == 2
-        rows[at] = i
-        effective[at] = after
-
-
-@kernel()
-def next_promotion(jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float) -> float:
-    """Earliest time at which a waiting job among `index` [n] of jobs [M] rises a class; infinity if none ever will."""
-    earliest = np.inf
-    for i in range(len(index)):
-        job = jobs[index[i]]
-        if job.risen == job.priority or np.isnan(job.wait_start):
-            continue
-        bound = aging_low if job.priority == 2 else aging_normal
-        if job.risen == 1:
-            bound += aging_normal
-        earliest = min(earliest, job.wait_start + bound)
-    return earliest
 
 
 @kernel()

@@ -13,6 +13,8 @@ NO_FILES: dict[str, tuple[()]] = {"train": (), "validation": (), "test": ()}
 
 ON: dict[str, dict[str, Any]] = {
     "forecast": {"forecast": {"mode": "on"}},
+    "queue.classes": {"queue": {"classes": "weighted"}},
+    "queue.class_weights": {"queue": {"classes": "weighted"}},
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},

@@ -12,7 +12,8 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.compiled import kernel, njit
 from rlpto.jobs import fill_estimates, fill_limits, fill_speed
 from rlpto.policies.steering import steer
-from rlpto.queues import admit, next_promotion, order_rows, shrink_converging
+from rlpto.queue_order import next_promotion, order_rows
+from rlpto.queues import admit, shrink_converging
 from rlpto.records import add_interval
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
@@ -27,7 +28,8 @@ class Loop(NamedTuple):
     as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
-    aging: [2] s, normal and low. shrink_lower. converging: [2] share of accuracy gained, and GPUs to keep.
+    aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
+    converging: [2] share of accuracy gained, and GPUs to keep.
     ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
     numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
     order: [M] 0, 1, ...: rows are placed in queue order.
@@ -45,6 +47,7 @@ class Loop(NamedTuple):
     reserve: IntArray
     reserve_step: float
     aging: FloatArray
+    strict: bool
     shrink_lower: bool
     converging: FloatArray
     gpus_per_node: int
@@ -77,10 +80,10 @@ def look_at_queue(loop: Loop, b: int) -> None:
     if not cluster.changed and cluster.time < loop.ordered_until[b] and loop.converging[0] >= 1:
         return
     jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], loop.numbers, loop.given
-    order_rows(jobs, active, cluster.time, loop.aging[0], loop.aging[1], index, effective)
+    order_rows(jobs, active, cluster.time, loop.aging[0], loop.aging[1], loop.strict, index, effective)
     for i in range(len(active)):
         index[i] = active[index[i]]
-    fill_limits(jobs, index[: len(active)], effective, loop.shown[b])
+    fill_limits(jobs, index[: len(active)], effective, loop.strict, loop.shown[b])
     # A job that is stopped from now on waits for so long before it rises.
     soonest = cluster.time + min(loop.aging[0], loop.aging[1])
     loop.ordered_until[b] = min(soonest, next_promotion(jobs, active, loop.aging[0], loop.aging[1]))

@@ -76,6 +76,7 @@ class Scenes:
             reserve=np.zeros((0, 0), dtype=np.int64),
             reserve_step=1.0,
             aging=np.array([queue.aging_normal, queue.aging_low]),
+            strict=queue.strict,
             shrink_lower=queue.shrink_lower,
             converging=np.array([queue.converging.gained, queue.converging.keep]),
             gpus_per_node=gpus_per_node,

@@ -2,7 +2,7 @@
 
 Source: the default of Philly and Slurm-like clusters (Jeon et al., "Analysis of Large-Scale
 Multi-Tenant GPU Clusters for DNN Training Workloads", USENIX ATC 2019).
-Adapted: the queue order, with its priority classes and aging, stands for the order of arrival.
+Adapted: the queue order, with its priority classes, strict or weighted, and aging, stands for the order of arrival.
 """
 
 from __future__ import annotations

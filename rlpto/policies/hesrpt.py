@@ -5,10 +5,10 @@ Performance Evaluation 144, 2020; the form for mean flow time. With speed-up k**
 descending order of remaining size, the i-th gets the share
     theta_i = (i / m)**(1 / (1 - p)) - ((i - 1) / m)**(1 / (1 - p)),
 so that the smallest job (i = m) gets the largest share.
-Adapted: jobs of a lower priority class count as larger than all of a higher one; p is fitted to the
-speed tables of the jobs at hand; shares become whole GPUs within each job's limits by Webster's
-method, after min_gpus for each job (it is the point of heSRPT that every job is served; smallest
-first where that does not fit), and what capped jobs leave goes to the others in proportion.
+Adapted: jobs of a lower priority class count as larger than all of a higher one, or their size is divided by the weight
+of their class, as the queue says; p is fitted to the speed tables of the jobs at hand; shares become whole GPUs within
+each job's limits by Webster's method, after min_gpus for each job (it is the point of heSRPT that every job is served;
+smallest first where that does not fit), and what capped jobs leave goes to the others in proportion.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Hesrpt(BasePolicy[HesrptOptions]):
     Options = HesrptOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Rank by class and remaining time on one GPU, then give each rank its share."""
+        """Rank by class and remaining time on one GPU over its weight, then give each rank its share."""
         jobs = state.jobs
         exponent = self.options.p or fit_exponent(jobs)
-        order = jobs.ranked(jobs.remaining / unit_speed(jobs))
+        order = jobs.ranked(jobs.remaining / unit_speed(jobs) / jobs.class_weight)
         share = np.empty(len(jobs))
         share[order] = optimal_shares(len(jobs), exponent)[::-1]
         return Allocation(apportion(share, order, jobs.min_gpus, jobs.max_gpus, state.capacity))

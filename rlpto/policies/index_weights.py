@@ -30,7 +30,7 @@ class IndexWeights(Settings):
     A step gives a job more GPUs. r stands for log(hours the job has left on one GPU), ratios and
     logs have no unit. The defaults are the two-parameter form: marginal gain over remaining time to
     the power 1/4, with stickiness; every job is given its min_gpus before others grow, and classes,
-    where they differ, come before size.
+    where they differ, come before size: of starts by the queue's rule where that is strict, else by weight.
     """
 
     gain: float = Field(1.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)

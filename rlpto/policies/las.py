@@ -3,7 +3,8 @@
 Source: Nuyens and Wierman, "The Foreground-Background queue: a survey", Performance Evaluation
 65(3-4), 2008; for GPU clusters Gu et al., "Tiresias", NSDI 2019 (2D-LAS).
 Adapted: attained service, in GPU-seconds, is cut into levels so that jobs of like service do not
-take turns at every decision; inside a level the queue order decides.
+take turns at every decision; inside a level the queue order decides. Priority classes come before levels or, where
+they weigh, divide the service.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Las(BasePolicy[LasOptions]):
         self._until = float("inf")
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Serve jobs by class, level and queue order."""
+        """Serve jobs by rank of their class, level and queue order."""
         jobs = state.jobs
-        attained = jobs.attained_service
-        level = self._levels.searchsorted(attained, side="right")
+        attained, weight = jobs.attained_service, jobs.class_weight
+        level = self._levels.searchsorted(attained / weight, side="right")
         order = jobs.ranked(level)
         gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
-        self._until = state.time + first_to_reach(self._limits[level], attained, gpus)
+        self._until = state.time + first_to_reach(self._limits[level] * weight, attained, gpus)
         return Allocation(gpus, order)
 
     def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002

@@ -2,7 +2,7 @@
 
 Source: classical; for GPU clusters with known durations see Hu et al., "Characterization and
 Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters", SC 2021 (Helios, its QSSF).
-Adapted: priority classes come before length; length is the time on the requested GPUs.
+Adapted: priority classes come before length or, where they weigh, divide it; length is the time on the requested GPUs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Sjf(BasePolicy[BackfillOptions], StandsUntilEvent):
     Options = BackfillOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Start waiting jobs by class, then by length."""
+        """Start waiting jobs by rank of their class, then by length over its weight."""
         jobs = state.jobs
-        order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus))
+        order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus) / jobs.class_weight)
         gpus = fit_waiting(order, jobs.keepable, jobs.requested_gpus, state.capacity, self.options.backfill)
         return Allocation(gpus, order)

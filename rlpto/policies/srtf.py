@@ -2,7 +2,8 @@
 
 Source: Schrage, "A Proof of the Optimality of the Shortest Remaining Processing Time Discipline",
 Operations Research 16(3), 1968.
-Adapted: many GPUs, so every job that still fits runs; priority classes come before time.
+Adapted: many GPUs, so every job that still fits runs; priority classes come before time or, where they weigh, divide it
+(Smith, "Various optimizers for single-stage production", Naval Research Logistics Quarterly 3, 1956: weight over time).
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Srtf(BasePolicy[SrtfOptions], StandsUntilEvent):
     Options = SrtfOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Serve jobs by class, then by remaining time on the GPUs they would get."""
+        """Serve jobs by rank of their class, then by remaining time on the GPUs they would get, over its weight."""
         jobs = state.jobs
         if self.options.gpus == "max":
-            order = jobs.ranked(jobs.remaining_time(jobs.max_gpus))
+            order = jobs.ranked(jobs.remaining_time(jobs.max_gpus) / jobs.class_weight)
             return Allocation(fill_in_order(order, jobs.min_gpus, jobs.max_gpus, state.capacity), order)
-        order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus))
+        order = jobs.ranked(jobs.remaining_time(jobs.requested_gpus) / jobs.class_weight)
         return Allocation(fit_in_order(order, jobs.requested_gpus, state.capacity), order)

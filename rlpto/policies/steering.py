@@ -37,7 +37,7 @@ STEERING_FEATURES: tuple[str, ...] = (
 NO_PRICE = -20.0
 """`price` at which no step costs too much."""
 CLASS_START_SCORE = 1e6
-"""Added, for each class above the lowest, to the score of a step that starts a job: more than weights can undo."""
+"""Added, for each rank above the lowest, to the score of a step that starts a job: more than weights can undo."""
 NEVER = np.float64(-np.inf)
 """Score of a step that is not taken."""
 SHORTEST_REMAINING_S = 1.0
@@ -74,7 +74,7 @@ def fill_score_facts(
     wanted, worst = 0, 0
     for row in range(len(view)):
         wanted += view[row].max_gpus
-        worst = max(worst, view[row].effective_priority)
+        worst = max(worst, view[row].class_rank)
     load = np.log1p(wanted / max(capacity, 1))
     max_price = np.exp(weights[0, _PRICE]) if len(weights) else 0.0
     for row in range(len(view)):
@@ -94,7 +94,7 @@ def fill_score_facts(
         its.growth = w[_GAIN] + w[_GAIN_REMAINING] * r + w[_GAIN_LOAD] * load
         its.pace = w[_PACE] + w[_PACE_REMAINING] * r
         its.start = w[_START] + w[_START_REMAINING] * r + w[_START_LOAD] * load
-        its.class_start = CLASS_START_SCORE * (worst - job.effective_priority)
+        its.class_start = CLASS_START_SCORE * (worst - job.class_rank)
         its.hours, its.rescale_cost = job.remaining / HOUR, w[_PATIENCE] * job.rescale_delay / HOUR
         its.max_price = max_price if len(weights) == 1 else np.exp(w[_PRICE])
 
@@ -135,8 +135,8 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
     view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.job_table.JobTable`.
-    Whatever the weights, jobs of a higher class start before any job of the lowest class present
-    starts, and before any job grows.
+    Where the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
+    starts, and before any job grows, whatever the weights. Where classes weigh, only the weights say what one is worth.
     """
     lowest = view["min_gpus"].copy()
     steps = hull_steps(speed, lowest, view["max_gpus"].copy())

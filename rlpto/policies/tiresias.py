@@ -2,7 +2,8 @@
 
 Source: Gu et al., "Tiresias: A GPU Cluster Manager for Distributed Deep Learning", NSDI 2019
 (discretised 2D-LAS), in the form of the Pollux simulator (Qiao et al., OSDI 2021).
-Adapted: priority classes come before the two queues; without them it is that simulator's policy.
+Adapted: priority classes come before the two queues or, where they weigh, multiply the threshold; without them it is
+that simulator's policy.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Tiresias(BasePolicy[TiresiasOptions]):
         turns = self._demote(state)
         order = jobs.ranked(turns)
         gpus = fit_in_order(order, jobs.requested_gpus, state.capacity)
-        limits = np.where(turns == 0, self.options.threshold, np.inf)
+        limits = np.where(turns == 0, self.options.threshold * jobs.class_weight, np.inf)
         self._until = state.time + first_to_reach(limits, jobs.attained_service, gpus)
         return Allocation(gpus, order)
 
@@ -62,9 +63,9 @@ class Tiresias(BasePolicy[TiresiasOptions]):
 
     def _demote(self, state: ClusterState) -> IntArray:
         """[n] place of each job among the demoted, counted from 1; 0 in the first queue."""
-        index = state.jobs.index
-        turns = self._turns(index)
-        rows = np.flatnonzero((turns == 0) & (state.jobs.attained_service >= self.options.threshold))
+        jobs = state.jobs
+        index, turns = jobs.index, self._turns(jobs.index)
+        rows = np.flatnonzero((turns == 0) & (jobs.attained_service >= self.options.threshold * jobs.class_weight))
         if len(rows):
             rows = rows[np.argsort(index[rows])]
             turns[rows] = self._demoted + 1 + np.arange(len(rows))

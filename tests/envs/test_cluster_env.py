@@ -46,14 +46,19 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     baseline=st.sampled_from(["none", "shadow"]),
     shrink_lower=st.booleans(),
     gained=st.sampled_from([1.0, 0.6]),
+    classes=st.sampled_from(["strict", "weighted"]),
 )
 @settings(max_examples=15)
 def test_slots_of_a_batch_and_single_environments_go_the_same_way(
-    seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained
+    seed, hold, noisy, failing, decide_on, baseline, shrink_lower, gained, classes
 ):
     simulator = SimulatorSettings(decide_on=decide_on, failures=FAILING if failing else FailureSettings())
     queue = QueueSettings(
-        aging_normal=400, aging_low=600, shrink_lower=shrink_lower, converging=ConvergingSettings(gained=gained)
+        classes=classes,
+        aging_normal=400,
+        aging_low=600,
+        shrink_lower=shrink_lower and classes == "strict",
+        converging=ConvergingSettings(gained=gained),
     )
     setup = make_setup(noisy=noisy, simulator=simulator, queue=queue, hold=hold, baseline=baseline)
     batch, singles = ClusterVectorEnv(setup, 2), [ClusterEnv(setup) for _ in range(2)]
@@ -77,11 +82,14 @@ def test_slots_of_a_batch_and_single_environments_go_the_same_way(
 
 @pytest.mark.parametrize("failures", [FailureSettings(), FAILING])
 @pytest.mark.parametrize("decide_on", ["events", "interval"])
-@pytest.mark.parametrize(("noisy", "gained"), [(False, 1.0), (True, 1.0), (False, 0.5)])
-def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy, gained):
+@pytest.mark.parametrize(
+    ("noisy", "gained", "classes"),
+    [(False, 1.0, "strict"), (True, 1.0, "weighted"), (False, 0.5, "strict"), (False, 1.0, "weighted")],
+)
+def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy, gained, classes):
     simulator = SimulatorSettings(decide_on=decide_on, failures=failures)
     jobs = [random_jobs(7, 30, 8, 10)]
-    queue = QueueSettings(converging=ConvergingSettings(gained=gained))
+    queue = QueueSettings(classes=classes, converging=ConvergingSettings(gained=gained))
     setup = make_setup(jobs, noisy=noisy, simulator=simulator, episode=WHOLE, baseline="none", queue=queue)
     own = setup.workloads[0]
     cluster = SimulatedCluster(NODES, own.jobs, TABLES, simulator, own.seed, Knowledge(own.noise))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def told(table: JobTable) -> list[np.ndarray]:
     """Whatever policies look at."""
     plain = ("submit_time", "epochs", "requested_gpus", "min_gpus", "max_gpus", "priority", "gpus", "progress")
     others = ("attained_service", "start_time", "wait_start", "rescales", "peak_gpus", "rescale_delay", "epoch")
-    derived = ("effective_priority", "remaining", "speed", "accuracy", "final_accuracy")
+    derived = ("effective_priority", "class_rank", "class_weight", "remaining", "speed", "accuracy", "final_accuracy")
     return [getattr(table, name) for name in (*plain, *others, *derived)]
 
 
@@ -88,9 +89,9 @@ def told(table: JobTable) -> list[np.ndarray]:
     at=st.integers(0, 12),
     interval=st.sampled_from([60.0, 300.0]),
     decide_on=st.sampled_from(["events", "interval"]),
-    shrink=st.booleans(),
+    rule=st.sampled_from([{}, {"shrink_lower": True}, {"classes": "weighted"}]),
 )
-def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, interval, decide_on, shrink) -> None:
+def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, interval, decide_on, rule) -> None:
     """No further arrivals, no failures: what was predicted is what happens, under every policy."""
     jobs = [replace(one, submit_time=0.0) for one in random_jobs(seed, 12, 8, 10)]
     growth, placement = ("pause", way) if way == "most_free" else (way, "pack")
@@ -98,7 +99,7 @@ def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, inter
     times = SimulatorSettings(
         interval=interval, decide_on=decide_on, growth=growth, placement=placement, epoch_resolution=rounded
     )
-    queue = QueueSettings(aging_normal=500.0, aging_low=700.0, shrink_lower=shrink)
+    queue = QueueSettings(aging_normal=500.0, aging_low=700.0, **rule)
     tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
     cluster = SimulatedCluster(NODES, jobs, tables, times)
     made: list[Prediction] = []
@@ -125,15 +126,18 @@ def assert_same(one: Prediction, other: Prediction) -> None:
     policy=st.sampled_from(POLICIES),
     at=st.integers(0, 12),
     mode=st.sampled_from(["exact", "noisy", "known", "known and noisy", "metric", "metric and noisy"]),
+    classes=st.sampled_from(["strict", "weighted"]),
 )
-def test_a_scratch_cluster_is_told_and_decides_the_same(seed: int, policy: str, at: int, mode: str) -> None:
+def test_a_scratch_cluster_is_told_and_decides_the_same(
+    seed: int, policy: str, at: int, mode: str, classes: Literal["strict", "weighted"]
+) -> None:
     tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
     if "known" in mode:
         tables = with_known(tables, seed)
     if "metric" in mode:
         tables = with_scores(tables, seed)
     jobs = random_jobs(seed, 12, 8, 10)
-    times, queue = SimulatorSettings(), QueueSettings(aging_normal=500.0, aging_low=700.0)
+    times, queue = SimulatorSettings(), QueueSettings(classes=classes, aging_normal=500.0, aging_low=700.0)
     known = Knowledge(noise_of(seed, 12) if "noisy" in mode else None)
     cluster = SimulatedCluster(NODES, jobs, tables, times, knowledge=known)
 
