@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -40,8 +41,14 @@ TIME_ONLY = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)
 class Noted(Planner):
     """Notes what candidates cost at every plan."""
 
-    def __init__(self, simulator: SimulatorSettings, reward: RewardWeights = TIME_ONLY, **options: object) -> None:
-        super().__init__(PlannerOptions.model_validate(options), QUEUE, simulator, reward)
+    def __init__(
+        self,
+        simulator: SimulatorSettings,
+        reward: RewardWeights = TIME_ONLY,
+        queue: QueueSettings = QUEUE,
+        **options: object,
+    ) -> None:
+        super().__init__(PlannerOptions.model_validate(options), queue, simulator, reward)
         self.costs: list[FloatArray] = []
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
@@ -54,8 +61,14 @@ def at_once(seed: int, count: int = 12) -> list[Job]:
     return [replace(one, submit_time=0.0) for one in random_jobs(seed, count, 8, 8)]
 
 
-def schedule(policy: Planner | Index, jobs: list[Job], tables: SpeedTables, times: SimulatorSettings) -> RunRecord:
-    return run(SimulatedCluster(NODES, jobs, tables, times), policy, QUEUE, TIME_ONLY, seed=5)
+def schedule(
+    policy: Planner | Index,
+    jobs: list[Job],
+    tables: SpeedTables,
+    times: SimulatorSettings,
+    queue: QueueSettings = QUEUE,
+) -> RunRecord:
+    return run(SimulatedCluster(NODES, jobs, tables, times), policy, queue, TIME_ONLY, seed=5)
 
 
 def jct(record: RunRecord) -> float:
@@ -74,12 +87,15 @@ def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> No
     assert planner.costs[0][0] * 3600.0 + waited == pytest.approx(12 * jct(record), rel=1e-9)
 
 
+@pytest.mark.parametrize("classes", ["strict", "weighted"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
-def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(seed: int) -> None:
-    times = SimulatorSettings(growth="overlap")
-    planner = Noted(times, portfolio=(), perturbations=0, every=100.0)
-    record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times)
+def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(
+    classes: Literal["strict", "weighted"], seed: int
+) -> None:
+    times, queue = SimulatorSettings(growth="overlap"), QUEUE.model_copy(update={"classes": classes})
+    planner = Noted(times, queue=queue, portfolio=(), perturbations=0, every=100.0)
+    record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times, queue)
     spent = [12 * jct(record) - cost[0] * 3600.0 for cost in planner.costs]
     assert len(spent) > 2
     assert np.all(np.diff(spent) > -1e-3), "what has been paid grows, and what is ahead is never mistaken"
