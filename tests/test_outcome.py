@@ -17,6 +17,7 @@ ON: dict[str, dict[str, Any]] = {
     "queue.class_weights": {"queue": {"classes": "weighted"}},
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
+    "simulator.change_batch_above": {"simulator": {"change_batch_above": 1.05}, "knowledge": {"mode": "online"}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},

@@ -20,6 +20,8 @@ from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 ROWS_PER_JOB = 2
 """Speeds of the present placement, and of the one that new workers are starting for."""
+STAGES = 8
+"""Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
 FIRST_SLOTS = 32
 """Active jobs that the told tables have room for at first; twice as many whenever they run out."""
 
@@ -91,6 +93,7 @@ class OnlineJobs:
         self._fits: dict[tuple[int | JobType, int], ThroughputBelief] = {}
         self._seen: dict[int, tuple[float, float]] = {}
         self._seen_by_type: dict[JobType, tuple[float, float]] = {}
+        self._seen_by_epoch: dict[JobType, FloatArray] = {}
         self._running: dict[int, _Running] = {}
         self._joining: dict[int, _Running] = {}
         self._stale: set[int] = set()
@@ -177,6 +180,9 @@ class OnlineJobs:
             self.refits += 1
         choice = running.choices[now]
         seen = float(facts.grad_sqr[choice, now]), float(facts.grad_var[choice, now])
+        if self._shared and min(seen) > 0:
+            path = self._seen_by_epoch.setdefault(self.type_of(job), np.zeros((len(running.choices), 2)))
+            path[now] = seen
         self._note(job, seen, refitted=new)
         return True
 
@@ -244,10 +250,33 @@ class OnlineJobs:
         worth = self._facts.source.epoch_samples(self.type_of(job).model)
         last = len(worth) - 1
         by_epoch = worth[np.minimum(np.arange(self.tables.rates.shape[1]), last)]
+        stages = self._stages(job, (1.0, 0.0) if seen is None else seen, last)
         for kind in range(self._variants):
-            score = self._score(job, kind, *((1.0, 0.0) if seen is None else seen))
             rows = self.tables.row[self._slots[job] + kind, :, 1:].reshape(-1)
-            self.tables.rates[rows[0] : rows[-1] + 1] = score.reshape(-1, 1) / by_epoch
+            rates = self.tables.rates[rows[0] : rows[-1] + 1]
+            for first, expected in stages:
+                rates[:, first:] = self._score(job, kind, *expected).reshape(-1, 1) / by_epoch[first:]
+
+    def _stages(self, job: int, seen: tuple[float, float], last: int) -> list[tuple[int, tuple[float, float]]]:
+        """From which epoch on a job is expected to see which gradient statistics; `last`: epoch of its profile.
+
+        What it has seen last goes on, in proportion to what others of its type saw in the epochs ahead of it, where
+        they share that; in STAGES parts of what is left.
+        """
+        path = self._seen_by_epoch.get(self.type_of(job)) if self._shared else None
+        stages = [(0, seen)]
+        if path is None:
+            return stages
+        known = np.flatnonzero(path[:, 0] > 0)
+        now = min(int(self._store.records["progress"][job]), last)
+        here = path[known[max(int(np.searchsorted(known, now, "right")) - 1, 0)]]
+        edges = np.linspace(now, last + 1, STAGES + 1).astype(int)
+        for first, after in zip(edges[1:-1].tolist(), edges[2:].tolist(), strict=True):
+            middle = (first + after) // 2
+            there = path[known[max(int(np.searchsorted(known, middle, "right")) - 1, 0)]]
+            if after > first > now:
+                stages.append((first, (seen[0] * there[0] / here[0], seen[1] * there[1] / here[1])))
+        return stages
 
     def _score(self, job: int, kind: int, sqr: float, var: float) -> FloatArray:
         """As `ThroughputBelief.score`, on a kind of GPU.

@@ -48,7 +48,7 @@ class Noted(Planner):
         queue: QueueSettings = QUEUE,
         **options: object,
     ) -> None:
-        super().__init__(PlannerOptions.model_validate(options), queue, simulator, reward)
+        super().__init__(PlannerOptions.model_validate({"interval": None} | options), queue, simulator, reward)
         self.costs: list[FloatArray] = []
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:

@@ -117,6 +117,22 @@ def test_jobs_that_share_their_fits_know_what_others_have_seen() -> None:
         assert np.array_equal(seen, new) == shared
 
 
+def test_jobs_that_share_what_they_see_expect_the_noise_that_others_met_later() -> None:
+    """The first job has trained to its end; what the second expects of its own later epochs is near to the truth."""
+    ahead = {}
+    for shared in (False, True):
+        cluster = online([job(0, epochs=90.0), job(1, 60_000.0, epochs=90.0)], shared=shared)
+        while cluster.time < 60_000 or not cluster.store.progress[1] > 1:
+            give(cluster, [4] * cluster.active_jobs)
+            cluster.advance()
+        row = cluster.state().jobs
+        known = row.told()
+        rates = known.tables.rates[known.tables.packed_rows(4)[known.type_index[-1], 4]]
+        ahead[shared] = rates[80] / rates[2]
+    truth = tables().rates[tables().packed_rows(4)[tables().types.index(JobType("cifar10")), 4]]
+    assert abs(np.log(ahead[True] / (truth[80] / truth[2]))) < 0.1 < abs(np.log(ahead[False] / (truth[80] / truth[2])))
+
+
 def test_only_who_has_trained_has_observed_anything() -> None:
     cluster = online([job(0), job(1)], rescale_delay=600.0)
     before = told(cluster)
