@@ -44,9 +44,9 @@ class PlannerOptions(Settings):
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
     portfolio: tuple[Path, ...] | None = None
     """Files of further candidates; null: all tuned weights that come with RLPTO."""
-    perturbations: int = Field(8, ge=0, le=10_000)
+    perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
-    spread: float = Field(0.5, gt=0)
+    spread: float = Field(0.25, gt=0)
     """Standard deviation of what they differ by, relative to each weight."""
     every: float = Field(600.0, gt=0)
     """Seconds after which a plan is made anew where no job has come or gone."""

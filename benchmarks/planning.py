@@ -1,0 +1,196 @@
+"""What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md.
+
+PART is one of: windows (test windows of the workloads of docs/results.md, drawn anew), pollux (Pollux's workloads with
+jobs that choose their batch sizes, by what is known), latency. Time alone counts: the reward's other weights are 0.
+With `--write` the block of the page is replaced by what was measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import _common
+import numpy as np
+from _common import Check
+from parity import PUBLISHED
+
+from rlpto.arrays import FloatArray
+from rlpto.config import load_config
+from rlpto.evaluation.metrics import completion_times
+from rlpto.experiment import Experiment
+from rlpto.queues import Queue
+from rlpto.simulator.cluster import SimulatedCluster
+
+PAGE = _common.ROOT / "docs" / "planning.md"
+PARTS = ("windows", "pollux", "latency")
+TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
+FRESH_SEED = 71
+"""Draws windows and jobs that nothing was tuned or compared on before."""
+LOADS = (0.5, 0.7, 0.9, 1.1)
+ONLINE = ("knowledge.mode=online", "knowledge.fits=shared", "workload.mapping.fixed_batch_models=[ncf]")
+KNOWN: dict[str, tuple[str, ...]] = {
+    "true speeds, declared epochs": (),
+    "shared fits, declared epochs": ONLINE,
+    "shared fits, epochs unknown": (*ONLINE, "knowledge.remaining=unknown"),
+}
+CLAIMS = {
+    "true speeds, declared epochs": 0.79,
+    "shared fits, declared epochs": 0.88,
+    "shared fits, epochs unknown": 1.0,
+}
+"""Of Pollux's published mean JCT: at most what the planner comes to."""
+SEARCH = "portfolio=[],perturbations=24,spread=0.25"
+"""Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
+JOBS, LIMIT_MS = 100, 50.0
+LARGE_JOBS, LARGE_LIMIT_MS = 10_000, 100.0
+
+Rows = list[dict[str, object]]
+
+
+def mean_jct(experiment: Experiment, spec: str, windows: Sequence[str]) -> FloatArray:
+    """[W] mean JCT [s] of each window."""
+    found = [completion_times(experiment.run_policy(experiment.policy(spec), name, 0).jobs) for name in windows]
+    return np.array([jct.mean() for jct in found])
+
+
+def interval(ratio_of: tuple[FloatArray, FloatArray]) -> tuple[float, float, float]:
+    """Ratio of means over windows, and its 95 % bootstrap interval."""
+    one, other = ratio_of
+    draws = np.random.default_rng(0).integers(0, len(one), (2000, len(one)))
+    low, high = np.percentile(one[draws].mean(axis=1) / other[draws].mean(axis=1), [2.5, 97.5])
+    return float(one.mean() / other.mean()), float(low), float(high)
+
+
+def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
+    """The twelve cells under weighted classes, each against the index tuned for JCT."""
+    rows: Rows = []
+    ratios = []
+    for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
+        base = _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
+        base = base if base.exists() else _common.CONFIGS / "tuned" / f"{workload}-jct.yaml"
+        settings = [*TIME_ONLY, f"workload.load={load}", f"workload.windows.limit={limit}", f"seed={FRESH_SEED}"]
+        settings += ["queue.classes=weighted", *(["knowledge.mode=noisy"] if noisy else [])]
+        experiment = Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", settings))
+        names = experiment.windows()
+        index = mean_jct(experiment, f"index:weights={base}", names)
+        began = time.process_time()
+        planned = mean_jct(experiment, f"planner:base={base}", names)
+        taken = time.process_time() - began
+        ratio, low, high = interval((planned, index))
+        ratios.append(ratio)
+        rows.append(
+            {"workload": workload, "load": load, "windows": len(names), "planner / tuned index": f"{ratio:.3f}"}
+            | {"95 % interval": f"{low:.3f} to {high:.3f}", "CPU s a window": f"{taken / len(names):.1f}"}
+        )
+    overall = float(np.exp(np.mean(np.log(ratios))))
+    what = "with 20 % noise of estimates, " if noisy else ""
+    return [
+        Check(f"{what}geometric mean of the cells", overall, "of the tuned index's mean JCT", 0.985, False),
+        Check(f"{what}worst cell", max(ratios), "of the tuned index's mean JCT", 1.02, False),
+    ], rows
+
+
+def pollux(data: Path) -> tuple[list[Check], Rows]:
+    """Pollux's four workloads, by what is known, relative to Pollux's published mean."""
+    published = float(np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"]))
+    base = _common.CONFIGS / "tuned" / "pollux-adaptive.yaml"
+    checks, rows = [], []
+    for name, settings in KNOWN.items():
+        given = [
+            f"workload.path={json.dumps(str(data / 'traces' / 'pollux' / 'workload-*.csv'))}",
+            f"profiles.folder={json.dumps(str(data / 'profiles'))}",
+            *("workload.mapping.adaptive_batch=true", *TIME_ONLY, *settings),
+        ]
+        experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", given))
+        names = [window for window in experiment.windows() if ("pollux", window) in PUBLISHED]
+        index, planned = (
+            mean_jct(experiment, spec, names).mean() / published
+            for spec in (f"index:weights={base}", f"planner:base={base},{SEARCH}")
+        )
+        checks.append(Check(f"planner, {name}", float(planned), "of Pollux's mean JCT", CLAIMS[name], False))
+        rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
+    return checks, rows
+
+
+def latency() -> tuple[list[Check], Rows]:
+    """Wall-clock time of a decision in which a plan is made, at 100 jobs; and of any at 10,000 on 1,000 nodes."""
+    checks, rows = [], []
+    for file, nodes, active, bound in (
+        ("results/synthetic", 16, JOBS, LIMIT_MS),
+        ("large", 1000, LARGE_JOBS, LARGE_LIMIT_MS),
+    ):
+        experiment = Experiment(load_config(_common.CONFIGS / f"{file}.yaml"))
+        jobs = experiment.jobs(experiment.windows()[0], 0)
+        picked = np.random.default_rng(0).choice(len(jobs), active, replace=len(jobs) < active)
+        crowd = [replace(jobs[one], name=f"job-{i}", submit_time=0.0) for i, one in enumerate(picked)]
+        cluster = SimulatedCluster(experiment.shape, crowd, experiment.tables, experiment.config.simulator)
+        policy, queue = experiment.policy("planner"), Queue(experiment.config.queue)
+        taken = []
+        for _ in range(60):
+            state = queue.order(cluster.state())
+            policy.reset(0)  # so that it plans every time
+            began = time.perf_counter()
+            wishes = policy(state)
+            taken.append((time.perf_counter() - began) * 1e3)
+            cluster.apply(state, queue.admit(state, wishes, policy.name))
+            cluster.advance()
+        p99 = float(np.percentile(taken[2:], 99))
+        checks.append(Check(f"decision, {active} jobs on {nodes} nodes, p99", p99, "ms", bound, False))
+        rows.append(
+            {"active jobs": active, "nodes": nodes, "median ms": f"{np.median(taken):.1f}", "p99 ms": f"{p99:.1f}"}
+        )
+    return checks, rows
+
+
+def as_table(rows: Rows) -> str:
+    """Rows in Markdown."""
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+    return "\n".join([*lines, *("| " + " | ".join(str(row[name]) for name in names) + " |" for row in rows)])
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named")
+    arguments.add_argument("--limit", type=int, default=12, help="windows of each cell")
+    arguments.add_argument("--noisy", action="store_true", help="windows: with errors of estimates")
+    arguments.add_argument("--write", action="store_true", help="put the tables of these parts into docs/planning.md")
+    options = arguments.parse_args()
+    if unknown := [part for part in options.parts if part not in PARTS]:
+        _common.refuse(f"{unknown[0]}: no such part, expected {', '.join(PARTS)}")
+    data, checks = _common.data_folder(), []
+    for part in options.parts or PARTS:
+        if part != "latency" and data is None:
+            _common.refuse(f"{part}: needs traces and profiles, expected their folder in $RLPTO_DATA")
+        began = time.process_time()
+        with _common.bad_input():
+            if part == "windows":
+                found, rows = windows(options.limit, options.noisy)
+            else:
+                found, rows = pollux(data) if part == "pollux" else latency()
+        checks += found
+        label = f"{part} --noisy" if part == "windows" and options.noisy else part
+        command = f"python benchmarks/planning.py {label}" + (f" --limit {options.limit}" if part == "windows" else "")
+        text = f"`{command}`, {time.process_time() - began:.0f} CPU-s:\n\n{as_table(rows)}"
+        if options.write:
+            write(label, text)
+        elif not options.json:
+            print(f"{text}\n", flush=True)
+    _common.finish(checks, options.json)
+
+
+def write(part: str, text: str) -> None:
+    """Replace what stands between the marks of a part on the page."""
+    begin, end = f"<!-- begin: {part} -->", f"<!-- end: {part} -->"
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(begin)
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
