@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiment import Experiment
     from rlpto.jobs import Job
-    from rlpto.planning.live import LivePredictor, looking_ahead
+    from rlpto.planning.live import LivePredictor
     from rlpto.planning.prediction import Prediction
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
@@ -160,6 +160,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
     """
     from rlpto.jobs import Job
+    from rlpto.planning.live import looking_ahead
     from rlpto.planning.prediction import predict
     from rlpto.planning.snapshot import take_snapshot
     from rlpto.ray_cluster.scheduler.placement import place
@@ -167,6 +168,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.simulator.cluster import SimulatedCluster
 
     config, tables = experiment.config, experiment.tables_by_all
+    ahead = looking_ahead(config.simulator)
     kind = tables.types[0]
     jobs = [
         Job(str(number), 0.0, kind.model, 1.0, float(tables.samples[0]), batch_size=kind.batch_size, metric=kind.metric)
@@ -177,8 +179,9 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
         policy.reset(config.seed)
         loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
         state = loop.state()
+        snapshot = take_snapshot(loop.cluster, state)
         with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
-            predict(take_snapshot(loop.cluster, state), policy, config.queue, looking_ahead(config.simulator))
+            predict(snapshot, policy, config.queue, ahead)
         loop.carry_out(state, policy(state), policy.name)
     nodes = {"first": 2, "second": 2}
     place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
