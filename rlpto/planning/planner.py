@@ -52,9 +52,10 @@ class PlannerOptions(Settings):
     """Seconds after which a plan is made anew where no job has come or gone."""
     interval: float | None = Field(600.0, gt=0)
     """Where decisions are taken at events, rollouts take others only so many seconds apart; null: as the scheduler."""
-    work: int = Field(100_000, ge=1)
-    """Rows of jobs that a rollout looks at before it is cut short, with an estimate of what is left."""
-    jobs: int = Field(2_000, ge=1)
+    work: int = Field(400_000, ge=1)
+    """Speeds that a rollout looks at, one for every job and number of GPUs in each decision, until it is cut short and
+    what is left is estimated."""
+    jobs: int = Field(1_000, ge=1)
     """With more active jobs no plan is made: the base decides."""
     budget_ms: float | None = Field(None, gt=0)
     """Milliseconds after which no further candidate is tried; null: all are, and the same seed gives the same plans."""

@@ -54,8 +54,8 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
     """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.
 
     loop: of one cluster; its state is lost. reward: [1] `rlpto.rewards.WEIGHTS`.
-    A rollout is cut short once it has looked at `work` rows of jobs; what the jobs that are left then cost further is
-    estimated by `cost_to_go`.
+    A rollout is cut short once it has looked at `work` speeds, one for every job and number of GPUs in each decision;
+    what the jobs that are left then cost further is estimated by `cost_to_go`.
     """
     w, terms = loop.world, np.zeros(COUNT)
     for i in range(len(candidates)):
@@ -69,7 +69,8 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
         total, looked = np.zeros(1, INTERVAL), 0
         look_around(loop, 0)
         while not is_over(w, 0) and looked < work:
-            looked += w.clusters[0].active
+            for row in range(w.clusters[0].active):
+                looked += loop.shown[0, row].max_gpus
             decide_and_run(loop, 0, candidates[i : i + 1], total)
         weigh(total, reward, terms)
         cost[i] = terms[ACCURACY] - terms.sum()
