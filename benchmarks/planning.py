@@ -38,12 +38,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "shared fits, declared epochs": ONLINE,
     "shared fits, epochs unknown": (*ONLINE, "knowledge.remaining=unknown"),
 }
-CLAIMS = {
-    "true speeds, declared epochs": 0.79,
-    "shared fits, declared epochs": 0.88,
-    "shared fits, epochs unknown": 1.0,
-}
-"""Of Pollux's published mean JCT: at most what the planner comes to."""
+CLAIMS = {"true speeds, declared epochs": 0.79, "shared fits, declared epochs": 0.88}
+"""Of Pollux's published mean JCT: at most what the planner comes to. Nothing is claimed where epochs are unknown."""
 SEARCH = "portfolio=[],perturbations=24,spread=0.25"
 """Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
 JOBS, LIMIT_MS = 100, 50.0
@@ -112,7 +108,8 @@ def pollux(data: Path) -> tuple[list[Check], Rows]:
             mean_jct(experiment, spec, names).mean() / published
             for spec in (f"index:weights={base}", f"planner:base={base},{SEARCH}")
         )
-        checks.append(Check(f"planner, {name}", float(planned), "of Pollux's mean JCT", CLAIMS[name], False))
+        if name in CLAIMS:
+            checks.append(Check(f"planner, {name}", float(planned), "of Pollux's mean JCT", CLAIMS[name], False))
         rows.append({"known": name, "tuned index": f"{index:.3f}", "planner": f"{planned:.3f}"})
     return checks, rows
 
