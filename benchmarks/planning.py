@@ -30,7 +30,7 @@ PAGE = _common.ROOT / "docs" / "planning.md"
 PARTS = ("windows", "pollux", "latency")
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 FRESH_SEED = 71
-"""Draws windows and jobs that nothing was tuned or compared on before."""
+"""Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
 LOADS = (0.5, 0.7, 0.9, 1.1)
 ONLINE = ("knowledge.mode=online", "knowledge.fits=shared", "workload.mapping.fixed_batch_models=[ncf]")
 KNOWN: dict[str, tuple[str, ...]] = {

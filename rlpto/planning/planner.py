@@ -91,7 +91,8 @@ class Planner(BasePolicy[PlannerOptions]):
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Forget the plan that stands."""
+        """Forget the plan that stands, and the jobs that were planned for."""
+        self._scenes.forget()
         self._rng = np.random.default_rng([seed, 3])
         self._plan = self._base
         self._seen: tuple[int, ...] = ()
@@ -117,7 +118,7 @@ class Planner(BasePolicy[PlannerOptions]):
         candidates = self._candidates()
         loop, start = self._scenes.build(state)
         cost = self._costs(loop, start, candidates)
-        best: FloatArray = candidates[int(cost.argmin())]
+        best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
     def _candidates(self) -> FloatArray:

@@ -40,8 +40,8 @@ def predict(
     """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
 
     policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
-    does not do so there. decided: the decision
-    on this state has been carried out already, the next one is taken when it is due. Same arguments, same prediction.
+    does not do so there. decided: the decision on this state has been carried out already, the next one is taken when
+    it is due. Same arguments, same prediction.
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
     if not len(snapshot.index):

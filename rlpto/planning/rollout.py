@@ -1,7 +1,7 @@
 """Rollouts: what a cluster comes to under candidates for its steering weights, simulated forward from what is known.
 
-Every candidate starts at the same state and meets the same future (common random numbers): the jobs that are there, and
-whoever `future` brings. No node fails.
+Every candidate starts at the same state and meets the same future (common random numbers): no job comes,
+and no node fails.
 """
 
 from __future__ import annotations

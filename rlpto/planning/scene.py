@@ -42,6 +42,10 @@ class Scenes:
         self._elapsed = np.zeros((0, 0))
         self._own: _OwnRows | None = None
 
+    def forget(self) -> None:
+        """Another run begins: its jobs have the numbers of others, and errors of their own."""
+        self._own = None
+
     def build(self, state: ClusterState) -> tuple[Loop, Start]:
         """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
         rows = np.argsort(state.jobs.index, kind="stable")
@@ -116,12 +120,12 @@ class _OwnRows:
         self.told = told
         self._gpus_per_node = gpus_per_node
         self._packed = told.packed_rows(gpus_per_node)
-        self._slots: dict[int, int] = {}
+        self._slots: dict[tuple[int, int], int] = {}  # by job and type: on another kind of GPU it has other speeds
         self._make_room(FIRST_SLOTS)
 
     def types_of(self, index: IntArray, told: Told) -> IntArray:
         """[n] types in `tables` of jobs number `index` [n]."""
-        jobs = index.tolist()
+        jobs = list(zip(index.tolist(), told.type_index.tolist(), strict=True))
         present = set(jobs)
         for gone in [job for job in self._slots if job not in present]:
             self._free.append(self._slots.pop(gone))

@@ -146,6 +146,20 @@ class TestWhatIsNotKnown:
         np.testing.assert_array_equal(found[0][0], found[1][0])
         np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9)
 
+    def test_a_planner_that_is_used_again_knows_nothing_of_the_errors_of_another_run(self) -> None:
+        jobs, times = at_once(8, 6), SimulatorSettings()
+        tables, used = random_tables(8, 8, 13.0), Noted(times)
+        for seed in (1, 2):
+            rng = np.random.default_rng(seed)
+            errors = EstimateNoise(rng.uniform(0.5, 2, 6), rng.uniform(0.5, 2, 6), np.zeros(6))
+            cluster = SimulatedCluster(NODES, jobs, tables, times, 0, Knowledge(errors))
+            state, new = Queue(QUEUE).order(cluster.state()), Noted(times)
+            used.reset(seed)
+            new.reset(seed)
+            used(state)
+            new(state)
+            np.testing.assert_array_equal(used.costs[-1], new.costs[-1])
+
     def test_with_noise_plans_are_made_of_estimates(self) -> None:
         """What a rollout costs is what happens where the estimates are true."""
         jobs, times = at_once(8, 6), SimulatorSettings()
