@@ -17,9 +17,9 @@ from rlpto.cluster import ClusterShape
 from rlpto.compiled import kernel, njit
 from rlpto.envs.observation import Observation, encode
 from rlpto.errors import ConfigError
-from rlpto.jobs import JOB, VIEW, EstimateNoise, Job, JobStore
+from rlpto.jobs import JOB, EstimateNoise, Job, JobStore
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.loop import Loop, carry_out, look_around, look_at_queue, run_until
+from rlpto.planning.loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
 from rlpto.queues import QueueSettings
 from rlpto.records import INTERVAL
 from rlpto.rewards import TERMS, RewardWeights, weigh
@@ -113,28 +113,12 @@ def build_fleet(
         row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
     slots = np.zeros((count, most), dtype=JOB)
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
-    packed = tables.packed_rows(shape.gpus_per_node)
-    loop = Loop(
-        world=build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False),
-        current=np.zeros(count, dtype=np.int64),
-        shown=np.zeros((count, most), dtype=VIEW),
-        speed=np.zeros((count, most, packed.shape[1])),
-        packed=packed,
-        told_rates=np.ascontiguousarray(tables.told_rates),
-        known_remaining=tables.told_remaining,
-        known_speed=tables.told_speed,
-        noise=_joint_noise(workloads, most, packed.shape[1]),
-        reserve=_joint_reserve(workloads),
-        reserve_step=_joint_step(workloads),
-        aging=np.array([queue.aging_normal, queue.aging_low]),
-        strict=queue.strict,
-        shrink_lower=queue.shrink_lower,
-        converging=np.array([queue.converging.gained, queue.converging.keep]),
-        gpus_per_node=shape.gpus_per_node,
-        ordered_until=np.full(count, -np.inf),
-        numbers=np.zeros(most, dtype=np.int64),
-        given=np.zeros(most, dtype=np.int64),
-        order=np.arange(most),
+    loop = build_loop(
+        build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False),
+        *(tables, queue, shape.gpus_per_node),
+        _joint_noise(workloads, most, tables.max_gpus + 1),
+        _joint_reserve(workloads),
+        _joint_step(workloads),
     )
     return Fleet(
         loop=loop,

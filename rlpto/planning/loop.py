@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.compiled import kernel, njit
-from rlpto.jobs import fill_estimates, fill_limits, fill_speed
+from rlpto.jobs import VIEW, fill_estimates, fill_limits, fill_speed
+from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import steer
 from rlpto.queue_order import next_promotion, order_rows
-from rlpto.queues import admit, shrink_converging
+from rlpto.queues import QueueSettings, admit, shrink_converging
 from rlpto.records import add_interval
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
+
+NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
+"""No GPUs are held back."""
 
 
 class Loop(NamedTuple):
@@ -55,6 +61,42 @@ class Loop(NamedTuple):
     numbers: IntArray
     given: IntArray
     order: IntArray
+
+
+def build_loop(
+    world: World,
+    tables: SpeedTables,
+    queue: QueueSettings,
+    gpus_per_node: int,
+    noise: FloatArray,
+    reserve: IntArray = NO_RESERVE,
+    reserve_step: float = 1.0,
+) -> Loop:
+    """The loop of a world. tables: what policies are told. noise, reserve, reserve_step: as in `Loop`."""
+    count, most = world.jobs.shape
+    packed = tables.packed_rows(gpus_per_node)
+    return Loop(
+        world=world,
+        current=np.zeros(count, dtype=np.int64),
+        shown=np.zeros((count, most), dtype=VIEW),
+        speed=np.zeros((count, most, packed.shape[1])),
+        packed=packed,
+        told_rates=np.ascontiguousarray(tables.told_rates),
+        known_remaining=tables.told_remaining,
+        known_speed=tables.told_speed,
+        noise=noise,
+        reserve=reserve,
+        reserve_step=reserve_step,
+        aging=np.array([queue.aging_normal, queue.aging_low]),
+        strict=queue.strict,
+        shrink_lower=queue.shrink_lower,
+        converging=np.array([queue.converging.gained, queue.converging.keep]),
+        gpus_per_node=gpus_per_node,
+        ordered_until=np.full(count, -np.inf),
+        numbers=np.zeros(most, dtype=np.int64),
+        given=np.zeros(most, dtype=np.int64),
+        order=np.arange(most),
+    )
 
 
 @kernel()

@@ -20,6 +20,8 @@ from rlpto.simulator.kernels import is_over
 
 ACCURACY = [term.name for term in TERMS].index("accuracy")
 """Place of a term that is the same for every plan: all jobs finish at last."""
+MOST_IDLE_DECISIONS = 100
+"""Decisions in a row after which no job holds GPUs, before a rollout ends."""
 COUNT = len(TERMS)
 """Terms of the reward."""
 
@@ -54,8 +56,9 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
     """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.
 
     loop: of one cluster; its state is lost. reward: [1] `rlpto.rewards.WEIGHTS`.
-    A rollout is cut short once it has looked at `work` speeds, one for every job and number of GPUs in each decision;
-    what the jobs that are left then cost further is estimated by `cost_to_go`.
+    A rollout is cut short where no job gets GPUs any more, since those that are left need nodes that are down, and once
+    it has looked at `work` speeds, one for every job and number of GPUs in each decision; what the jobs that are left
+    then cost further is estimated by `cost_to_go`.
     """
     w, terms = loop.world, np.zeros(COUNT)
     for i in range(len(candidates)):
@@ -66,12 +69,13 @@ def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward
         w.machines[0] = start.machines[0]
         w.free[0] = start.free[0]
         loop.ordered_until[0] = -np.inf
-        total, looked = np.zeros(1, INTERVAL), 0
+        total, looked, idle = np.zeros(1, INTERVAL), 0, 0
         look_around(loop, 0)
-        while not is_over(w, 0) and looked < work:
+        while not is_over(w, 0) and looked < work and idle < MOST_IDLE_DECISIONS:
             for row in range(w.clusters[0].active):
                 looked += loop.shown[0, row].max_gpus
             decide_and_run(loop, 0, candidates[i : i + 1], total)
+            idle = idle + 1 if w.clusters[0].held == 0 else 0
         weigh(total, reward, terms)
         cost[i] = terms[ACCURACY] - terms.sum()
         if not is_over(w, 0):

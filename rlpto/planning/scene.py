@@ -10,13 +10,13 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState
 from rlpto.compiled import njit
 from rlpto.job_table import Told
-from rlpto.jobs import VIEW, JobStore
+from rlpto.jobs import JobStore
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
-from rlpto.planning.loop import Loop
+from rlpto.planning.loop import Loop, build_loop
 from rlpto.planning.rollout import Start, start_of
 from rlpto.queues import QueueSettings
-from rlpto.simulator.arrays import World, build_world
-from rlpto.simulator.resuming import take_up
+from rlpto.simulator.arrays import build_world
+from rlpto.simulator.resuming import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 SPANS = 2
@@ -51,44 +51,13 @@ class Scenes:
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, told, store = state.placement(table.index), table.told(), table.columns()
-        count = len(store)
         tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         world = build_world(store.records[None], state.shape.node_gpus, tables, self._simulator, 0, keep_log=False)
-        world.machines["up"][0], world.free[0] = [node.up for node in state.shape], state.shape.offered
-        world.clusters["capacity"] = state.capacity
-        for job, nodes in enumerate(placement.nodes):
-            world.nodes[0, job, : len(nodes)] = nodes
-        take_up(world, 0, state.time, placement.training, placement.spanned, placement.starting)
-        return self._loop(world, told, noise, count, state.gpus_per_node), start_of(world)
-
-    def _loop(self, world: World, told: Told, noise: FloatArray, count: int, gpus_per_node: int) -> Loop:
-        """The decision loop of one cluster."""
-        tables, queue = told.tables, self._queue
-        packed = tables.packed_rows(gpus_per_node)
-        return Loop(
-            world=world,
-            current=np.zeros(1, dtype=np.int64),
-            shown=np.zeros((1, count), dtype=VIEW),
-            speed=np.zeros((1, count, packed.shape[1])),
-            packed=packed,
-            told_rates=tables.told_rates,
-            known_remaining=tables.told_remaining,
-            known_speed=tables.told_speed,
-            noise=noise,
-            reserve=np.zeros((0, 0), dtype=np.int64),
-            reserve_step=1.0,
-            aging=np.array([queue.aging_normal, queue.aging_low]),
-            strict=queue.strict,
-            shrink_lower=queue.shrink_lower,
-            converging=np.array([queue.converging.gained, queue.converging.keep]),
-            gpus_per_node=gpus_per_node,
-            ordered_until=np.full(1, -np.inf),
-            numbers=np.zeros(count, dtype=np.int64),
-            given=np.zeros(count, dtype=np.int64),
-            order=np.arange(count),
-        )
+        take_up_all(world, state.time, state.shape, placement)
+        loop = build_loop(world, told.tables, self._queue, state.gpus_per_node, noise)
+        return loop, start_of(world)
 
     def _tables(
         self, told: Told, index: IntArray, store: JobStore, gpus_per_node: int

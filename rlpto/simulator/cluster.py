@@ -26,7 +26,7 @@ from rlpto.simulator.kernels import advance, advance_until, apply_and_look, next
 from rlpto.simulator.knowledge import TRUTH, Knowledge
 from rlpto.simulator.online import ROWS_PER_JOB, OnlineJobs, group_sizes, with_own_rows
 from rlpto.simulator.placing import apply_placement
-from rlpto.simulator.resuming import take_up
+from rlpto.simulator.resuming import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus, check_sharing, with_places
 
@@ -93,16 +93,11 @@ class SimulatedCluster:
         settings = settings.model_copy(update={"failures": FailureSettings()})
         self._build(shape, jobs, store, tables, settings, 0, Knowledge(noise))
         self._source = None
-        world, up = self._world, np.array([node.up for node in shape])
-        world.machines["up"][0], world.free[0] = up, shape.offered
-        world.clusters["capacity"] = shape.up_gpus
-        for job, nodes in enumerate(placement.nodes):
-            world.nodes[0, job, : len(nodes)] = nodes
-        take_up(world, 0, time, placement.training, placement.spanned, placement.starting)
+        take_up_all(self._world, time, shape, placement)
         if self._shared is not None:  # the scale that jobs have is the one they have beside their neighbours
             factors = self._shared.factors(dict(enumerate(placement.nodes)))
             self._alone = {job: float(store.scale[job]) / factor for job, factor in factors.items()}
-        self._see(outlook(world, 0))
+        self._see(outlook(self._world, 0))
         return self
 
     def _build(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from rlpto.arrays import FloatArray, IntArray
+from rlpto.cluster import ClusterShape, Placement
 from rlpto.compiled import kernel
 from rlpto.jobs import curve_at
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import finish_time, log_change, speed_row, train_at
 from rlpto.simulator.kernels import clear_sums, join_arrivals
+
+
+def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
+    """Let cluster 0 stand at `time` [s], with all its jobs there: nodes up, and GPUs held, as shape and placement say."""
+    w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
+    w.clusters["capacity"] = shape.up_gpus
+    for job, nodes in enumerate(placement.nodes):
+        w.nodes[0, job, : len(nodes)] = nodes
+    take_up(w, 0, time, placement.training, placement.spanned, placement.starting)
 
 
 @kernel()
