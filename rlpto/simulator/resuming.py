@@ -12,7 +12,7 @@ from rlpto.simulator.kernels import clear_sums, join_arrivals
 
 
 def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement) -> None:
-    """Let cluster 0 stand at `time` [s], with all its jobs there: nodes up, and GPUs held, as shape and placement say."""
+    """Let cluster 0 stand at `time` [s], with all its jobs there: nodes up and GPUs held as shape and placement say."""
     w.machines["up"][0], w.free[0] = [node.up for node in shape], shape.offered
     w.clusters["capacity"] = shape.up_gpus
     for job, nodes in enumerate(placement.nodes):
