@@ -54,7 +54,7 @@ def draw(cluster: Cluster, trail: Trail) -> NDArray[np.uint8]:
     from rlpto.evaluation.plots import allocation_over_time
 
     rows, none = np.array(trail.rows), np.zeros((len(trail.rows), len(REWARD_PARTS)))
-    decisions = DecisionRecords.from_rows(rows, none)
+    decisions = DecisionRecords.from_rows(rows, none, none[:, 0])
     jobs = job_records(cluster)
     record = RunRecord(
         "agent", trail.workload, 0, cluster.shape.capacity, jobs, decisions, cluster.changes(), wall_seconds=0.0

@@ -230,6 +230,7 @@ class Progress:
 
     start, end: the two decision times.
     accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
+    shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
     unfinished: job-seconds spent in the system (submitted, not finished).
     gpu_seconds: GPU-seconds held by jobs.
     rescales: changes at `start` that put a job which had run before onto GPUs anew (a first start is none).
@@ -240,6 +241,7 @@ class Progress:
     start: float
     end: float
     accuracy_gain: FloatArray
+    shortfall: FloatArray
     unfinished: float
     gpu_seconds: float
     rescales: int
@@ -251,8 +253,10 @@ class Progress:
     def of(cls, interval: AnyArray) -> Progress:
         """From a record of `rlpto.records.INTERVAL`."""
         values = dict(zip(INTERVAL.names or (), interval.tolist(), strict=True))
-        gain = np.array(values.pop("accuracy_gain"))
-        return cls(accuracy_gain=gain, **{name: values[name] for name in values if name in cls.__slots__})
+        gain, shortfall = np.array(values.pop("accuracy_gain")), np.array(values.pop("shortfall"))
+        return cls(
+            accuracy_gain=gain, shortfall=shortfall, **{name: values[name] for name in values if name in cls.__slots__}
+        )
 
     def record(self) -> AnyArray:
         """[1] `rlpto.records.INTERVAL`; sums that this cluster does not count are 0."""

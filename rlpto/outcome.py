@@ -43,6 +43,7 @@ UNUSED: Mapping[str, Callable[[Config], bool]] = {
     "queue.classes": lambda config: config.queue.classes == "strict",
     "queue.class_weights": lambda config: config.queue.classes == "strict",
     "queue.converging": lambda config: config.queue.converging.gained == 1,
+    "reward.shortfall": lambda config: config.reward.shortfall == 0,
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
     "simulator.growth": lambda config: config.simulator.growth == "pause",
     "workload.background": lambda config: not config.workload.background,

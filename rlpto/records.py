@@ -14,6 +14,7 @@ INTERVAL = np.dtype(
         ("start", "f8"),
         ("end", "f8"),
         ("accuracy_gain", "f8", (3,)),
+        ("shortfall", "f8", (3,)),
         ("unfinished", "f8"),
         ("gpu_seconds", "f8"),
         ("rescale_seconds", "f8"),
@@ -32,10 +33,11 @@ def intervals(
     unfinished: FloatArray | float,
     gpu_seconds: FloatArray | float,
     rescale_seconds: FloatArray | float,
+    shortfall: FloatArray | float = 0.0,
 ) -> AnyArray:
-    """[N] INTERVAL of N intervals of which only these sums are known: accuracy_gain [N, classes], the others [N]."""
+    """[N] INTERVAL of N intervals of which only these sums are known: two [N, classes], the others [N]."""
     found = np.zeros(len(accuracy_gain), dtype=INTERVAL)
-    found["accuracy_gain"], found["unfinished"] = accuracy_gain, unfinished
+    found["accuracy_gain"], found["shortfall"], found["unfinished"] = accuracy_gain, shortfall, unfinished
     found["gpu_seconds"], found["rescale_seconds"] = gpu_seconds, rescale_seconds
     return found
 
@@ -47,6 +49,7 @@ def add_interval(total: AnyArray, passed: AnyArray) -> None:
     to.end = more.end
     for c in range(3):
         to.accuracy_gain[c] += more.accuracy_gain[c]
+        to.shortfall[c] += more.shortfall[c]
     to.unfinished += more.unfinished
     to.gpu_seconds += more.gpu_seconds
     to.rescale_seconds += more.rescale_seconds
@@ -64,6 +67,8 @@ class JobRecords:
     data_size [samples], epochs: [M] float64.
     submit_time, start_time (first GPU), finish_time: [M] s; NaN where it did not come to that.
     gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], as reached by the end of the run.
+    reached_90, reached_95, reached_99: [M] s when the job had first gained that share [%] of all the accuracy it can
+        gain; NaN where it never did.
     alone_time: [M] s to finish if the job had the cluster to itself and in every epoch its fastest
         GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
         are rounded, by more than half the resolution per epoch).
@@ -87,6 +92,9 @@ class JobRecords:
     finish_time: FloatArray
     gpu_seconds: FloatArray
     final_accuracy: FloatArray
+    reached_90: FloatArray
+    reached_95: FloatArray
+    reached_99: FloatArray
     alone_time: FloatArray
     requested_time: FloatArray
     trained_epochs: FloatArray
@@ -102,6 +110,8 @@ class DecisionRecords:
     active, waiting: [D] jobs in the system, and those without GPUs after the decision.
     reward: [D, TERMS] terms (`rlpto.rewards.TERMS`) of the interval that followed; already weighted and
         signed, so that their sum is the reward.
+    shortfall: [D] job-s in that interval, each counted by the share of the accuracy the job can gain that it was
+        missing; of all classes.
     """
 
     time: FloatArray
@@ -111,13 +121,14 @@ class DecisionRecords:
     active: IntArray
     waiting: IntArray
     reward: FloatArray
+    shortfall: FloatArray
 
     @classmethod
-    def from_rows(cls, rows: FloatArray, reward: FloatArray) -> DecisionRecords:
+    def from_rows(cls, rows: FloatArray, reward: FloatArray, shortfall: FloatArray) -> DecisionRecords:
         """Records of D decisions from rows [D, 6]: time, latency, capacity, held, active, waiting."""
         time, latency = rows[:, 0], rows[:, 1]
         capacity, held, active, waiting = rows[:, 2:].astype(np.int64).T
-        return cls(time, latency, capacity, held, active, waiting, reward)
+        return cls(time, latency, capacity, held, active, waiting, reward, shortfall)
 
 
 @dataclass(frozen=True)

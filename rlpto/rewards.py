@@ -1,4 +1,4 @@
-"""The reward of a decision: accuracy gained, minus time, resources and rescales it cost.
+"""The reward of a decision: accuracy gained, minus the time, resources, rescales and late accuracy it cost.
 
 It is a table of terms. Another one is one more function here, with its weight in `RewardWeights`; a sum that no cluster
 counts yet is a further name in `rlpto.records.INTERVAL`, counted where it happens.
@@ -35,8 +35,11 @@ class RewardWeights(Settings):
     """Cost of one GPU held for one hour."""
     rescale: float = Field(0.1, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour of rescale delay."""
+    shortfall: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
+    """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain. One that has
+    gained 90 % of it costs a tenth of that: for those who mind when accuracy comes, and not only when a job ends."""
     classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
-    """Weight of a job's accuracy by priority class: high, normal, low."""
+    """Weight of a job's accuracy, and of its shortfall, by priority class: high, normal, low."""
 
     def record(self) -> AnyArray:
         """[1] WEIGHTS: for compiled code."""
@@ -104,6 +107,17 @@ def _resources(sums: Any, gain: float, weights: Any) -> float:
 @term("h", "Minus the weighted hours of delay that rescales cost.")
 def _rescale(sums: Any, gain: float, weights: Any) -> float:
     return float(-weights.rescale * sums.rescale_seconds / HOUR)
+
+
+@term(
+    "job-h",
+    "Minus the weighted hours in the system times the share of the accuracy it can gain that a job had yet to gain, "
+    "weighted by its priority class, summed over jobs.",
+)
+def _shortfall(sums: Any, gain: float, weights: Any) -> float:
+    lost, classes = sums.shortfall, weights.classes
+    late = lost[0] * classes[0] + lost[1] * classes[1] + lost[2] * classes[2]
+    return float(-weights.shortfall * late / HOUR)
 
 
 REWARD_PARTS: tuple[str, ...] = tuple(entry.name for entry in TERMS)

@@ -195,12 +195,14 @@ class DecisionLog:
     def records(self, weights: RewardWeights) -> DecisionRecords:
         """All decisions as arrays, rewards computed with `weights`."""
         rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
-        reward = np.zeros((len(rows), len(TERMS)))
+        reward, shortfall = np.zeros((len(rows), len(TERMS))), np.zeros(len(rows))
         if len(rows):
             terms = reward_terms(self._passed[: self._points], weights)
             owners, counts = np.array(self._owners).T
-            np.add.at(reward, np.repeat(owners, counts), terms)
-        return DecisionRecords.from_rows(rows, reward)
+            owner = np.repeat(owners, counts)
+            np.add.at(reward, owner, terms)
+            np.add.at(shortfall, owner, self._passed["shortfall"][: self._points].sum(axis=1))
+        return DecisionRecords.from_rows(rows, reward, shortfall)
 
 
 def job_records(cluster: Cluster) -> JobRecords:
@@ -227,6 +229,9 @@ def job_records(cluster: Cluster) -> JobRecords:
         finish_time=store.finish_time.copy(),
         gpu_seconds=store.attained_service.copy(),
         final_accuracy=table.accuracy,
+        reached_90=store.reached[:, 0].copy(),
+        reached_95=store.reached[:, 1].copy(),
+        reached_99=store.reached[:, 2].copy(),
         alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, shape.capacity)),
         requested_time=delay + requested_seconds(*solo, store.requested_gpus, shape.gpus_per_node),
         trained_epochs=store.progress.copy(),

@@ -18,6 +18,7 @@ ON: dict[str, dict[str, Any]] = {
     "queue.converging": {"queue": {"converging": {"gained": 0.9}}},
     "ray": {"ray": {"arrivals": 2.0}},
     "simulator.change_batch_above": {"simulator": {"change_batch_above": 1.05}, "knowledge": {"mode": "online"}},
+    "reward.shortfall": {"reward": {"shortfall": 0.5}},
     "simulator.growth": {"simulator": {"growth": "overlap"}},
     "simulator.share": {"simulator": {"share": 2}},
     "simulator.share_slowdown": {"simulator": {"share": 2}},

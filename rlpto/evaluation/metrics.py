@@ -45,6 +45,17 @@ def _queueing(name: str) -> Metric:
     )
 
 
+def _time_to(percent: int) -> Metric:
+    return Metric(
+        f"time_to_{percent}",
+        f"to {percent} %",
+        "s",
+        "lower",
+        f"Mean time from submit until a job had first gained {percent} % of all the accuracy it can gain, over "
+        "the jobs that came so far.",
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     Metric("reward", "reward", "", "higher", "Sum of all parts of the reward over all decisions."),
     *(
@@ -124,6 +135,15 @@ METRICS: tuple[Metric, ...] = (
         "Mean over the same jobs of the accuracy that the profile has after all declared epochs, less that which they "
         "ended with, times 100.",
     ),
+    *(_time_to(percent) for percent in (90, 95, 99)),
+    Metric(
+        "accuracy_hours_lost",
+        "hours lost",
+        "job-h",
+        "lower",
+        "Hours in the system times the share of the accuracy it can gain that a job had yet to gain, summed over jobs, "
+        "whatever their class.",
+    ),
     Metric("latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."),
     Metric(
         "latency_p99",
@@ -200,6 +220,10 @@ def measure(record: RunRecord) -> dict[str, float]:
         "slowdown_mean": _mean(jct / jobs.alone_time),
         "final_accuracy": _mean(jobs.final_accuracy),
         **_stopping_metrics(jobs),
+        "time_to_90": _mean(jobs.reached_90 - jobs.submit_time),
+        "time_to_95": _mean(jobs.reached_95 - jobs.submit_time),
+        "time_to_99": _mean(jobs.reached_99 - jobs.submit_time),
+        "accuracy_hours_lost": float(record.decisions.shortfall.sum()) / HOUR,
         "latency_p50": _percentile(latency, 50),
         "latency_p99": _percentile(latency, 99),
         "unfinished": float(unfinished),
@@ -215,7 +239,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     Each job finishes `alone_time` after its submit, so the bound holds for every job's JCT and hence
     for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
     its own, for runs that finish all jobs: accuracy by all gains; time by the sum of the alone times;
-    resources by one GPU held for that long (no job runs shorter or with less); rescale by 0. Metrics
+    resources by one GPU held for that long (no job runs shorter or with less); rescale and shortfall by 0. Metrics
     that cannot be bounded this way are NaN.
     """
     jobs = record.jobs
@@ -238,6 +262,7 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
             "reward_time": -weights.time * hours,
             "reward_resources": -weights.resources * hours,
             "reward_rescale": 0.0,
+            "reward_shortfall": 0.0,
         }
         bounds = [parts.get(f"reward_{name}", nan) for name in REWARD_PARTS]  # a part without a bound has none
         values.update(parts, reward=sum(bounds))

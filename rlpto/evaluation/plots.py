@@ -46,7 +46,13 @@ COLOURS = (
 """Colours of policies, in order; with more policies they repeat with another line style."""
 
 BOUND_COLOUR = "#9aa3ab"
-PART_COLOURS = {"accuracy": "#3a9a5b", "time": "#c8413b", "resources": "#e0a13a", "rescale": "#8a63b8"}
+PART_COLOURS = {
+    "accuracy": "#3a9a5b",
+    "time": "#c8413b",
+    "resources": "#e0a13a",
+    "rescale": "#8a63b8",
+    "shortfall": "#4b87c8",
+}
 INK, FAINT = "#1f2933", "#dde3e8"
 DPI = 150
 SHOWN_JOBS = 60

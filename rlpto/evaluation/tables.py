@@ -35,6 +35,7 @@ KEY_METRICS = (
     "reward",
     "jct_mean",
     "jct_p95",
+    "time_to_95",
     "makespan",
     "queueing_high",
     "queueing_low",

@@ -193,6 +193,7 @@ def _unstarted(donors: _Donors, submit_time: FloatArray, priority: IntArray) -> 
     jobs["type_index"] = jobs["told_type"] = donors.type_index
     jobs["scale"] = donors.samples / jobs["data_size"]
     jobs["start_time"] = jobs["finish_time"] = jobs["measured_accuracy"] = np.nan
+    jobs["reached"] = np.nan
     jobs["finish_at"] = np.inf
     return jobs
 

@@ -30,6 +30,9 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         finish_time=np.array(finish),
         gpu_seconds=np.array([200.0, 400.0, 600.0]),
         final_accuracy=np.array([0.9, 0.8, 0.7]),
+        reached_90=np.array([60.0, 120.0, 250.0]),
+        reached_95=np.array([80.0, 160.0, 300.0]),
+        reached_99=np.array([90.0, 190.0, np.nan]),
         alone_time=np.array([50.0, 100.0, 150.0]),
         requested_time=np.array([100.0, 200.0, 150.0]),
         trained_epochs=np.array([5.0, 5.0, 5.0]),
@@ -43,9 +46,10 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
         active=np.array([2, 3, 2, 1]),
         waiting=np.array([0, 1, 1, 0]),
         reward=np.array([
-            [1.0, -1.0, -0.5, -0.25],
-            [0.5, -1.0, -0.5, 0.0], [0.5, -1.0, -0.25, 0.0], [1.0, -2.0, -1.0, -0.25],
+            [1.0, -1.0, -0.5, -0.25, 0.0],
+            [0.5, -1.0, -0.5, 0.0, 0.0], [0.5, -1.0, -0.25, 0.0, 0.0], [1.0, -2.0, -1.0, -0.25, 0.0],
         ]),
+        shortfall=np.array([50.0, 70.0, 90.0, 30.0]),
     )  # fmt: skip
     changes = AllocationChanges(
         time=np.array([0.0, 0.0, 100.0, 200.0, 200.0, 350.0]),
@@ -63,8 +67,8 @@ def tiny_record(finish: tuple[float, ...] = (100.0, 200.0, 350.0), **overrides: 
 def empty_record() -> RunRecord:
     """A run of a workload without jobs."""
     none, nothing = np.zeros(0), np.zeros(0, dtype=np.int64)
-    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 11)
-    decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 4)))
+    jobs = JobRecords((), (), *[nothing] * 5, *[none] * 14)
+    decisions = DecisionRecords(none, none, nothing, nothing, nothing, nothing, np.zeros((0, 5)), none)
     return RunRecord("none", "w0", 0, 4, jobs, decisions, AllocationChanges(none, nothing, nothing, none), 0.0)
 
 
@@ -118,7 +122,7 @@ def toy_record(cell: Cell, jobs: int = 40, gpus: int = 16, max_seconds: float = 
         left = np.where(finished, 0.0, left - speed * span)
         accuracy = 0.1 + 0.8 * (1 - np.exp(-4 * (1 - left / work)))
         gain = float((np.array([3, 2, 1])[priority] * (accuracy - before)).sum() / 0.8)
-        parts = [gain, -len(active) * span / 3600, -0.02 * held.sum() * span / 3600, -0.1 * begun * 30 / 3600]
+        parts = [gain, -len(active) * span / 3600, -0.02 * held.sum() * span / 3600, -0.1 * begun * 30 / 3600, 0.0]
         decisions.append((now, int(held.sum()), len(active), int((held[active] == 0).sum()), parts))
         gpu_seconds += held * span
         now = later
@@ -139,12 +143,13 @@ def toy_record(cell: Cell, jobs: int = 40, gpus: int = 16, max_seconds: float = 
             priority=priority, requested_gpus=request, max_gpus=np.full(jobs, gpus), rescales=rescales,
             peak_gpus=peak, data_size=np.full(jobs, 1e4), epochs=np.full(jobs, 10.0), submit_time=submit,
             start_time=start, finish_time=finish, gpu_seconds=gpu_seconds, final_accuracy=accuracy,
+            reached_90=finish - 30.0, reached_95=finish - 20.0, reached_99=finish - 10.0,
             alone_time=work / gpus**0.8, requested_time=work / request**0.8,
             trained_epochs=10.0 * (1 - left / work), full_accuracy=np.full(jobs, np.nan),
         ),
         decisions=DecisionRecords(
             np.array(time), rng.lognormal(-7, 0.5, d), np.full(d, gpus), np.array(held_at), np.array(active_at),
-            np.array(waiting_at), np.array(rewards),
+            np.array(waiting_at), np.array(rewards), np.array(active_at) * 1.0,
         ),
         changes=AllocationChanges(np.array(c_time), np.array(c_job), np.array(c_gpus), np.array(c_accuracy)),
         wall_seconds=0.25,

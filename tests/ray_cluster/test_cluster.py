@@ -153,6 +153,19 @@ class TestRun:
         jct = (record.jobs.finish_time - record.jobs.submit_time).sum()
         assert -parts[1] == pytest.approx(weights.time * jct / 3600, rel=0.05)
 
+    def test_levels_of_accuracy_are_noted_as_they_are_measured(self, tmp_path: Path) -> None:
+        backend = FakeBackend(FakeTime(), {"n": 4})
+        with SessionDatabase(tmp_path / "state.sqlite") as database:
+            record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database))
+        jobs = record.jobs
+        times = np.stack([jobs.start_time, jobs.reached_90, jobs.reached_95, jobs.reached_99, jobs.finish_time])
+        assert (np.diff(times, axis=0) >= 0).all()
+        most = (jobs.reached_90 - jobs.submit_time).sum() + 0.1 * (jobs.finish_time - jobs.reached_90).sum()
+        assert 0.1 * (jobs.reached_90 - jobs.submit_time).sum() < record.decisions.shortfall.sum() < 1.05 * most
+        with SessionDatabase(tmp_path / "state.sqlite") as database:  # a scheduler that comes back still knows
+            cluster = make_cluster(backend, [elastic(0), elastic(1, 3.0)], database)
+        assert cluster.store.reached.T.tolist() == times[1:4].tolist()
+
     def test_decisions_on_intervals_come_at_their_ends_only(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
         record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, Rules(10.0, "interval")))

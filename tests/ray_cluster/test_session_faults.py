@@ -96,7 +96,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             database.event(number, "fault", job, detail="ValueError: no good")
             database.change(number, job, number % 3, 0.5, ("node-a",) * (number % 3))
             database.decision(Decision(number, "fifo", 0.01, 8, 4, 6, 2, {job: 1}, {job: 2}))
-        database.note_report(JobReport("job0"), 1, 2)
+        database.note_report(JobReport("job0"), 1, 2, (10.0, None, None))
         database.node("node-a", 0, 2, True, 0.0)
     return path.read_bytes()
 

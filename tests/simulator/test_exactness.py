@@ -171,7 +171,7 @@ class TestTicksAndEvents:
     def test_no_jobs_are_done_at_once(self):
         record = run(make_cluster([], linear_tables()), Scripted(lambda _: []), QueueSettings(), RewardWeights())
         assert len(record.jobs.names) == len(record.decisions.time) == len(record.changes.time) == 0
-        assert record.decisions.reward.shape == (0, 4)
+        assert record.decisions.reward.shape == (0, 5)
 
 
 class TestDelay:

@@ -148,7 +148,7 @@ def test_every_run_keeps_the_books(case: Case) -> None:
     np.testing.assert_allclose(held_seconds(record), jobs.gpu_seconds, rtol=1e-9, atol=1e-6)
     assert sum(report.gpu_seconds for report in cluster.reports) == pytest.approx(jobs.gpu_seconds.sum(), rel=1e-9)
     # The reward is what the metrics say.
-    accuracy, time, resources, rescale = decisions.reward.sum(axis=0)
+    accuracy, time, resources, rescale, _ = decisions.reward.sum(axis=0)
     assert time == pytest.approx(-WEIGHTS.time * (jobs.finish_time - jobs.submit_time).sum() / 3600, rel=1e-9)
     assert resources == pytest.approx(-WEIGHTS.resources * jobs.gpu_seconds.sum() / 3600, rel=1e-9)
     assert accuracy == pytest.approx(WEIGHTS.accuracy * np.array(WEIGHTS.classes)[jobs.priority].sum(), rel=1e-9)

@@ -239,9 +239,7 @@ class RayCluster:
                 ahead.append(self.jobs[self._next].submit_time - now)
             self._look(self._backend.reports(max(min(ahead), 0.0)), until=np.inf if on_events else due)
         progress = self.columns.take(start, self.time)
-        self.database.followed(
-            progress.accuracy_gain.tolist(), progress.unfinished, progress.gpu_seconds, progress.rescale_seconds
-        )
+        self.database.followed(progress)
         return progress
 
     def close(self, keep: bool = False) -> None:
@@ -345,7 +343,7 @@ class RayCluster:
             self._hold(number, report.holding)
             return
         self.reports[job] = report
-        self.columns.heard(number, report, settled=claims.settled(job))
+        self.columns.heard(number, report, self.time, settled=claims.settled(job))
         if self.estimates is not None:
             self.estimates.heard(number, report)
         self._hold(number, report.holding)
@@ -456,7 +454,8 @@ class RayCluster:
 
     def _write(self, number: int, report: JobReport) -> None:
         served = float(self.store.attained_service[number])
-        self.database.note_report(report, served, int(self.store.peak_gpus[number]))
+        reached = [None if np.isnan(at) else float(at) for at in self.store.reached[number]]
+        self.database.note_report(report, served, int(self.store.peak_gpus[number]), reached)
 
     def _tell(self) -> None:
         for observer in self._observers:

@@ -9,7 +9,7 @@ import numpy as np
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.cluster import Progress
 from rlpto.job_table import JobTable
-from rlpto.jobs import PRIORITY_CLASSES, Job, JobStore
+from rlpto.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job, JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow
@@ -24,7 +24,9 @@ class JobColumns:
     active: submitted, and neither finished nor failed. failed. held: GPUs of workers that are alive or being started,
     as reported. accuracy: newest measured (NaN: none). rescale_seconds: measured so far.
     given_at: s, when a decision last gave the job other GPUs. delay: s that such a change is believed to take.
-    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, summed over what was taken.
+    totals: accuracy gained by class, job-seconds, GPU-seconds and seconds of rescales, then seconds by class counted by
+    the share of accuracy that a job was missing, all summed over what was taken. A job has what was measured last until
+    the next measurement.
     """
 
     def __init__(self, jobs: Sequence[Job], tables: SpeedTables) -> None:
@@ -39,7 +41,7 @@ class JobColumns:
         self.delay: FloatArray = np.zeros(0)
         self._gained: FloatArray = np.zeros(0)
         self._extend(len(jobs))
-        self.totals: FloatArray = np.zeros(len(PRIORITY_CLASSES) + 3)
+        self.totals: FloatArray = np.zeros(2 * len(PRIORITY_CLASSES) + 3)
         self._begin()
 
     def append(self, jobs: Sequence[Job]) -> None:
@@ -65,7 +67,7 @@ class JobColumns:
         setattr(self, name, np.concatenate([getattr(self, name), values]))
 
     def _begin(self) -> None:
-        self._gain = np.zeros(len(PRIORITY_CLASSES))
+        self._gain, self._shortfall = np.zeros(len(PRIORITY_CLASSES)), np.zeros(len(PRIORITY_CLASSES))
         self._unfinished = self._gpu_seconds = self._delay = 0.0
         self._rescales = self._arrived = self._finished = 0
 
@@ -84,13 +86,17 @@ class JobColumns:
         store.rescales[job], self.rescale_seconds[job] = row.rescales, row.rescale_seconds
         self.store.peak_gpus[job], self.held[job] = row.peak_gpus, held
         self.accuracy[job] = np.nan if row.accuracy is None else row.accuracy
-        self._note_gain(job)
+        self._note_gain(job, np.nan)
+        levels = (row.reached_90, row.reached_95, row.reached_99)
+        store.reached[job] = [np.nan if level is None else level for level in levels]
         self._gain[:] = 0.0
 
     def pass_time(self, seconds: float) -> None:
         """Jobs have held what they hold for so long."""
         self._unfinished += float(np.count_nonzero(self.active)) * seconds
         self._gpu_seconds += float(self.held.sum()) * seconds
+        missing = np.where(self.active, 1.0 - self._gained, 0.0)
+        self._shortfall += np.bincount(self.store.priority, missing, len(PRIORITY_CLASSES)) * seconds
         self.store.records["attained_service"] += self.held * seconds
 
     def arrive(self, job: int) -> None:
@@ -123,8 +129,8 @@ class JobColumns:
         """[n] seconds that the rescales of some jobs are expected to take still."""
         return np.clip(self.given_at[index] + self.store.rescale_left[index] - time, 0.0, None)
 
-    def heard(self, job: int, report: JobReport, settled: bool) -> None:
-        """Take in a report. settled: what was decided last is wholly in force."""
+    def heard(self, job: int, report: JobReport, time: float, settled: bool) -> None:
+        """Take in a report at `time` [s]. settled: what was decided last is wholly in force."""
         store = self.store
         store.progress[job] = min(report.progress, store.epochs[job])
         if settled:
@@ -133,7 +139,7 @@ class JobColumns:
             self.accuracy[job] = report.accuracy
         self._delay += max(report.rescale_seconds - self.rescale_seconds[job], 0.0)
         self.rescale_seconds[job] = report.rescale_seconds
-        self._note_gain(job)
+        self._note_gain(job, time)
 
     def hold(self, job: int, gpus: int, time: float) -> bool:
         """A job holds so many GPUs from now on; True if they were others before."""
@@ -150,7 +156,7 @@ class JobColumns:
         self._end(job)
         self.store.finish_time[job] = time
         self.store.progress[job] = self.store.epochs[job] if stopped_at is None else stopped_at
-        self._note_gain(job)
+        self._note_gain(job, time)
         self._finished += 1
 
     def fail(self, job: int) -> None:
@@ -168,14 +174,19 @@ class JobColumns:
         known = float(self.accuracy[job])
         return known if not np.isnan(known) else float(self._curve.accuracy_at(self.store.progress)[job])
 
-    def _note_gain(self, job: int) -> None:
+    def _note_gain(self, job: int, time: float) -> None:
         """Accuracy counts once, as a share of what the job can gain: all of it once it has all its epochs, whatever was
-        measured; what was measured of a job that has stopped early."""
+        measured; what was measured of a job that has stopped early.
+
+        time [s]: when that was heard; levels that it has come to were reached then.
+        """
         whole = self.finished[job] and self.store.progress[job] >= self.store.epochs[job] * (1 - ROUNDING)
         share = 1.0 if whole else (self.accuracy_of(job) - self._first[job]) / self._gainable[job]
         gained = min(max(share, self._gained[job]), 1.0)
         self._gain[self.store.priority[job]] += gained - self._gained[job]
         self._gained[job] = gained
+        reached = self.store.reached[job]
+        reached[np.isnan(reached) & (gained >= np.array(ACCURACY_LEVELS))] = time
 
     def take(self, start: float, end: float) -> Progress:
         """What has happened since this was last asked."""
@@ -183,6 +194,7 @@ class JobColumns:
             start=start,
             end=end,
             accuracy_gain=self._gain,
+            shortfall=self._shortfall,
             unfinished=self._unfinished,
             gpu_seconds=self._gpu_seconds,
             rescales=self._rescales,
@@ -190,6 +202,6 @@ class JobColumns:
             arrived=self._arrived,
             finished=self._finished,
         )
-        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay)
+        self.totals += (*self._gain, self._unfinished, self._gpu_seconds, self._delay, *self._shortfall)
         self._begin()
         return progress

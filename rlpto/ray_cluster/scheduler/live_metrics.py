@@ -54,8 +54,9 @@ class LiveCurves:
             }
             self._write(f"jobs/{job.name}", curves, step)
         self._write("cluster", counts(cluster), step)
-        *gains, unfinished, gpu_seconds, delay = cluster.columns.totals.tolist()
-        parts = reward_terms(intervals(np.array([gains]), unfinished, gpu_seconds, delay), self._weights)[0]
+        *gains, unfinished, gpu_seconds, delay, high, normal, low = cluster.columns.totals.tolist()
+        passed = intervals(np.array([gains]), unfinished, gpu_seconds, delay, np.array([[high, normal, low]]))
+        parts = reward_terms(passed, self._weights)[0]
         reward = {"sum": float(parts.sum()), **dict(zip(REWARD_PARTS, parts.tolist(), strict=True))}
         self._write("reward", reward, step)
 

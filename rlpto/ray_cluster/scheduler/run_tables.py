@@ -77,10 +77,10 @@ def allocation_changes(database: SessionDatabase, numbers: Mapping[str, int]) ->
 
 def decision_records(database: SessionDatabase, weights: RewardWeights) -> DecisionRecords:
     """All decisions of a session, those of schedulers that are gone included; latency: of the policy alone."""
-    rows = np.array(database.decisions(), dtype=np.float64).reshape(-1, 12)
-    return DecisionRecords.from_rows(
-        rows[:, :6], reward_terms(intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11]), weights)
-    )
+    rows = np.array(database.decisions(), dtype=np.float64).reshape(-1, 15)
+    shortfall = rows[:, 12:15]
+    passed = intervals(rows[:, 6:9], rows[:, 9], rows[:, 10], rows[:, 11], shortfall)
+    return DecisionRecords.from_rows(rows[:, :6], reward_terms(passed, weights), shortfall.sum(axis=1))
 
 
 def policy_switches(database: SessionDatabase) -> PolicySwitches:

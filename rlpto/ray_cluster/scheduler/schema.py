@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SCHEMA = 4
-"""Version of the tables. In 1 jobs had names, but no ids; in 2 allocations had no batch sizes, in 3 no servers."""
+SCHEMA = 5
+"""Version of the tables. In 1 jobs had names, but no ids; in 2 allocations had no batch sizes, in 3 no servers,
+in 4 jobs no levels of accuracy."""
 
 # STRICT and the checks are what SQLite's integrity check can tell damage by.
 TABLES = """
@@ -18,7 +19,8 @@ CREATE TABLE jobs (
     started INTEGER NOT NULL DEFAULT 0 CHECK (started IN (0, 1)), start_time REAL, finish_time REAL,
     progress REAL NOT NULL DEFAULT 0, step INTEGER NOT NULL DEFAULT 0, accuracy REAL, loss REAL,
     gpu_seconds REAL NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescales INTEGER NOT NULL DEFAULT 0,
-    rescale_seconds REAL NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL DEFAULT ''
+    rescale_seconds REAL NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0, failure TEXT NOT NULL DEFAULT '',
+    reached_90 REAL, reached_95 REAL, reached_99 REAL
 ) STRICT;
 CREATE TABLE allocations (
     generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL, batch_size INTEGER,
@@ -31,7 +33,8 @@ CREATE TABLE decisions (
     capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL, waiting INTEGER NOT NULL,
     observation TEXT NOT NULL, action TEXT NOT NULL, batch_sizes TEXT NOT NULL,
     gain_high REAL NOT NULL DEFAULT 0, gain_normal REAL NOT NULL DEFAULT 0, gain_low REAL NOT NULL DEFAULT 0,
-    unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0
+    unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
+    short_high REAL NOT NULL DEFAULT 0, short_normal REAL NOT NULL DEFAULT 0, short_low REAL NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE events (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, kind TEXT NOT NULL, job TEXT, node TEXT, value REAL,
@@ -48,7 +51,10 @@ CREATE TABLE requests (id INTEGER PRIMARY KEY, policy TEXT NOT NULL, answered_at
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job as the database has it: columns of table `jobs`. state: expected, active, finished or failed."""
+    """A job as the database has it: columns of table `jobs`. state: expected, active, finished or failed.
+
+    reached_90 and so on [s]: when it had gained that share [%] of the accuracy it can gain; None: not yet.
+    """
 
     id: str
     name: str
@@ -67,6 +73,9 @@ class JobRow:
     rescale_seconds: float
     recoveries: int
     failure: str
+    reached_90: float | None
+    reached_95: float | None
+    reached_99: float | None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rlpto.cluster import Progress
 from rlpto.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
@@ -143,11 +144,14 @@ class SessionDatabase(DurableConnection):
         assignments = ", ".join(f"{column} = ?" for column in columns)
         self.write(f"UPDATE jobs SET {assignments} WHERE id = ?", (*columns.values(), job))
 
-    def note_report(self, report: JobReport, gpu_seconds: float, peak_gpus: int) -> None:
-        """What a controller has said of its job."""
+    def note_report(
+        self, report: JobReport, gpu_seconds: float, peak_gpus: int, reached: Sequence[float | None]
+    ) -> None:
+        """What a controller has said of its job. reached [s]: when it came to each level of accuracy, None: not yet."""
         said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure")
         columns = {name: getattr(report, name) for name in said}
-        self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **columns)
+        levels = dict(zip(("reached_90", "reached_95", "reached_99"), reached, strict=True))
+        self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **levels, **columns)
 
     # allocations
 
@@ -237,21 +241,23 @@ class SessionDatabase(DurableConnection):
             ),
         )
 
-    def followed(self, gains: Sequence[float], unfinished: float, gpu_seconds: float, rescale_seconds: float) -> None:
+    def followed(self, passed: Progress) -> None:
         """Add what has happened to the newest decision; before the first one there is nothing to add it to."""
+        sums = (passed.unfinished, passed.gpu_seconds, passed.rescale_seconds)
         self.write(
             "UPDATE decisions SET gain_high = gain_high + ?, gain_normal = gain_normal + ?, gain_low = gain_low + ?, "
-            "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ? "
+            "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ?, "
+            "short_high = short_high + ?, short_normal = short_normal + ?, short_low = short_low + ? "
             "WHERE id = (SELECT MAX(id) FROM decisions)",
-            (*gains, unfinished, gpu_seconds, rescale_seconds),
+            (*passed.accuracy_gain.tolist(), *sums, *passed.shortfall.tolist()),
         )
 
     def decisions(self) -> list[tuple[float, ...]]:
-        """Time, latency, capacity, held, active, waiting, then gains by class, unfinished, gpu_seconds and
-        rescale_seconds that followed, of all decisions in order."""
+        """Time, latency, capacity, held, active, waiting, then gains by class, unfinished, gpu_seconds,
+        rescale_seconds and shortfall by class that followed, of all decisions in order."""
         return self.rows(
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
-            "gpu_seconds, rescale_seconds FROM decisions ORDER BY id"
+            "gpu_seconds, rescale_seconds, short_high, short_normal, short_low FROM decisions ORDER BY id"
         )
 
     def deciders(self) -> list[tuple[float, str]]:
