@@ -16,7 +16,7 @@ import numpy as np
 
 from rlpto.agents.settings import AgentSettings
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.envs.actions import LARGEST, action_weights
+from rlpto.envs.actions import ACTION_FEATURES, LARGEST, action_weights
 from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
@@ -29,7 +29,7 @@ UNFINISHED_LOSS_PER_JOB = 10.0
 """Reward per job that a candidate counts as losing in a window that it does not finish."""
 CHECKPOINT = "evolution.json"
 """File of a run with the costs of all candidates so far."""
-SEARCHED = tuple(name for name in STEERING_FEATURES if name != "gain")
+SEARCHED = tuple(name for name in ACTION_FEATURES if name != "gain")
 """Weights that are searched; `gain` stays, since only ratios of weights matter."""
 
 
@@ -98,7 +98,7 @@ def priced(weights: FloatArray, reward: RewardWeights) -> FloatArray:
 
 
 def _weights(setup: EnvSetup, point: Mapping[str, float]) -> FloatArray:
-    action = np.array([point.get(name, 0.0) for name in STEERING_FEATURES])
+    action = np.array([point.get(name, 0.0) for name in ACTION_FEATURES])
     return action_weights(setup.start, action, action.shape)
 
 

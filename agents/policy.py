@@ -84,7 +84,7 @@ class Agent:
             seen = observe(state, int(jobs.gpus.sum()), env.max_jobs, env.horizon)
             self._action = self._trained.act(Observation(*(part[None] for part in seen)))[0]
             self._until = state.time + env.hold
-        weights = action_weights(self._trained.start, self._action, self._trained.start.shape)
+        weights = action_weights(self._trained.start, self._action, self._action.shape)
         return Allocation(steer(state.time, state.capacity, jobs.records, jobs.speed, weights[None]))
 
 

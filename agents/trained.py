@@ -17,7 +17,7 @@ from rlpto.agents.archive import Archive, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.arrays import AnyArray, FloatArray
-from rlpto.envs.actions import LARGEST
+from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, VERSION, Observation
@@ -47,7 +47,7 @@ class TrainedAgent:
     network: JobSetPolicy
 
     def act(self, observation: Observation) -> AnyArray:
-        """The best actions for a batch of observations: [B, STEERING_FEATURES]."""
+        """The best actions for a batch of observations: [B, ACTION_FEATURES]."""
         network = self.network
         seen = {name: torch.as_tensor(part, device=network.device) for name, part in observation._asdict().items()}
         network.set_training_mode(False)
@@ -66,7 +66,7 @@ def meaning() -> dict[str, Any]:
         "job_features": list(JOB_FEATURES),
         "cluster_features": list(CLUSTER_FEATURES),
         "forecast_features": FORECAST_FEATURES,
-        "steering_features": list(STEERING_FEATURES),
+        "steering_features": list(ACTION_FEATURES),
     }
 
 
@@ -138,6 +138,8 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
+    if len(start) == len(ACTION_FEATURES):  # from before the index looked at accuracy
+        start = np.concatenate([start, np.zeros(len(STEERING_FEATURES) - len(start))])
     if start.shape != (len(STEERING_FEATURES),) or not np.isfinite(start).all():
         raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
     if max_jobs is not None:

@@ -13,12 +13,12 @@ import numpy as np
 
 from rlpto.agents.trained import TrainedAgent
 from rlpto.arrays import AnyArray, FloatArray
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch, begin_episode
 from rlpto.envs.fleet import build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.jobs import PRIORITY_CLASSES
 from rlpto.policies.base import Policy
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.records import RunRecord
 from rlpto.rewards import REWARD_PARTS
 
@@ -88,7 +88,7 @@ def validate(setup: EnvSetup, trained: TrainedAgent) -> Validation:
     while running.any():
         if in_time and (batch.fleet.world.clusters["time"][running] > limit).any():
             in_time = False
-        actions = trained.act(seen) if in_time else np.zeros((windows, len(STEERING_FEATURES)))
+        actions = trained.act(seen) if in_time else np.zeros((windows, len(ACTION_FEATURES)))
         seen, steps = batch.step(actions)
         parts[running] += steps.parts[running]
         running &= ~(steps.ended | steps.cut)

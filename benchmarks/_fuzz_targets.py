@@ -37,6 +37,7 @@ from rlpto.cli.main import make_app
 from rlpto.cluster import Allocation, ClusterState, Node
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.environments import cluster_env
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.settings import EnvSettings
 from rlpto.experiment import Experiment
 from rlpto.jobs import Job
@@ -47,7 +48,6 @@ from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import split_specs
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.scheduler import run
@@ -170,7 +170,7 @@ def environment(rng: Generator, folder: Path) -> None:  # noqa: ARG001
         options = broken_tree(rng, options)
     seed = pick(rng, (None, 0, 5, -1, 2**70, "x", 1.5, True)) if rng.random() < 0.3 else 3
     env.reset(seed=seed, options=options)
-    action = np.zeros(len(STEERING_FEATURES), np.float32)
+    action = np.zeros(len(ACTION_FEATURES), np.float32)
     if rng.random() < 0.8:
         action = pick(
             rng,

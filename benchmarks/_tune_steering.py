@@ -18,13 +18,12 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.config import load_config
-from rlpto.envs.actions import steps
+from rlpto.envs.actions import ACTION_FEATURES, steps
 from rlpto.experiment import Experiment
 from rlpto.policies.index import Index, IndexOptions
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
 
-FREE = [at for at, name in enumerate(STEERING_FEATURES) if name != "priority"]
+FREE = [at for at, name in enumerate(ACTION_FEATURES) if name != "priority"]
 
 
 def cost(experiment: Experiment, weights: FloatArray) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray
-from rlpto.policies.steering import STEERING_FEATURES
 
 STEP: dict[str, float] = {
     "gain": 0.5,
@@ -34,17 +33,20 @@ STEP: dict[str, float] = {
 }
 """How far an action of 1 moves each weight: about a tenth of the range it may sensibly have."""
 
+ACTION_FEATURES: tuple[str, ...] = tuple(STEP)
+"""Names of the steering weights that an action moves: the first of them, in their order. Others stay as they start."""
+
 LARGEST = 4.0
 """Entries of an action are cut to [-LARGEST, LARGEST]."""
 
 
 def steps() -> list[float]:
-    """STEP in the order of STEERING_FEATURES."""
-    return [STEP[name] for name in STEERING_FEATURES]
+    """STEP in the order of ACTION_FEATURES."""
+    return [STEP[name] for name in ACTION_FEATURES]
 
 
 def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...]) -> FloatArray:
-    """Index weights [..., STEERING_FEATURES] of actions of the same shape.
+    """Steering weights [..., STEERING_FEATURES] of actions [..., ACTION_FEATURES] of this shape, from `start` on.
 
     Raises ValueError if the actions have another shape or are not finite.
     """
@@ -53,5 +55,6 @@ def action_weights(start: FloatArray, actions: AnyArray, shape: tuple[int, ...])
     numbers = np.asarray(actions, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise ValueError("action: expected finite numbers, got NaN or infinity")
-    weights: FloatArray = start + np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
+    weights: FloatArray = np.broadcast_to(start, (*shape[:-1], len(start))).copy()
+    weights[..., : len(ACTION_FEATURES)] += np.clip(numbers, -LARGEST, LARGEST) * np.array(steps())
     return weights

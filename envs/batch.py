@@ -8,12 +8,11 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.compiled import njit
-from rlpto.envs.actions import action_weights
+from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
 from rlpto.planning.loop import look_around
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.simulator.kernels import is_over
 
 
@@ -94,7 +93,7 @@ class EnvBatch:
 
     def step(self, actions: AnyArray) -> tuple[Observation, Steps]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
-        weights = action_weights(self.setup.start, actions, (self.count, len(STEERING_FEATURES)))
+        weights = action_weights(self.setup.start, actions, (self.count, len(ACTION_FEATURES)))
         parts, reward = np.zeros((self.count, PARTS)), np.zeros(self.count)
         elapsed, ended = np.zeros(self.count), np.zeros(self.count, dtype=np.bool_)
         step_all(

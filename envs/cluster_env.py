@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, Cluster
-from rlpto.envs.actions import action_weights
+from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.batch import NO_BASELINE, BaselineRollout, baseline_reward, baseline_rollout
 from rlpto.envs.fleet import PARTS, build_fleet
 from rlpto.envs.observation import observe
@@ -22,7 +22,7 @@ from rlpto.envs.rendering import Trail, draw, tell
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
 from rlpto.errors import ConfigError
-from rlpto.policies.steering import STEERING_FEATURES, steer
+from rlpto.policies.steering import steer
 from rlpto.queues import QueueSettings
 from rlpto.records import INTERVAL, add_interval
 from rlpto.rewards import REWARD_PARTS, RewardWeights, weigh
@@ -59,7 +59,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     its unit and its fixed normalisation. With the default settings: jobs [32, JOB_FEATURES], mask [32],
     cluster [CLUSTER_FEATURES], forecast [6 x FORECAST_FEATURES], float32.
 
-    Action: [STEERING_FEATURES] float32, steps from the start weights, cut to [-LARGEST, LARGEST]. Whatever they come
+    Action: [ACTION_FEATURES] float32, steps from the start weights, cut to [-LARGEST, LARGEST]. Whatever they come
     to, the queue trims to capacity by class.
 
     Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.rewards`), minus, with
@@ -126,7 +126,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         settings, cluster = self.setup.settings, self.cluster
         if cluster.done:
             raise ResetNeeded("the episode is over: call reset")
-        weights = action_weights(self.setup.start, action, (len(STEERING_FEATURES),))
+        weights = action_weights(self.setup.start, action, (len(ACTION_FEATURES),))
         start = cluster.time
         parts = self._run(weights, start + settings.hold)
         ended = cluster.done

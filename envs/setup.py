@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import ClusterShape
-from rlpto.envs.actions import LARGEST
+from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
@@ -87,5 +87,5 @@ def observation_space(settings: EnvSettings) -> spaces.Dict:
 
 
 def action_space() -> spaces.Box:
-    """[STEERING_FEATURES] numbers, see `rlpto.envs.actions`."""
-    return spaces.Box(-LARGEST, LARGEST, (len(STEERING_FEATURES),), np.float32)
+    """[ACTION_FEATURES] numbers, see `rlpto.envs.actions`."""
+    return spaces.Box(-LARGEST, LARGEST, (len(ACTION_FEATURES),), np.float32)

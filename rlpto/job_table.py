@@ -74,6 +74,7 @@ class JobTable:
     accuracy: FloatArray
     first_accuracy: FloatArray
     final_accuracy: FloatArray
+    accuracy_ahead: FloatArray
     scale: FloatArray
     records: AnyArray
     """[n] VIEW: all columns, for compiled code."""
@@ -262,7 +263,8 @@ class JobTable:
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         jobs = self.store.records
         fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
-        fill_estimates(jobs, tables.facts, tables.accuracy, tables.told_remaining, noise, view)
+        curves = (tables.accuracy, tables.accuracy_ahead)
+        fill_estimates(jobs, tables.facts, *curves, tables.told_remaining, noise, view)
         if self._left is not None:
             left, declared = self._left(self.index), view["epochs"] - view["progress"]
             if tables.known_remaining is not None:  # in a unit of its own

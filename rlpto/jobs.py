@@ -76,6 +76,9 @@ class Job:
         return JobType(self.model, self.batch_size, self.metric)
 
 
+ACCURACY_LEVELS = (0.9, 0.95, 0.99)
+"""Shares of the accuracy that a job can gain; it is noted when each is reached."""
+
 JOB = np.dtype(
     [
         # What every advance of the simulator touches comes first, so that it shares cache lines.
@@ -92,6 +95,8 @@ JOB = np.dtype(
         ("slope", "f8"),
         ("gain_scale", "f8"),
         ("accuracy", "f8"),
+        ("next_level", "f8"),
+        ("grow_left", "f8"),
         ("trained", "f8"),
         ("attained_service", "f8"),
         ("priority", "i8"),
@@ -113,9 +118,10 @@ JOB = np.dtype(
         ("row", "i8"),
         ("rescales", "i8"),
         ("peak_gpus", "i8"),
-        ("grow_left", "f8"),
         ("training_gpus", "i8"),
         ("next_row", "i8"),
+        ("final_accuracy", "f8"),
+        ("reached", "f8", (len(ACCURACY_LEVELS),)),
     ],
     align=True,
 )
@@ -130,6 +136,7 @@ Changed by any cluster:
     gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
     start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
     wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
+    reached [s]: when it had first gained each of ACCURACY_LEVELS of the accuracy it can gain (NaN before).
     told_type: job type in the tables that policies are told of; measured_accuracy: in [0, 1], shown in place of the
     profile's curve; NaN: not measured.
 Changed by the queue:
@@ -139,7 +146,8 @@ Of the simulator alone:
     row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
     epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
     slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.training.enter_epoch`.
-    accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
+    accuracy reached; final_accuracy: at its end; gain_scale: 1 / all the accuracy it can gain (0: none);
+    next_level: accuracy at which `reached` is to be noted next.
     base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
     trained since; together they say what its last checkpoint holds.
     grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,
@@ -166,6 +174,7 @@ VIEW = np.dtype(
         ("accuracy", "f8"),
         ("first_accuracy", "f8"),
         ("final_accuracy", "f8"),
+        ("accuracy_ahead", "f8"),
         ("scale", "f8"),
         ("start_time", "f8"),
         ("type_index", "i8"),
@@ -185,6 +194,7 @@ type_index: jobs of one type share their speed and accuracy curves. epoch: the o
 remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
 job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
+accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
 """
 
 
@@ -252,6 +262,7 @@ class JobStore:
         records["type_index"] = records["told_type"] = [index[job_type] for job_type in types]
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
+        records["reached"] = np.nan
         records["finish_at"] = np.inf
         records["wait_start"] = records["submit_time"]
         records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)
@@ -326,11 +337,18 @@ def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, strict: bo
 
 @kernel()
 def fill_estimates(
-    jobs: AnyArray, types: AnyArray, curves: FloatArray, known_remaining: FloatArray, noise: FloatArray, view: AnyArray
+    jobs: AnyArray,
+    types: AnyArray,
+    curves: FloatArray,
+    ahead: FloatArray,
+    known_remaining: FloatArray,
+    noise: FloatArray,
+    view: AnyArray,
 ) -> None:
     """Fill the other columns of view [n] VIEW, whose index is filled, with what is told of jobs [M] JOB.
 
-    types: [T] TYPE. curves: [T, P + 1] accuracy. known_remaining: [T, P] or empty: work left is counted in epochs.
+    types: [T] TYPE. curves: [T, P + 1] accuracy. ahead: [T, P] `SpeedTables.accuracy_ahead`.
+    known_remaining: [T, P] or empty: work left is counted in epochs.
     noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
     """
     for i in range(len(view)):
@@ -355,6 +373,7 @@ def fill_estimates(
         row.accuracy = now if now == now else curve_at(curves, kind, epochs, job.progress)
         row.first_accuracy = curve_at(curves, kind, epochs, 0.0)
         row.final_accuracy = curve_at(curves, kind, epochs, job.epochs)
+        row.accuracy_ahead = ahead[kind, epoch]
         row.scale = job.scale
         row.start_time = job.start_time
         row.type_index = kind

@@ -15,6 +15,7 @@ import pytest
 import rlpto.envs  # noqa: F401  registers the environment
 from rlpto.config import Config, load_config
 from rlpto.environments import SMALL, cluster_env, start_weights, training_setup
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import ConfigError
@@ -47,7 +48,7 @@ def test_gymnasium_makes_it_by_name():
 def test_gymnasium_makes_many_by_name():
     many = gymnasium.make_vec(NAME, num_envs=3, max_jobs=5, max_episode_steps=2)
     assert isinstance(many, ClusterVectorEnv)
-    assert many.action_space.shape == (3, len(STEERING_FEATURES))
+    assert many.action_space.shape == (3, len(ACTION_FEATURES))
     seen = many.reset(seed=4)[0]
     single = gymnasium.make(NAME, max_jobs=5).reset(seed=4)[0]
     np.testing.assert_array_equal(seen["jobs"][0], single["jobs"])

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.performance.accuracy_ahead import accuracy_ahead
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 
 NO_GPUS = 0
@@ -216,6 +217,11 @@ class SpeedTables:
     def told_speed(self) -> FloatArray:
         """`known_speed` for compiled code: empty where there is none."""
         return _UNKNOWN if self.known_speed is None else self.known_speed
+
+    @cached_property
+    def accuracy_ahead(self) -> FloatArray:
+        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy_ahead`."""
+        return accuracy_ahead(self.accuracy, self.epochs, self.told_remaining)
 
     @property
     def told_rates(self) -> FloatArray:

@@ -105,7 +105,7 @@ def look_around(loop: Loop, b: int) -> None:
     look_at_queue(loop, b)
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
     view, speed = loop.shown[b, :n], loop.speed[b, :n]
-    fill_estimates(w.jobs[b], w.types, w.accuracy, loop.known_remaining, noise, view)
+    fill_estimates(w.jobs[b], w.types, w.accuracy, w.accuracy_ahead, loop.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
     fill_speed(view, loop.told_rates, loop.packed, loop.known_speed, noise, 0, speed)
     if loop.converging[0] < 1:

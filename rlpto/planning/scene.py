@@ -115,6 +115,7 @@ class _OwnRows:
             for name in ("accuracy", "epochs", "samples", "rescale_delay"):
                 getattr(self.tables, name)[slot] = getattr(self.told, name)[kind]
             self.tables.facts[slot] = self.told.facts[kind]
+            self.tables.accuracy_ahead[slot] = self.told.accuracy_ahead[kind]
         return np.array([self._slots[job] for job in jobs], dtype=np.int64)
 
     def _row_on_two(self, kind: int) -> IntArray:

@@ -53,6 +53,10 @@ class IndexWeights(Settings):
     """Stickiness: times the part of the step's GPUs that the job holds now, in [0, 1]."""
     held_remaining: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
     """Size-dependent stickiness: times that part x r."""
+    slope: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    """Times s, how steeply accuracy rises ahead of the job, see `rlpto.policies.steering`; 0: not looked at."""
+    slope_start: float = Field(0.0, ge=-LARGEST_WEIGHT, le=LARGEST_WEIGHT)
+    """Times s if the step starts from no GPUs, further to `slope`."""
 
     def vector(self) -> FloatArray:
         """[features] the weights in the order of INDEX_FEATURES."""
@@ -77,14 +81,21 @@ def load_index_weights(path: Path) -> IndexWeights:
     return IndexWeights(**weights_of(file, INDEX_FEATURES, LARGEST_WEIGHT))
 
 
+SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
+"""Those that look at accuracy; files written before there were any lack them, and mean 0."""
+
+
 def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[str, float]:
-    """A number from -largest to largest for each feature. Raises CheckpointError if one is missing or unknown."""
+    """A number from -largest to largest for each feature; 0 for those of SLOPE_FEATURES that the file lacks.
+
+    Raises CheckpointError if another is missing, or one is unknown.
+    """
     if unknown := next((key for key in file.data if key not in ("format", "weights")), None):
         raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format and weights")
     weights = file.data.get("weights")
     if not isinstance(weights, dict):
         raise CheckpointError(f"{file.place(('weights',))}: weights: expected a number for each of the features")
-    if missing := [name for name in features if name not in weights]:
+    if missing := [name for name in features if name not in weights and name not in SLOPE_FEATURES]:
         raise CheckpointError(f"{file.place(('weights',))}: weights.{missing[0]}: missing")
     for name, value in weights.items():
         place = f"{file.place(('weights', str(name)))}: weights.{name}"
@@ -94,4 +105,4 @@ def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
             got = one_line(repr(value), 60)
             raise CheckpointError(f"{place}: expected a number from {-largest:g} to {largest:g}, got {got}")
-    return {name: float(weights[name]) for name in features}
+    return {name: float(weights.get(name, 0.0)) for name in features}

@@ -30,13 +30,15 @@ CLUSTER = np.dtype(
         ("changed", "i8"),
         ("logged", "i8"),
         ("seed", "i8"),
+        ("missing", "f8", (3,)),
     ],
     align=True,
 )
 """One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
 that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
 finished or a node changed in the last advance; logged: entries in the log;
-seed of its nodes' failures."""
+seed of its nodes' failures; missing: by class, sum over active jobs of the share of the accuracy each can gain that it
+has yet to gain."""
 
 NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8")], align=True)
 """One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
@@ -70,7 +72,7 @@ class World(NamedTuple):
     sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
     what other processes hold of them.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
-    rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
+    rates, elapsed, row, exact_keys, exact_rows, accuracy, accuracy_ahead: see `rlpto.performance.tables.SpeedTables`.
     types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
     scratch: [M] memory that compiled code may use as it likes.
     """
@@ -89,6 +91,7 @@ class World(NamedTuple):
     exact_keys: IntArray
     exact_rows: AnyArray
     accuracy: FloatArray
+    accuracy_ahead: FloatArray
     types: AnyArray
     rules: AnyArray
     scratch: IntArray
@@ -142,6 +145,7 @@ def build_world(
         exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
+        accuracy_ahead=tables.accuracy_ahead,
         types=tables.facts,
         rules=compile_rules(settings),
         scratch=np.zeros(max(count, 1), dtype=np.int64),

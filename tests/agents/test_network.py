@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 from rlpto.agents.network import JobSetPolicy
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.features import JOB_FEATURES
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import action_space, observation_space
-from rlpto.policies.steering import STEERING_FEATURES
 
 
 def make(jobs: int, trained: bool = True) -> JobSetPolicy:
@@ -72,7 +72,7 @@ def test_untrained_it_is_the_heuristic_whatever_it_sees() -> None:
     network = make(8, trained=False)
     for seed in range(3):
         head, _ = out(network, see(network, 4, seed))
-        np.testing.assert_array_equal(head, np.zeros(len(STEERING_FEATURES)))
+        np.testing.assert_array_equal(head, np.zeros(len(ACTION_FEATURES)))
 
 
 def test_one_job_more_or_less_is_noticed() -> None:

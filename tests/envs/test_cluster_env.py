@@ -15,6 +15,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from rlpto.arrays import IntArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.policies.index import Index
@@ -97,10 +98,10 @@ def test_action_zero_is_the_index_under_the_scheduler(decide_on, failures, noisy
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)
-    terms, many, ended = np.zeros(4), np.zeros(4), False
+    terms, many, ended = np.zeros(len(REWARD_PARTS)), np.zeros(len(REWARD_PARTS)), False
     while not ended:
-        _, _, ended, cut, info = env.step(np.zeros(len(START)))
-        infos = batch.step(np.zeros((1, len(START))))[4]
+        _, _, ended, cut, info = env.step(np.zeros(len(ACTION_FEATURES)))
+        infos = batch.step(np.zeros((1, len(ACTION_FEATURES))))[4]
         assert not cut
         terms += [info["terms"][name] for name in REWARD_PARTS]
         many += [infos["terms"][name][0] for name in REWARD_PARTS]
@@ -141,7 +142,7 @@ class TestEpisodes:
         passed = 0.0
         cut = False
         while not cut:
-            _, _, _, cut, step = env.step(np.zeros(len(START)))
+            _, _, _, cut, step = env.step(np.zeros(len(ACTION_FEATURES)))
             assert passed < 300.0
             passed += step["elapsed"]
         assert passed >= 300.0
@@ -167,19 +168,19 @@ class TestEpisodes:
     def test_nothing_goes_before_reset_or_after_the_end(self):
         env = ClusterEnv(make_setup([random_jobs(1, 2, 8, 10)], episode=WHOLE))
         with pytest.raises(ResetNeeded):
-            env.step(np.zeros(len(START)))
+            env.step(np.zeros(len(ACTION_FEATURES)))
         env.reset()
-        while not env.step(np.zeros(len(START)))[2]:
+        while not env.step(np.zeros(len(ACTION_FEATURES)))[2]:
             pass
         with pytest.raises(ResetNeeded, match="episode is over"):
-            env.step(np.zeros(len(START)))
+            env.step(np.zeros(len(ACTION_FEATURES)))
 
 
 @pytest.mark.parametrize(
     ("action", "said"),
     [
         (np.zeros(3), "a number for each steering weight"),
-        (np.full(len(START), np.nan), "expected finite numbers, got NaN or infinity"),
+        (np.full(len(ACTION_FEATURES), np.nan), "expected finite numbers, got NaN or infinity"),
     ],
 )
 def test_an_action_that_is_none_is_refused(action, said):

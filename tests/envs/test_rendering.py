@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.rendering import BAR_CHARACTERS, HEIGHT, WIDTH, bar
 from rlpto.evaluation.plots import job_colour
 
 from ..builders import job, linear_tables
-from .builders import START, WHOLE, make_setup
+from .builders import WHOLE, make_setup
 
 
 def test_an_episode_is_drawn_the_same_every_time():
@@ -20,7 +21,7 @@ def test_an_episode_is_drawn_the_same_every_time():
         env.reset(seed=2)
         first = env.render()
         for _ in range(10):
-            env.step(np.zeros(len(START)))
+            env.step(np.zeros(len(ACTION_FEATURES)))
         pictures.append(env.render())
     assert isinstance(first, np.ndarray)
     assert (first.shape, first.dtype) == ((HEIGHT, WIDTH, 3), np.uint8)
@@ -34,7 +35,7 @@ def test_the_picture_has_the_colours_of_the_jobs():
     env = ClusterEnv(setup, render_mode="rgb_array")
     env.reset(seed=0)
     for _ in range(3):
-        env.step(np.zeros(len(START)))
+        env.step(np.zeros(len(ACTION_FEATURES)))
     pixels = env.render()
     for number in range(2):
         colour = np.round(255 * np.array(job_colour(number))).astype(int)
@@ -47,7 +48,7 @@ def test_the_text_tells_of_every_active_job():
                        tables=linear_tables(0.001), episode=WHOLE, baseline="none")  # fmt: skip
     env = ClusterEnv(setup, render_mode="ansi")
     env.reset(seed=0)
-    env.step(np.zeros(len(START)))
+    env.step(np.zeros(len(ACTION_FEATURES)))
     lines = env.render().splitlines()
     assert "w0  ·  0.02 h  ·  4 of 10 GPUs held  ·  jobs: 1 running, 1 waiting" in lines[0]
     assert lines[1] == "[AAAA......]"

@@ -10,19 +10,20 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.errors import CheckpointError
 from rlpto.rewards import REWARD_PARTS
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
-from .builders import START, make_setup
+from .builders import make_setup
 
 FAILING = SimulatorSettings(failures=FailureSettings(mtbf_hours=1.0, mttr_hours=0.1))
 
 
 def actions(seed: int, steps: int, count: int = 3) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).normal(size=(steps, count, len(START))).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=(steps, count, len(ACTION_FEATURES))).astype(np.float32)
 
 
 def trajectory(env: SB3ClusterEnv, moves: np.ndarray[Any, Any]) -> list[Any]:
@@ -50,7 +51,7 @@ def test_it_steps_as_the_vector_environment_does():
     vector.batch.seed(5)
     np.testing.assert_array_equal(env.reset()["jobs"], vector.reset()[0]["jobs"])
     elapsed = env.elapsed
-    sums, steps, seconds = np.zeros((3, 5)), np.zeros(3, dtype=int), np.zeros(3)
+    sums, steps, seconds = np.zeros((3, len(REWARD_PARTS) + 1)), np.zeros(3, dtype=int), np.zeros(3)
     over_in_all = 0
     for move in actions(0, 80):
         observation, rewards, over, infos = env.step(move)
@@ -70,8 +71,8 @@ def test_it_steps_as_the_vector_environment_does():
                 continue
             assert info["TimeLimit.truncated"] == cut[b]
             np.testing.assert_array_equal(info["terminal_observation"]["jobs"], more["final_obs"][b]["jobs"])
-            assert list(info["terms"].values()) == pytest.approx(sums[b, :4])
-            assert (info["episode"]["r"], info["episode"]["l"]) == (pytest.approx(sums[b, 4]), steps[b])
+            assert list(info["terms"].values()) == pytest.approx(sums[b, :-1])
+            assert (info["episode"]["r"], info["episode"]["l"]) == (pytest.approx(sums[b, -1]), steps[b])
             assert info["elapsed"] == pytest.approx(seconds[b])
             assert info["workload"] in {"w0", "w1", "w2"}
             sums[b], steps[b], seconds[b] = 0.0, 0, 0.0

@@ -9,6 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
 from rlpto.envs.vector import ClusterVectorEnv
@@ -18,9 +19,9 @@ from rlpto.rewards import REWARD_PARTS
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs
-from .builders import SHORT, START, TABLES, WHOLE, make_setup
+from .builders import SHORT, TABLES, WHOLE, make_setup
 
-ZERO = np.zeros((2, len(START)))
+ZERO = np.zeros((2, len(ACTION_FEATURES)))
 
 
 def test_observations_and_actions_lie_in_their_spaces():
@@ -73,7 +74,7 @@ def test_the_baseline_rollout_takes_what_the_start_heuristic_earns():
         env.reset(seed=0)
         rng, rewards, ended = np.random.default_rng(0), 0.0, False
         while not ended:
-            _, reward, over, _, _ = env.step(scale * rng.normal(size=(1, len(START))))
+            _, reward, over, _, _ = env.step(scale * rng.normal(size=(1, len(ACTION_FEATURES))))
             rewards, ended = rewards + reward[0], over[0]
         return float(rewards)
 
@@ -156,7 +157,7 @@ def test_it_goes_the_way_of_gymnasiums_own_vector_of_single_environments(mode, s
     np.testing.assert_equal(ours.reset(seed=4)[0], theirs.reset(seed=4)[0])
     rng, finished = np.random.default_rng(0), 0
     for _ in range(60):
-        actions = rng.uniform(-1, 1, (3, len(START))).astype(np.float32)
+        actions = rng.uniform(-1, 1, (3, len(ACTION_FEATURES))).astype(np.float32)
         one, other = ours.step(actions), theirs.step(actions)
         for mine, expected in zip(one[:4], other[:4], strict=True):
             np.testing.assert_equal(mine, expected)

@@ -17,6 +17,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlpto.config import Config
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ClusterError, ConfigError, JobError
@@ -285,7 +286,7 @@ def test_an_agent_steps_through_a_real_cluster_in_the_same_spaces(
         ended, terms = False, 0.0
         while not ended:
             assert env.observation_space.contains(observation)
-            action = np.zeros(len(STEERING_FEATURES), dtype=np.float32)
+            action = np.zeros(len(ACTION_FEATURES), dtype=np.float32)
             observation, _, ended, _, info = env.step(action)
             terms += info["terms"]["accuracy"]
         assert cluster.columns.finished.all()

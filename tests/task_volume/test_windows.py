@@ -12,6 +12,7 @@ import pytest
 from rlpto.cluster import Allocation, ClusterState, Future
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.environments import SMALL, training_setup
+from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.fleet import build_fleet
 from rlpto.envs.observation import forecast_features
@@ -22,7 +23,6 @@ from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
 from rlpto.policies.base import Policy
 from rlpto.policies.index import Index
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
@@ -74,7 +74,7 @@ def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
     single, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     single_seen, _ = single.reset(seed=0, options={"workload": number})
     batch_seen, _ = batch.reset(seed=0)
-    nothing, ended, at, reserved = np.zeros(len(STEERING_FEATURES), dtype=np.float32), False, 0, 0
+    nothing, ended, at, reserved = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0, 0
     while not ended:
         if single.cluster.active_jobs:
             state = policy.states[at]
@@ -113,7 +113,12 @@ def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
     env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
     env.reset(seed=0)
     batch.reset(seed=0)
-    nothing, terms, many, ended = np.zeros(len(STEERING_FEATURES)), np.zeros(4), np.zeros(4), False
+    nothing, terms, many, ended = (
+        np.zeros(len(ACTION_FEATURES)),
+        np.zeros(len(REWARD_PARTS)),
+        np.zeros(len(REWARD_PARTS)),
+        False,
+    )
     while not ended:
         _, _, ended, _, info = env.step(nothing)
         infos = batch.step(nothing[None])[4]
