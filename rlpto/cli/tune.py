@@ -29,6 +29,8 @@ class Goal(StrEnum):
 
     reward = "reward"
     jct = "jct"
+    accuracy = "accuracy"
+    shortfall = "shortfall"
 
 
 @app.callback()
@@ -53,7 +55,12 @@ def _parse_loads(text: str | None) -> list[float]:
 def index(
     config: ConfigArgument,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File of weights to write (YAML).")],
-    goal: Annotated[Goal, typer.Option(help="Raise the total reward, or lower the mean JCT.")] = Goal.reward,
+    goal: Annotated[
+        Goal,
+        typer.Option(
+            help="Raise the total reward, or lower the mean JCT, the time to 95 % of accuracy, or what is lost of it."
+        ),
+    ] = Goal.reward,
     start: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Weights to start from, instead of the two-parameter form.")
     ] = None,
@@ -72,8 +79,9 @@ def index(
 ) -> None:
     """Tune the weights of the index policy with an evolution strategy, on training windows only.
 
-    A candidate is judged by the reward it gains per job, or by the JCT it saves, against the start on the
-    same windows. Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
+    A candidate is judged against the start on the same windows: by the reward it gains per job, the mean JCT it saves,
+    the mean time to 95 % of a job's accuracy, or the accuracy-hours lost; in the last two JCT counts a little.
+    Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
     from rlpto.evaluation.tuning import TuningSettings
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
@@ -94,7 +102,7 @@ def index(
         found = tune_index(
             configs,
             first,
-            "jct" if goal is Goal.jct else "reward",
+            goal.value,
             settings,
             out.with_suffix(".checkpoint.json"),
             resume=resume,

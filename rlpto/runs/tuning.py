@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rlpto.arrays import FloatArray
 from rlpto.config import Config
 from rlpto.environments import workload_of
 from rlpto.envs.fleet import Fleet, build_fleet, play
@@ -26,6 +27,7 @@ from rlpto.evaluation.tuning import (
 from rlpto.experiment import Experiment
 from rlpto.files import is_there
 from rlpto.interrupts import Interrupted
+from rlpto.jobs import ACCURACY_LEVELS
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
@@ -36,10 +38,20 @@ SLOWEST_CANDIDATE = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
 TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
 """Reward weights whose negative total is the sum of all JCTs, in hours."""
+SHORTFALL_ALONE = RewardWeights(
+    accuracy=0.0, time=0.0, resources=0.0, rescale=0.0, shortfall=1.0, classes=(1.0, 1.0, 1.0)
+)
+"""Those whose negative total is the accuracy-hours lost."""
 
 
-Goal = Literal["reward", "jct"]
-"""What a better index has more, or less, of."""
+Goal = Literal["reward", "jct", "accuracy", "shortfall"]
+"""What a better index has more, or less, of: total reward, mean JCT, the mean time to 95 % of the accuracy that a job
+can gain, or accuracy-hours lost. The last two are blended with JCT, see `BLENDED`."""
+BLENDED: Mapping[Goal, float] = {"accuracy": 0.8, "shortfall": 0.7}
+"""Goals of accuracy, and the exponent of what each is about in its geometric mean with JCT: without JCT the ends of
+jobs would be put off for ever."""
+LEVEL = ACCURACY_LEVELS.index(0.95)
+"""Column of `reached` in a job's record that the goal is about."""
 
 INDEX_RANGES: Mapping[str, tuple[float, float]] = {
     "remaining": (-2.0, 0.5),
@@ -53,13 +65,15 @@ INDEX_RANGES: Mapping[str, tuple[float, float]] = {
     "held_remaining": (-0.5, 0.5),
 }
 """Ranges in which the weights of the index are searched. `gain` stays: only ratios of weights matter."""
+SLOPE_RANGES: Mapping[str, tuple[float, float]] = {"slope": (-0.5, 2.0), "slope_start": (-1.0, 1.0)}
+"""Likewise, of those that look at accuracy: only for goals that do."""
 
 
-def index_parameters(start: IndexWeights) -> list[Parameter]:
+def index_parameters(start: IndexWeights, goal: Goal) -> list[Parameter]:
     """Weights of the index to tune, from `start`, which is moved into the ranges if need be."""
+    ranges = {**INDEX_RANGES, **(SLOPE_RANGES if goal in BLENDED else {})}
     return [
-        Parameter(name, min(max(getattr(start, name), low), high), low, high)
-        for name, (low, high) in INDEX_RANGES.items()
+        Parameter(name, min(max(getattr(start, name), low), high), low, high) for name, (low, high) in ranges.items()
     ]
 
 
@@ -72,7 +86,7 @@ class Place(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Minus the total reward, or the total JCT in hours, of a run; its jobs, and hours until it was seen to be over."""
+    """What a goal wants less of, in a run: minus the total reward, or hours; its jobs, and hours until it was over."""
 
     cost: float
     jobs: int
@@ -109,7 +123,7 @@ def tune_index(
     experiments = [Experiment(settled) for settled in configs]
     places = places_of(experiments, "train")
     unseen = places_of(experiments, "validation", required=False)
-    parameters = index_parameters(first)
+    parameters = index_parameters(first, goal)
     outcomes = [experiment.outcome() for experiment in experiments]
     searched = {"goal": goal, "gain": first.gain, "places": places, "outcomes": outcomes}
     fingerprint = tuning_fingerprint(parameters, settings, searched)
@@ -187,7 +201,7 @@ def costs_in(configs: Sequence[Config], goal: Goal, jobs: int) -> Iterator[Costs
 def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequence[Place]) -> float:
     """How much worse costs are than `base`: negative is better.
 
-    reward: reward lost per job. jct: relative change of a window's mean JCT. Each load counts alike.
+    reward: reward lost per job. Others: relative change in a window. Each load counts alike.
     """
     load = np.array([place.load for place in places])
     before = np.array([cost.cost for cost in base])
@@ -202,7 +216,10 @@ def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequ
 
 def described(goal: Goal, change: float) -> str:
     """A change in words."""
-    return f"{change:.4f} reward per job" if goal == "reward" else f"{change:.2%} of the mean JCT"
+    if goal == "reward":
+        return f"{change:.4f} reward per job"
+    blended = {"jct": "", "accuracy": "time to 95 % of accuracy, blended with ", "shortfall": "accuracy-hours, with "}
+    return f"{change:.2%} of the {blended[goal]}mean JCT"
 
 
 def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
@@ -230,7 +247,9 @@ class Arena:
 
     def __init__(self, experiment: Experiment, goal: Goal) -> None:
         self._experiment = experiment
-        self._reward = TIME_ALONE if goal == "jct" else experiment.config.reward
+        alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
+        self._reward = experiment.config.reward if goal == "reward" else alone
+        self._goal: Goal = goal
         self._fleets: dict[tuple[str, int], Fleet] = {}
         self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
 
@@ -242,7 +261,12 @@ class Arena:
         fleet.world.rules["limit"] = hours * HOUR
         self._total[:] = 0.0
         play(fleet, 0, 0, np.atleast_2d(steering_weights(weights.vector())), self._time, self._total)
-        return Cost(-float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1]) / HOUR)
+        cost, count, end = -float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1])
+        if self._goal in BLENDED:
+            jobs = fleet.world.jobs[0, :count]
+            times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
+            cost = _blended(self._goal, *times, cost, end)
+        return Cost(cost, count, end / HOUR)
 
     def _fleet(self, place: Place) -> Fleet:
         """The cluster of a window, built when first asked for."""
@@ -270,7 +294,25 @@ def simulated_cost(
     finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
     last = float(finished.max()) if len(finished) else 0.0
     end = last if max_hours is None else max_hours * HOUR
-    left = np.maximum(end, jobs.submit_time)
-    jct = np.where(np.isfinite(jobs.finish_time), jobs.finish_time, left) - jobs.submit_time
-    cost = float(jct.sum()) / HOUR if goal == "jct" else -float(record.decisions.reward.sum())
+    if goal == "reward":
+        cost = -float(record.decisions.reward.sum())
+    elif goal == "jct":
+        cost = _hours(jobs.submit_time, jobs.finish_time, end)
+    else:
+        lost = float(record.decisions.shortfall.sum()) / HOUR
+        cost = _blended(goal, jobs.submit_time, jobs.finish_time, jobs.reached_95, lost, end)
     return Cost(cost, len(jobs.submit_time), last / HOUR)
+
+
+def _blended(
+    goal: Goal, submit_time: FloatArray, finish_time: FloatArray, reached: FloatArray, lost: float, end: float
+) -> float:
+    """Hours of a goal of accuracy, blended with JCT. submit_time, finish_time, reached: [M] s. lost: accuracy-hours."""
+    share = BLENDED[goal]
+    about = lost if goal == "shortfall" else _hours(submit_time, reached, end)
+    return float(about**share * _hours(submit_time, finish_time, end) ** (1.0 - share))
+
+
+def _hours(submit_time: FloatArray, time: FloatArray, end: float) -> float:
+    """Hours from submit_time [M] s to time [M] s, summed; NaN counts as `end` s."""
+    return float((np.where(np.isnan(time), np.maximum(end, submit_time), time) - submit_time).sum()) / HOUR
