@@ -85,8 +85,13 @@ def build_fleet(
     simulator: SimulatorSettings,
     queue: QueueSettings,
     reward: RewardWeights,
+    *,
+    follow_accuracy: bool = False,
 ) -> Fleet:
-    """A fleet of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them."""
+    """A fleet of `count` clusters. Raises ConfigError or JobError if a workload cannot run on them.
+
+    follow_accuracy: note when jobs reach levels of accuracy, though no reward depends on it.
+    """
     if not workloads:
         raise ConfigError("no workloads to learn from: expected training windows with jobs")
     if queue.inside != "fifo":
@@ -112,9 +117,10 @@ def build_fleet(
     for row, workload in zip(pool, workloads, strict=True):
         row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
     slots = np.zeros((count, most), dtype=JOB)
+    kept = {"keep_log": False, "follow_accuracy": follow_accuracy or reward.shortfall > 0}
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     loop = build_loop(
-        build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False),
+        build_world(slots, shape.node_gpus, tables, simulator, 0, **kept),
         *(tables, queue, shape.gpus_per_node),
         _joint_noise(workloads, most, tables.max_gpus + 1),
         _joint_reserve(workloads),
@@ -122,7 +128,7 @@ def build_fleet(
     )
     return Fleet(
         loop=loop,
-        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False),
+        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, **kept),
         pool=pool,
         counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),

@@ -95,8 +95,6 @@ JOB = np.dtype(
         ("slope", "f8"),
         ("gain_scale", "f8"),
         ("accuracy", "f8"),
-        ("next_level", "f8"),
-        ("grow_left", "f8"),
         ("trained", "f8"),
         ("attained_service", "f8"),
         ("priority", "i8"),
@@ -118,6 +116,7 @@ JOB = np.dtype(
         ("row", "i8"),
         ("rescales", "i8"),
         ("peak_gpus", "i8"),
+        ("grow_left", "f8"),
         ("training_gpus", "i8"),
         ("next_row", "i8"),
         ("final_accuracy", "f8"),
@@ -146,8 +145,8 @@ Of the simulator alone:
     row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
     epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
     slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.training.enter_epoch`.
-    accuracy reached; final_accuracy: at its end; gain_scale: 1 / all the accuracy it can gain (0: none);
-    next_level: accuracy at which `reached` is to be noted next.
+    accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
+    final_accuracy: at its end; only where it is followed when jobs gain their accuracy.
     base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
     trained since; together they say what its last checkpoint holds.
     grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,

@@ -30,8 +30,8 @@ class Loop(NamedTuple):
 
     world: the simulators. current: [B] workload that each cluster runs.
     shown: [B, M] `rlpto.jobs.VIEW` of its active jobs in queue order, and speed: [B, M, K + 1] theirs: as `look_around`
-    left them. packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. known_remaining, known_speed:
-    as in the speed tables, or empty.
+    left them. packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
     aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
@@ -47,6 +47,7 @@ class Loop(NamedTuple):
     speed: FloatArray
     packed: IntArray
     told_rates: FloatArray
+    accuracy_ahead: FloatArray
     known_remaining: FloatArray
     known_speed: FloatArray
     noise: FloatArray
@@ -82,6 +83,7 @@ def build_loop(
         speed=np.zeros((count, most, packed.shape[1])),
         packed=packed,
         told_rates=np.ascontiguousarray(tables.told_rates),
+        accuracy_ahead=tables.accuracy_ahead,
         known_remaining=tables.told_remaining,
         known_speed=tables.told_speed,
         noise=noise,
@@ -105,7 +107,7 @@ def look_around(loop: Loop, b: int) -> None:
     look_at_queue(loop, b)
     w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
     view, speed = loop.shown[b, :n], loop.speed[b, :n]
-    fill_estimates(w.jobs[b], w.types, w.accuracy, w.accuracy_ahead, loop.known_remaining, noise, view)
+    fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
     fill_speed(view, loop.told_rates, loop.packed, loop.known_speed, noise, 0, speed)
     if loop.converging[0] < 1:

@@ -23,7 +23,7 @@ from rlpto.planning.rollout import Start, copy_of, roll_out
 from rlpto.planning.scene import Scenes
 from rlpto.policies.base import BasePolicy
 from rlpto.policies.index import Index
-from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.index_weights import SLOPE_FEATURES, IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
 from rlpto.policies.steering_file import load_steering_weights
 from rlpto.queues import QueueSettings
@@ -33,6 +33,10 @@ from rlpto.simulator.settings import SimulatorSettings
 
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
+VARIED = len(STEERING_FEATURES) - len(SLOPE_FEATURES)
+"""So many weights are perturbed: those that look at the slope of accuracy, which come last, stay as in the plan."""
+OTHER_AIMS = ("-accuracy", "-shortfall")
+"""Ends of the names of tuned files that are no candidates by default: they put off the ends of jobs."""
 SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
 
@@ -43,7 +47,7 @@ class PlannerOptions(Settings):
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
     portfolio: tuple[Path, ...] | None = None
-    """Files of further candidates; null: all tuned weights that come with RLPTO."""
+    """Files of further candidates; null: all that come with RLPTO and were tuned for reward or JCT."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -85,8 +89,10 @@ class Planner(BasePolicy[PlannerOptions]):
         base = self.options.base
         self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
         self._portfolio = _portfolio(self.options.portfolio)
-        self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
-        self._reward = (self.options.weights or reward or RewardWeights()).record()
+        weights = self.options.weights or reward or RewardWeights()
+        known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
+        self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)
+        self._reward = weights.record()
         self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)
 
@@ -125,9 +131,10 @@ class Planner(BasePolicy[PlannerOptions]):
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
         count = self.options.perturbations
         near = np.repeat(self._plan[None], count, axis=0)
-        scale = np.maximum(np.abs(near), SMALLEST_SCALE) * self.options.spread
-        changed = self._rng.random(near.shape) < CHANGED_SHARE
-        near = near + changed * scale * self._rng.standard_normal(near.shape)
+        varied = near[:, :VARIED]
+        scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * self.options.spread
+        changed = self._rng.random(varied.shape) < CHANGED_SHARE
+        near[:, :VARIED] = varied + changed * scale * self._rng.standard_normal(varied.shape)
         return np.concatenate([self._plan[None], self._base[None], self._portfolio, near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
@@ -150,8 +157,9 @@ class Planner(BasePolicy[PlannerOptions]):
 
 
 def _portfolio(files: Sequence[Path] | None) -> AnyArray:
-    """[C, STEERING_FEATURES] weights in files; None: in those that come with RLPTO."""
+    """[C, STEERING_FEATURES] weights in files; None: in those that come with RLPTO, but for `OTHER_AIMS`."""
     if files is None:
-        files = [path for name in example_names("tuned", ".yaml") if (path := example_config(name)) is not None]
+        names = [name for name in example_names("tuned", ".yaml") if not name.endswith(OTHER_AIMS)]
+        files = [path for name in names if (path := example_config(name)) is not None]
     found = [load_steering_weights(path) for path in files]
     return np.array(found).reshape(-1, len(STEERING_FEATURES))

@@ -30,11 +30,18 @@ class Scenes:
     """Builds the start of rollouts from states; keeps from one to the next what it had to compute of speeds.
 
     queue: as that of the scheduler. simulator: how time passes in rollouts; no node fails there. interval: where the
-    scheduler decides at events, decisions are taken there at those, and after so many seconds at most.
+    scheduler decides at events, decisions are taken there at those, and after so many seconds at most. follow_accuracy:
+    whether what plans cost depends on when jobs gain their accuracy.
     """
 
-    def __init__(self, queue: QueueSettings, simulator: SimulatorSettings, interval: float | None = None) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        queue: QueueSettings,
+        simulator: SimulatorSettings,
+        interval: float | None = None,
+        follow_accuracy: bool = False,
+    ) -> None:
+        self._queue, self._follow_accuracy = queue, follow_accuracy
         same: dict[str, object] = {"failures": FailureSettings(), "max_hours": None}
         if interval is not None and simulator.decide_on == "events":
             same["interval"] = max(interval, simulator.interval)
@@ -54,7 +61,12 @@ class Scenes:
         tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
-        world = build_world(store.records[None], state.shape.node_gpus, tables, self._simulator, 0, keep_log=False)
+        world = build_world(
+            store.records[None],
+            *(state.shape.node_gpus, tables, self._simulator, 0),
+            keep_log=False,
+            follow_accuracy=self._follow_accuracy,
+        )
         take_up_all(world, state.time, state.shape, placement)
         loop = build_loop(world, told.tables, self._queue, state.gpus_per_node, noise)
         return loop, start_of(world)
@@ -115,7 +127,6 @@ class _OwnRows:
             for name in ("accuracy", "epochs", "samples", "rescale_delay"):
                 getattr(self.tables, name)[slot] = getattr(self.told, name)[kind]
             self.tables.facts[slot] = self.told.facts[kind]
-            self.tables.accuracy_ahead[slot] = self.told.accuracy_ahead[kind]
         return np.array([self._slots[job] for job in jobs], dtype=np.int64)
 
     def _row_on_two(self, kind: int) -> IntArray:

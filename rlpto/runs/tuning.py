@@ -281,6 +281,7 @@ class Arena:
                 config.simulator,
                 config.queue,
                 self._reward,
+                follow_accuracy=self._goal in BLENDED,
             )
         return self._fleets[key]
 

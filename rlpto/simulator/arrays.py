@@ -30,15 +30,13 @@ CLUSTER = np.dtype(
         ("changed", "i8"),
         ("logged", "i8"),
         ("seed", "i8"),
-        ("missing", "f8", (3,)),
     ],
     align=True,
 )
 """One cluster: time [s], next_toggle [s] (next failure or repair of any node), jobs in its workload, those
 that have arrived, those active, GPUs on nodes that are up, GPUs held; changed: 1 if a job arrived or
 finished or a node changed in the last advance; logged: entries in the log;
-seed of its nodes' failures; missing: by class, sum over active jobs of the share of the accuracy each can gain that it
-has yet to gain."""
+seed of its nodes' failures."""
 
 NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", "i8"), ("node", "i8")], align=True)
 """One node: next failure or repair [s], its GPUs that jobs may hold, 1 while it is up, failures and repairs so far, its
@@ -58,10 +56,12 @@ RULES = np.dtype(
         ("on_events", "i8"),
         ("most_free", "i8"),
         ("overlap", "i8"),
+        ("follow_accuracy", "i8"),
     ],
     align=True,
 )
-"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops."""
+"""SimulatorSettings as numbers; times in seconds, limit: when every cluster stops. follow_accuracy: 1 if when jobs gain
+their accuracy is noted, see `rlpto.simulator.accuracy`."""
 
 
 class World(NamedTuple):
@@ -72,7 +72,7 @@ class World(NamedTuple):
     sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
     what other processes hold of them.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
-    rates, elapsed, row, exact_keys, exact_rows, accuracy, accuracy_ahead: see `rlpto.performance.tables.SpeedTables`.
+    rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.
     types: [T] `rlpto.performance.tables.TYPE`. rules: [1] RULES.
     scratch: [M] memory that compiled code may use as it likes.
     """
@@ -91,7 +91,6 @@ class World(NamedTuple):
     exact_keys: IntArray
     exact_rows: AnyArray
     accuracy: FloatArray
-    accuracy_ahead: FloatArray
     types: AnyArray
     rules: AnyArray
     scratch: IntArray
@@ -105,12 +104,14 @@ def build_world(
     seed: int,
     *,
     keep_log: bool,
+    follow_accuracy: bool,
     background: Sequence[HeldByOthers] = (),
 ) -> World:
     """The world of a batch of equal clusters before any time has passed.
 
     jobs: [B, M] JOB, filled with the workloads. seed: cluster b draws failures from
     seed + b. keep_log: note every change of GPUs; the caller then empties the log when it is half full.
+    follow_accuracy: count `shortfall`, and note when jobs reach levels of accuracy; else these are not known.
     background: what other processes hold, out of node_gpus [N].
     """
     batch, count = jobs.shape
@@ -145,9 +146,8 @@ def build_world(
         exact_keys=np.ascontiguousarray(tables.exact_keys, dtype=np.int64),
         exact_rows=np.ascontiguousarray(tables.exact_rows, dtype=np.int32),
         accuracy=np.ascontiguousarray(tables.accuracy),
-        accuracy_ahead=tables.accuracy_ahead,
         types=tables.facts,
-        rules=compile_rules(settings),
+        rules=compile_rules(settings, follow_accuracy),
         scratch=np.zeros(max(count, 1), dtype=np.int64),
     )
 
@@ -169,7 +169,7 @@ def with_jobs(world: World, jobs: AnyArray, count: int, most: int) -> World:
     return world._replace(jobs=jobs)
 
 
-def compile_rules(settings: SimulatorSettings) -> AnyArray:
+def compile_rules(settings: SimulatorSettings, follow_accuracy: bool) -> AnyArray:
     """[1] RULES from the settings."""
     rules = np.zeros(1, dtype=RULES)
     rules["interval"] = settings.interval
@@ -181,4 +181,5 @@ def compile_rules(settings: SimulatorSettings) -> AnyArray:
     rules["on_events"] = settings.decide_on == "events"
     rules["most_free"] = settings.placement == "most_free"
     rules["overlap"] = settings.growth == "overlap"
+    rules["follow_accuracy"] = follow_accuracy
     return rules

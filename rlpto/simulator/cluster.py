@@ -128,7 +128,11 @@ class SimulatedCluster:
             self._online = OnlineJobs(jobs, store, tables, beliefs, shared=shared, change_above=above)
         rows = tables if self._online is None else with_own_rows(tables, len(store))
         self._world = build_world(
-            store.records[None], shape.node_gpus, rows, settings, seed, keep_log=True, background=self._background
+            store.records[None],
+            *(shape.node_gpus, rows, settings, seed),
+            keep_log=True,
+            follow_accuracy=True,
+            background=self._background,
         )
         self._logs: list[AnyArray] = []
         self._passed = np.zeros(LONGEST_RUN, dtype=INTERVAL)

@@ -12,7 +12,7 @@ from rlpto.arrays import AnyArray, IntArray
 from rlpto.compiled import kernel, njit
 from rlpto.jobs import curve_at
 from rlpto.placement import holds, main_node, release, shrink_in_place, take_most_free, take_packed
-from rlpto.simulator.accuracy import accuracy_after, begin_levels, pass_epochs, pass_rest
+from rlpto.simulator.accuracy import follow_accuracy, join_followed
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import next_toggle_after
 from rlpto.simulator.job_kernels import log_change, progress_at, start_running, stop_running, train_at
@@ -95,13 +95,10 @@ def join_arrivals(w: World, b: int) -> None:
         job = w.jobs[b, cluster.arrived]
         kind = job.type_index
         job.accuracy = w.accuracy[kind, 0]
-        job.final_accuracy = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs)
-        in_all = job.final_accuracy - job.accuracy
+        in_all = curve_at(w.accuracy, kind, w.types[kind].epochs, job.epochs) - job.accuracy
         job.gain_scale = 1.0 / in_all if in_all > 0.0 else 0.0
-        begin_levels(job)
-        if in_all > 0.0:
-            cluster.missing[job.priority] += 1.0
-            w.sums[b].shortfall[job.priority] += cluster.time - job.submit_time
+        if w.rules[0].follow_accuracy:
+            join_followed(w, b, cluster.arrived)
         w.active[b, cluster.active] = cluster.arrived
         w.sums[b].unfinished += cluster.time - job.submit_time
         cluster.active += 1
@@ -116,10 +113,7 @@ def train_jobs(w: World, b: int, until: float) -> None:
     jobs, active, rates, elapsed = w.jobs[b], w.active[b], w.rates, w.elapsed
     curves, types, sums, gain = w.accuracy, w.types, w.sums[b], w.sums[b].accuracy_gain
     cluster, resolution = w.clusters[b], w.rules[0].resolution
-    seconds, lost = until - cluster.time, w.sums[b].shortfall
-    before_high, before_normal, before_low = gain[0], gain[1], gain[2]
-    for c in range(3):
-        lost[c] += cluster.missing[c] * seconds  # and what is gained on the way comes off below
+    seconds = until - cluster.time
     gpu_seconds, unfinished = 0.0, 0.0
     kept = 0
     for i in range(cluster.active):
@@ -134,7 +128,6 @@ def train_jobs(w: World, b: int, until: float) -> None:
         job.rescale_left -= delay
         before, after, unused, trains = job.progress, job.stop_epoch, 0.0, seconds - delay
         finished, same_epoch = True, False
-        joined, level, last_piece, early = before, job.accuracy, trains, 0.0
         if resolution > 0.0:
             after, unused = progress_in_steps(
                 rates, job.row, job.scale, before, job.stop_epoch, seconds - delay, resolution
@@ -142,30 +135,19 @@ def train_jobs(w: World, b: int, until: float) -> None:
             finished = after >= job.stop_epoch
         elif job.finish_at <= until:
             unused = until - job.finish_at
-            early = pass_rest(w, job, cluster.time, delay, until)
         else:
             finished = False
             if job.grow_left > seconds:
                 job.grow_left -= seconds
             elif job.grow_left > 0.0:  # its newest workers join in between
                 job.progress = max(before, progress_at(w, job, job.clock + (job.grow_left - delay) * job.scale))
-                trains = last_piece = seconds - job.grow_left
-                early = pass_epochs(w, job, job.row, before, job.progress, cluster.time + delay, until)
-                joined, level = job.progress, accuracy_after(w, job, job.progress)
+                trains = seconds - job.grow_left
                 train_at(w, b, j, job.next_row)
-            clock = job.clock
             job.clock += trains * job.scale
             same_epoch = job.clock < job.epoch_end and job.progress == before
             if job.clock >= job.epoch_end:
-                epoch, ended, passed = job.epoch, elapsed.shape[1] - 1, 0.0
-                while epoch < ended and elapsed[job.row, epoch + 1] <= job.clock:
-                    epoch += 1
-                    then = elapsed[job.row, epoch]
-                    passed += (curves[job.type_index, epoch] - level) * (job.clock - 0.5 * (clock + then))
-                    clock, level = then, curves[job.type_index, epoch]
-                early += passed * job.gain_scale / job.scale
-                last_piece = (job.clock - clock) / job.scale
-                enter_epoch(job, rates, elapsed, curves, types[job.type_index].epochs, min(epoch, ended - 1))
+                epoch = last_epoch(elapsed, job.row, job.epoch, rates.shape[1], job.clock)
+                enter_epoch(job, rates, elapsed, curves, types[job.type_index].epochs, epoch)
             after = job.epoch + (job.clock - job.epoch_start) * job.rate
             # Rounding must neither take work back nor finish a job early.
             after = max(before, min(job.stop_epoch, after))
@@ -181,20 +163,9 @@ def train_jobs(w: World, b: int, until: float) -> None:
             else:
                 accuracy = curve_at(curves, job.type_index, types[job.type_index].epochs, after)
             gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
-            if resolution > 0.0:
-                last_piece = trains - unused
-            elif finished:
-                level = accuracy
-            early += (accuracy - level) * job.gain_scale * (unused + 0.5 * last_piece)
-            lost[job.priority] -= early
-            if accuracy >= job.next_level:
-                pass_epochs(w, job, job.row, joined, after, until - trains, until)
             job.accuracy = accuracy
         if finished:
             job.finish_time = until - unused
-            missing = (job.final_accuracy - job.accuracy) * job.gain_scale  # of a job that stops early
-            cluster.missing[job.priority] -= missing
-            lost[job.priority] -= missing * unused
             stop_running(w, b, j, np.nan)
             log_change(w, b, j, job.finish_time)
             sums.finished += 1
@@ -204,9 +175,6 @@ def train_jobs(w: World, b: int, until: float) -> None:
             kept += 1
     sums.gpu_seconds += gpu_seconds
     sums.unfinished += unfinished
-    cluster.missing[0] -= gain[0] - before_high
-    cluster.missing[1] -= gain[1] - before_normal
-    cluster.missing[2] -= gain[2] - before_low
     cluster.active = kept
     cluster.time = until
 
@@ -263,9 +231,7 @@ def stop_jobs_of(w: World, b: int, node: int) -> None:
         reached = epoch + (clock - w.elapsed[job.row, epoch]) * w.rates[job.row, epoch]
         back = max(start, min(job.progress, reached))
         accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, back)
-        share = (accuracy - job.accuracy) * job.gain_scale
-        w.sums[b].accuracy_gain[job.priority] += share
-        w.clusters[b].missing[job.priority] -= share
+        w.sums[b].accuracy_gain[job.priority] += (accuracy - job.accuracy) * job.gain_scale
         job.accuracy = accuracy
         job.progress = back
         stop_running(w, b, j, now)
@@ -344,6 +310,8 @@ def advance(w: World, b: int) -> None:
             w.sums[b].end = cluster.time
             return
         until = min(due, max(cluster.next_toggle, cluster.time))
+        if w.rules[0].follow_accuracy:
+            follow_accuracy(w, b, until)
         train_jobs(w, b, until)
         if cluster.next_toggle <= until:
             toggle_nodes(w, b)

@@ -32,7 +32,6 @@ def take_up(w: World, b: int, time: float, training: IntArray, spanned: IntArray
     for j in range(cluster.jobs):
         job = w.jobs[b, j]
         job.accuracy = curve_at(w.accuracy, job.type_index, w.types[job.type_index].epochs, job.progress)
-        cluster.missing[job.priority] -= (job.accuracy - w.accuracy[job.type_index, 0]) * job.gain_scale
         if job.gpus == 0:
             continue
         for i in range(job.gpus):
