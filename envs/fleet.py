@@ -17,7 +17,8 @@ from rlpto.cluster import ClusterShape
 from rlpto.compiled import kernel, njit
 from rlpto.envs.observation import Observation, encode
 from rlpto.errors import ConfigError
-from rlpto.jobs import JOB, EstimateNoise, Job, JobStore
+from rlpto.job_store import JobStore
+from rlpto.jobs import JOB, EstimateNoise, Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
 from rlpto.queues import QueueSettings
@@ -117,10 +118,10 @@ def build_fleet(
     for row, workload in zip(pool, workloads, strict=True):
         row[: len(workload.jobs)] = JobStore.from_jobs(workload.jobs, tables).records
     slots = np.zeros((count, most), dtype=JOB)
-    kept = {"keep_log": False, "follow_accuracy": follow_accuracy or reward.shortfall > 0}
+    follows = follow_accuracy or reward.shortfall > 0
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     loop = build_loop(
-        build_world(slots, shape.node_gpus, tables, simulator, 0, **kept),
+        build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows),
         *(tables, queue, shape.gpus_per_node),
         _joint_noise(workloads, most, tables.max_gpus + 1),
         _joint_reserve(workloads),
@@ -128,7 +129,9 @@ def build_fleet(
     )
     return Fleet(
         loop=loop,
-        blank=build_world(slots[:1].copy(), shape.node_gpus, tables, simulator, 0, **kept),
+        blank=build_world(
+            *(slots[:1].copy(), shape.node_gpus, tables, simulator, 0), keep_log=False, follow_accuracy=follows
+        ),
         pool=pool,
         counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),
         seeds=np.array([workload.seed for workload in workloads], dtype=np.int64),

@@ -11,8 +11,9 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.errors import ConfigError
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
-from rlpto.jobs import Job, JobStore
+from rlpto.jobs import Job
 from rlpto.performance.tables import ONE_KIND, SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges
 

@@ -18,7 +18,8 @@ from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
-from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.job_store import JobStore
+from rlpto.jobs import EstimateNoise, Job
 from rlpto.outcome import outcome_of
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import useful_gpus

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.errors import ConfigError
-from rlpto.jobs import VIEW, EstimateNoise, JobStore, fill_estimates, fill_limits, fill_speed
+from rlpto.job_store import JobStore
+from rlpto.jobs import VIEW, EstimateNoise, fill_estimates, fill_limits, fill_speed
 from rlpto.performance.tables import NO_TYPE, ONE_KIND, SpeedTables
 
 NO_BATCH_SIZE = -1

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
-from rlpto.jobs import JobStore
+from rlpto.job_store import JobStore
 
 RemainingKnowledge = Literal["declared", "learnt", "unknown"]
 LEAST_EPOCHS = 1.0

@@ -11,7 +11,8 @@ from rlpto.arrays import IntArray
 from rlpto.cluster import ClusterShape, ClusterState
 from rlpto.compiled import njit
 from rlpto.errors import JobError, PolicyError
-from rlpto.jobs import Job, JobStore
+from rlpto.job_store import JobStore
+from rlpto.jobs import Job
 from rlpto.performance.tables import SpeedTables
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.errors import JobError
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
-from rlpto.jobs import EstimateNoise, JobStore
+from rlpto.jobs import EstimateNoise
 from rlpto.performance.solo import alone_bound, seconds_to_finish
 from rlpto.performance.tables import elapsed_from_rates, placement_key
 from rlpto.queues import Queue, QueueSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.jobs import JobStore
+from rlpto.job_store import JobStore
 from rlpto.remaining import told_remaining
 
 from .builders import job, linear_tables, with_batch_sizes

@@ -18,7 +18,7 @@ from rlpto.config import Config, load_config
 from rlpto.errors import ConfigError
 from rlpto.evaluation.metrics import measure
 from rlpto.experiment import prepare
-from rlpto.jobs import JobStore
+from rlpto.job_store import JobStore
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.scene import Scenes
 from rlpto.planning.snapshot import take_snapshot

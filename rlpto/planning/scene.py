@@ -9,8 +9,8 @@ import numpy as np
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState
 from rlpto.compiled import njit
+from rlpto.job_store import JobStore
 from rlpto.job_table import Told
-from rlpto.jobs import JobStore
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
 from rlpto.planning.loop import Loop, build_loop
 from rlpto.planning.rollout import Start, start_of

@@ -13,8 +13,9 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
+from rlpto.job_store import JobStore
 from rlpto.job_table import Told
-from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings

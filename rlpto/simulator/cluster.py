@@ -12,8 +12,9 @@ from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.background import HeldByOthers, background_at
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ConfigError, JobError
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
-from rlpto.jobs import EstimateNoise, Job, JobStore
+from rlpto.jobs import EstimateNoise, Job
 from rlpto.kinds import kinds_of
 from rlpto.performance.tables import SpeedTables
 from rlpto.records import INTERVAL, AllocationChanges

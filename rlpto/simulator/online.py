@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.jobs import Job, JobStore
+from rlpto.job_store import JobStore
+from rlpto.jobs import Job
 from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, choose_again, follow_choices
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource

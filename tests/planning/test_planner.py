@@ -14,6 +14,7 @@ from rlpto.arrays import FloatArray
 from rlpto.cluster import Cluster, Node
 from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job
+from rlpto.paths import example_config, example_names
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.loop import Loop
 from rlpto.planning.planner import Planner, PlannerOptions
@@ -21,7 +22,9 @@ from rlpto.planning.prediction import predict
 from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
+from rlpto.policies.index_weights import SLOPE_FEATURES
 from rlpto.policies.registry import make_policy
+from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import RunRecord
@@ -87,6 +90,18 @@ def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> No
     assert planner.costs[0][0] * 3600.0 + waited == pytest.approx(12 * jct(record), rel=1e-9)
 
 
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000))
+def test_a_rollout_costs_the_accuracy_that_is_then_late(seed: int) -> None:
+    times = SimulatorSettings(growth="overlap")
+    late = RewardWeights(accuracy=0, time=0, resources=0, rescale=0, shortfall=2, classes=(3.0, 2.0, 1.0))
+    planner = Noted(times, late, portfolio=(), perturbations=0)
+    cluster = SimulatedCluster(NODES, at_once(seed), random_tables(seed, 8, 13.0), times)
+    record = run(cluster, planner, QUEUE, late, seed=5)
+    before = sum(late.classes[one.priority] for one in cluster.jobs) * record.decisions.time[0] * 2.0 / 3600.0
+    assert planner.costs[0][0] + before == pytest.approx(-record.decisions.reward.sum(), rel=1e-9)
+
+
 @pytest.mark.parametrize("classes", ["strict", "weighted"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
@@ -100,6 +115,21 @@ def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(
     assert len(spent) > 2
     assert np.all(np.diff(spent) > -1e-3), "what has been paid grows, and what is ahead is never mistaken"
     assert spent[0] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_weights_tuned_for_when_accuracy_comes_are_no_candidates_by_default() -> None:
+    """A plan is to cost little time; and what docs/planning.md measured was found without them."""
+    mentioned = [name for name in example_names("tuned") if "accuracy" in name or "shortfall" in name]
+    others = [path for name in example_names("tuned") if name not in mentioned and (path := example_config(name))]
+    assert mentioned
+
+    def candidates(**options: object) -> FloatArray:
+        return Planner(PlannerOptions.model_validate(options), QUEUE, SimulatorSettings())._candidates()
+
+    by_default = candidates()
+    np.testing.assert_array_equal(by_default, candidates(portfolio=others))
+    looks_at_slope = [STEERING_FEATURES.index(name) for name in SLOPE_FEATURES]
+    assert not by_default[:, looks_at_slope].any(), "nor do perturbations look at the slope of accuracy"
 
 
 def test_where_all_jobs_are_there_plans_are_at_least_as_good_as_their_base() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rlpto.cluster import ClusterShape, ClusterState, Node
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
-from rlpto.jobs import Job, JobStore
+from rlpto.jobs import Job
 from rlpto.performance.tables import JobType, SpeedTables
 
 EPOCHS = 4

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState, Future, Node
 from rlpto.forecasting.series import HOUR, MONDAY
-from rlpto.jobs import JOB, EstimateNoise, Job, JobStore
+from rlpto.job_store import JobStore
+from rlpto.jobs import JOB, EstimateNoise, Job
 from rlpto.policies.registry import make_policy
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rlpto.errors import ConfigError, JobError
-from rlpto.jobs import JobStore
+from rlpto.job_store import JobStore
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.stopping import StopRule
 from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs

@@ -8,8 +8,9 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.cluster import Progress
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
-from rlpto.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job, JobStore
+from rlpto.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow
