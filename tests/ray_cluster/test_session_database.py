@@ -79,7 +79,7 @@ class TestSessionDatabase:
     def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
         empty = tmp_path / "state.sqlite"
         empty.touch()
-        with pytest.raises(ClusterError, match="session database of version 0, expected 4: go on with the version"):
+        with pytest.raises(ClusterError, match="session database of version 0, expected 5: go on with the version"):
             SessionDatabase(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
@@ -132,10 +132,11 @@ class TestSessionDatabase:
         report = JobReport("a", progress=1.5, step=30, accuracy=0.5)
         with SessionDatabase(path) as database:
             database.enter_jobs([(spec("a"), 0.0)])
-            database.note_report(report, gpu_seconds=12.0, peak_gpus=2)
-            database.note_report(report, gpu_seconds=13.0, peak_gpus=2)
+            database.note_report(report, gpu_seconds=12.0, peak_gpus=2, reached=(None, None, None))
+            database.note_report(report, gpu_seconds=13.0, peak_gpus=2, reached=(40.0, 45.0, None))
             (row,) = database.jobs()
             assert (row.progress, row.step, row.gpu_seconds, row.peak_gpus) == (1.5, 30, 13.0, 2)
+            assert (row.reached_90, row.reached_95, row.reached_99) == (40.0, 45.0, None)
 
     def test_a_transaction_that_raises_leaves_nothing_and_the_next_is_kept(self, path: Path) -> None:
         with SessionDatabase(path) as database:
