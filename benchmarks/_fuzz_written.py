@@ -23,6 +23,7 @@ from rlpto.agents.archive import read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
+from rlpto.cluster import Progress
 from rlpto.config import Config
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
@@ -132,13 +133,15 @@ def _session() -> bytes:
     """The database of a session of two jobs that has taken a decision."""
     path = Path("session.sqlite")
     specs = [JobSpec(f"job-{i}", f"j{i}", "s", "a.b:C", "folder", 8, 1.0, 100) for i in range(2)]
+    gain, late = np.array([0.1, 0.2, 0.3]), np.array([9.0, 0.0, 30.0])
+    passed = Progress(1.0, 61.0, gain, late, 60.0, 120.0, rescales=1, rescale_seconds=5.0, arrived=2, finished=0)
     with SessionDatabase(path) as database:
         database.enter_jobs([(spec, 60.0 * i) for i, spec in enumerate(specs)])
         for key in ("began", "beat"):
             database.set_fact(key, "5.0")
         database.node("n1", 0, 4, True, 0.0)
         database.decision(Decision(1.0, "fifo", 0.01, 4, 2, 2, 1, {"job-0": 0}, {"job-0": 2}, {"job-0": 8}))
-        database.followed((0.1, 0.2, 0.3), 60.0, 120.0, 5.0)
+        database.followed(passed)
         database.plan(["job-0"], [Command("job-0", database.next_generation(), Plan(("n1", "n1")))], 1.0)
         database.change(1.0, "job-0", 2, 0.5, ("n1", "n1"))
         database.event(2.0, "rescale", "job-0", "n1", 3.0, "2")
