@@ -25,7 +25,7 @@ from rlpto.policies.base import BasePolicy
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.steering_file import load_portfolio, load_steering_weights
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
@@ -43,7 +43,7 @@ class PlannerOptions(Settings):
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
     portfolio: tuple[Path, ...] | None = None
-    """Files of further candidates; null: all tuned weights that come with RLPTO."""
+    """Files of further candidates, one in each or several; null: all tuned weights that come with RLPTO."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -123,11 +123,8 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def _candidates(self) -> FloatArray:
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
-        count = self.options.perturbations
-        near = np.repeat(self._plan[None], count, axis=0)
-        scale = np.maximum(np.abs(near), SMALLEST_SCALE) * self.options.spread
-        changed = self._rng.random(near.shape) < CHANGED_SHARE
-        near = near + changed * scale * self._rng.standard_normal(near.shape)
+        near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
+        near = perturbed(near, self.options.spread, self._rng)
         return np.concatenate([self._plan[None], self._base[None], self._portfolio, near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
@@ -149,9 +146,16 @@ class Planner(BasePolicy[PlannerOptions]):
         return cost
 
 
+def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> FloatArray:
+    """Random vectors near to weights [C, STEERING_FEATURES]; see `PlannerOptions.spread`."""
+    scale = np.maximum(np.abs(weights), SMALLEST_SCALE) * spread
+    changed = rng.random(weights.shape) < CHANGED_SHARE
+    near: FloatArray = weights + changed * scale * rng.standard_normal(weights.shape)
+    return near
+
+
 def _portfolio(files: Sequence[Path] | None) -> AnyArray:
-    """[C, STEERING_FEATURES] weights in files; None: in those that come with RLPTO."""
+    """[C, STEERING_FEATURES] weights in files, of one vector or of several; None: in those that come with RLPTO."""
     if files is None:
         files = [path for name in example_names("tuned", ".yaml") if (path := example_config(name)) is not None]
-    found = [load_steering_weights(path) for path in files]
-    return np.array(found).reshape(-1, len(STEERING_FEATURES))
+    return np.concatenate([np.zeros((0, len(STEERING_FEATURES))), *(load_portfolio(path) for path in files)])

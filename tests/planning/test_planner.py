@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,8 @@ from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
 from rlpto.policies.registry import make_policy
+from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.steering_file import save_portfolio, save_steering_weights
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import RunRecord
@@ -237,6 +240,20 @@ class TestPlans:
             SimulatedCluster(NODES, at_once(2), random_tables(2, 8, 5.0), SimulatorSettings()), policy, QUEUE, TIME_ONLY
         )
         assert np.isfinite(record.jobs.finish_time).all()
+
+    def test_a_portfolio_of_several_vectors_is_tried_like_as_many_files(self, tmp_path: Path) -> None:
+        weights = np.random.default_rng(3).normal(size=(3, len(STEERING_FEATURES)))
+        save_portfolio(weights, tmp_path / "all.yaml")
+        for i, one in enumerate(weights):
+            save_steering_weights(one, tmp_path / f"{i}.yaml")
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        found = []
+        for files in (["all"], ["0", "1", "2"]):
+            planner = Noted(times, perturbations=1, portfolio=[tmp_path / f"{name}.yaml" for name in files])
+            schedule(planner, jobs, tables, times)
+            found.append(planner.costs)
+        assert len(found[0][0]) == 2 + 3 + 1
+        np.testing.assert_array_equal(found[0][0], found[1][0])
 
     @pytest.mark.parametrize(
         ("spec", "said"),
