@@ -1,0 +1,155 @@
+"""What learning is worth to the planner, at an equal number of rollouts; see docs/notes/planning-learnt.md.
+
+PART is one of: portfolio (a learnt portfolio against random perturbations, test windows drawn anew), learn (make the
+portfolios of configs/portfolios/ again from training windows). Time alone counts, and classes are weighted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import _common
+import numpy as np
+from _common import Check
+from planning import FRESH_SEED, TIME_ONLY, Rows, as_table, interval, mean_jct
+
+from rlpto.config import load_config
+from rlpto.experiment import Experiment
+from rlpto.planning.branching import Branch, Keeper, cost_matrix, drawn_candidates
+from rlpto.planning.planner import Planner
+from rlpto.planning.portfolio import always_tried, choose_greedily, refine
+from rlpto.policies.steering_file import load_portfolio, load_steering_weights, save_portfolio
+from rlpto.rewards import RewardWeights
+
+PARTS = ("portfolio", "learn")
+REWARD = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)
+SIZE = 8
+"""Vectors in a portfolio."""
+WORK = {"pollux": 400_000, "synthetic": 20_000}
+"""Speeds that a rollout looks at while portfolios are learnt."""
+STATES = {"pollux": {0.7: (40, 0.1), 0.9: (40, 0.1), 1.1: (40, 0.1)}, "synthetic": {0.7: (4, 0.04), 0.9: (8, 0.06)}}
+"""Training windows at each load, and the share of their plans that states are kept of."""
+DRAWN, ROUNDS = 300, 600
+"""Candidates tried in all states, and changes tried of the portfolio chosen from them."""
+CELLS = {"pollux": (0.5, 0.7, 0.9, 1.1), "synthetic": (0.9,)}
+ROLLOUTS = (10, 26)
+"""In each plan, the base and the plan that stands among them."""
+CLAIMED = {"pollux": 0.995}
+"""Mean JCT with the learnt portfolio, of that without: at most, over all loads, at the fewest rollouts."""
+
+
+def base_of(workload: str) -> Path:
+    """Weights tuned for mean JCT under weighted classes."""
+    return _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
+
+
+def portfolio_of(workload: str) -> Path:
+    return _common.CONFIGS / "portfolios" / f"{workload}.yaml"
+
+
+def experiment_of(workload: str, load: float, *settings: str) -> Experiment:
+    given = [*TIME_ONLY, "queue.classes=weighted", f"workload.load={load}", *settings]
+    return Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", given))
+
+
+def states_of(workload: str) -> list[Branch]:
+    """States that a planner with random candidates met on training windows."""
+    found: list[Branch] = []
+    for load, (count, share) in STATES[workload].items():
+        experiment = experiment_of(workload, load)
+        policy = experiment.policy(f"planner:base={base_of(workload)},portfolio=[],perturbations=8")
+        assert isinstance(policy, Planner)
+        keeper, names = Keeper(policy, share), experiment.windows("train")
+        for name in names[:: max(1, len(names) // count)][:count]:
+            experiment.run_policy(keeper, name, 0)
+        found += keeper.kept
+    return found
+
+
+def learn(workload: str) -> Rows:
+    """Make a portfolio again; what it leaves of the cost of the states that it was and was not learnt on."""
+    states, work = states_of(workload), WORK[workload]
+    halves = states[::2], states[1::2]
+    tuned = sorted((_common.CONFIGS / "tuned").glob("*.yaml"))
+    around = np.array([load_steering_weights(path) for path in [base_of(workload), *tuned]])
+    candidates = drawn_candidates(around, DRAWN, 0.4, seed=0)
+    costs = cost_matrix(halves[0], candidates, work, REWARD)
+    chosen = candidates[choose_greedily(costs, SIZE, always_tried(halves[0], work, REWARD))]
+    found, _ = refine(chosen, halves[0], ROUNDS, work, REWARD, seed=0)
+    save_portfolio(found, portfolio_of(workload))
+    rows: Rows = []
+    for what, half in zip(("learnt on", "others"), halves, strict=True):
+        anyway = always_tried(half, work, REWARD)
+        cells: dict[str, object] = {"workload": workload, "states": f"{len(half)}, {what}"}
+        for name, portfolio in (("tuned files", around), ("chosen", chosen), ("refined", found)):
+            best = np.minimum(cost_matrix(half, portfolio, work, REWARD).min(axis=1), anyway)
+            cells[f"{name} ({len(portfolio)}) save %"] = f"{100 * (anyway - best).mean():.3f}"
+        rows.append(cells)
+    return rows
+
+
+def portfolio(workloads: Sequence[str], limit: int, split: str) -> tuple[list[Check], Rows]:
+    """The learnt portfolio and perturbations against perturbations alone, equally many rollouts in each plan."""
+    checks: list[Check] = []
+    rows: Rows = []
+    for workload in workloads:
+        loads = CELLS[workload]
+        size = len(load_portfolio(portfolio_of(workload)))
+        for rollouts in ROLLOUTS:
+            with_it, without = [], []
+            for load in loads:
+                fresh = [f"seed={FRESH_SEED}"] if split == "test" else []
+                experiment = experiment_of(workload, load, f"workload.windows.limit={limit}", *fresh)
+                names = experiment.windows(split)
+                base, count = f"planner:base={base_of(workload)}", rollouts - 2
+                one = f"{base},portfolio=[{portfolio_of(workload)}],perturbations={count - size}"
+                with_it.append(mean_jct(experiment, one, names))
+                without.append(mean_jct(experiment, f"{base},portfolio=[],perturbations={count}", names))
+                rows.append(row(workload, f"{load}", rollouts, with_it[-1:], without[-1:]))
+            if len(loads) > 1:
+                rows.append(row(workload, "all", rollouts, with_it, without))
+            if workload in CLAIMED and rollouts == min(ROLLOUTS):
+                ratio, _, high = interval((np.concatenate(with_it), np.concatenate(without)))
+                what = f"learnt portfolio, {workload}, {rollouts} rollouts"
+                checks.append(Check(what, ratio, "of the mean JCT without", CLAIMED[workload], False))
+                checks.append(Check(f"{what}, upper end of the interval", high, "of the mean JCT without", 1.0, False))
+    return checks, rows
+
+
+def row(
+    workload: str, load: str, rollouts: int, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+) -> dict[str, object]:
+    """A line of the table: ratio of mean JCT, paired by window."""
+    ratio, low, high = interval((np.concatenate(ours), np.concatenate(theirs)))
+    count = sum(map(len, ours))
+    cells: dict[str, object] = {"workload": workload, "load": load, "rollouts": rollouts, "windows": count}
+    return cells | {"learnt / random": f"{ratio:.4f}", "95 % interval": f"{low:.4f} to {high:.4f}"}
+
+
+def main() -> None:
+    arguments = _common.parser(__doc__.split("\n")[0])
+    arguments.add_argument("part", metavar="PART", choices=PARTS, help=f"one of {', '.join(PARTS)}")
+    arguments.add_argument("--workload", choices=tuple(WORK), help="this one alone")
+    arguments.add_argument("--limit", type=int, default=40, help="windows of each cell")
+    arguments.add_argument("--split", choices=("test", "validation"), default="test")
+    options = arguments.parse_args()
+    if _common.data_folder() is None:
+        _common.refuse(f"{options.part}: needs traces and profiles, expected their folder in $RLPTO_DATA")
+    began = time.process_time()
+    checks: list[Check] = []
+    rows: Rows = []
+    with _common.bad_input():
+        workloads = [options.workload] if options.workload else list(WORK)
+        if options.part == "learn":
+            rows = [one for workload in workloads for one in learn(workload)]
+        else:
+            checks, rows = portfolio(workloads, options.limit, options.split)
+    if not options.json:
+        print(f"{as_table(rows)}\n\n{time.process_time() - began:.0f} CPU-s", flush=True)
+    _common.finish(checks, options.json)
+
+
+if __name__ == "__main__":
+    main()
