@@ -1,13 +1,15 @@
 """What learning is worth to the planner, at an equal number of rollouts; see docs/notes/planning-learnt.md.
 
-PART is one of: portfolio (a learnt portfolio against random perturbations, test windows drawn anew), learn (make the
-portfolios of configs/portfolios/ again from training windows). Time alone counts, and classes are weighted.
+PART is one of: portfolio (a learnt portfolio against random perturbations), proposals (those of
+networks against the portfolio that they begin with, and against random changes of it), learn and learn-proposals (make
+what these measure again, from training windows). Time alone counts, and classes are weighted.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import _common
@@ -15,15 +17,20 @@ import numpy as np
 from _common import Check
 from planning import FRESH_SEED, TIME_ONLY, Rows, as_table, interval, mean_jct
 
+from rlpto.agents.proposer import Proposer, load_proposer, save_proposer
+from rlpto.arrays import FloatArray
 from rlpto.config import load_config
+from rlpto.envs.plan_env import PlanEnv, look
+from rlpto.envs.settings import EnvSettings
+from rlpto.evaluation.metrics import completion_times
 from rlpto.experiment import Experiment
 from rlpto.planning.branching import Branch, Keeper, cost_matrix, drawn_candidates
-from rlpto.planning.planner import Planner
+from rlpto.planning.planner import Planner, PlannerOptions, perturbed
 from rlpto.planning.portfolio import always_tried, choose_greedily, refine
 from rlpto.policies.steering_file import load_portfolio, load_steering_weights, save_portfolio
 from rlpto.rewards import RewardWeights
 
-PARTS = ("portfolio", "learn")
+PARTS = ("portfolio", "proposals", "learn", "learn-proposals")
 REWARD = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)
 SIZE = 8
 """Vectors in a portfolio."""
@@ -34,8 +41,13 @@ STATES = {"pollux": {0.7: (40, 0.1), 0.9: (40, 0.1), 1.1: (40, 0.1)}, "synthetic
 DRAWN, ROUNDS = 300, 600
 """Candidates tried in all states, and changes tried of the portfolio chosen from them."""
 CELLS = {"pollux": (0.5, 0.7, 0.9, 1.1), "synthetic": (0.9,)}
-ROLLOUTS = (10, 26)
+ROLLOUTS = {"pollux": (10, 26), "synthetic": (10,)}
 """In each plan, the base and the plan that stands among them."""
+NETWORKS = {
+    "expert iteration": _common.CONFIGS / "portfolios" / "pollux-proposals.zip",
+    "and PPO": _common.ROOT / "runs" / "pollux-proposals-ppo.zip",
+}
+PPO_STEPS = 60_000
 CLAIMED = {"pollux": 0.995}
 """Mean JCT with the learnt portfolio, of that without: at most, over all loads, at the fewest rollouts."""
 
@@ -97,7 +109,7 @@ def portfolio(workloads: Sequence[str], limit: int, split: str) -> tuple[list[Ch
     for workload in workloads:
         loads = CELLS[workload]
         size = len(load_portfolio(portfolio_of(workload)))
-        for rollouts in ROLLOUTS:
+        for rollouts in ROLLOUTS[workload]:
             with_it, without = [], []
             for load in loads:
                 fresh = [f"seed={FRESH_SEED}"] if split == "test" else []
@@ -110,7 +122,7 @@ def portfolio(workloads: Sequence[str], limit: int, split: str) -> tuple[list[Ch
                 rows.append(row(workload, f"{load}", rollouts, with_it[-1:], without[-1:]))
             if len(loads) > 1:
                 rows.append(row(workload, "all", rollouts, with_it, without))
-            if workload in CLAIMED and rollouts == min(ROLLOUTS):
+            if workload in CLAIMED and rollouts == min(ROLLOUTS[workload]):
                 ratio, _, high = interval((np.concatenate(with_it), np.concatenate(without)))
                 what = f"learnt portfolio, {workload}, {rollouts} rollouts"
                 checks.append(Check(what, ratio, "of the mean JCT without", CLAIMED[workload], False))
@@ -118,8 +130,69 @@ def portfolio(workloads: Sequence[str], limit: int, split: str) -> tuple[list[Ch
     return checks, rows
 
 
+def seen_states(settings: EnvSettings) -> list[Branch]:
+    """States on training windows of Pollux's workload, with what a network sees of them."""
+    found: list[Branch] = []
+    for load in (1.1, 0.9):
+        experiment = experiment_of("pollux", load, "workload.draws=80")
+        policy = experiment.policy(f"planner:base={base_of('pollux')},portfolio=[],perturbations=8")
+        assert isinstance(policy, Planner)
+        keeper = Keeper(policy, 0.06, look(settings))
+        for name in experiment.windows("train"):
+            experiment.run_policy(keeper, name, 0)
+        found += keeper.kept
+    return found
+
+
+def learn_proposals() -> Rows:
+    """Train networks by expert iteration and then by PPO; percent that they save in states learnt on."""
+    from rlpto.agents.proposals import Proposals, expert_iteration
+
+    settings, anchors, work = EnvSettings(), load_portfolio(portfolio_of("pollux")), WORK["pollux"]
+    states = seen_states(settings)
+    learner = Proposals(lambda: PlanEnv(states, settings, anchors, work, REWARD), anchors, seed=0)
+    course = expert_iteration(learner, states, 5, 4, work, REWARD, seed=0)
+    save_proposer(Proposer(learner.network, anchors, settings), NETWORKS["expert iteration"])
+    learner.ppo.learn(PPO_STEPS)
+    save_proposer(Proposer(learner.network, anchors, settings), NETWORKS["and PPO"])
+    anyway = always_tried(states, work, REWARD)
+    best = np.minimum(cost_matrix(states, learner(states), work, REWARD).min(axis=1), anyway)
+    saved = [*course, 100 * (anyway - best).mean()]
+    names = ["the portfolio", *(f"expert iteration {i + 1}" for i in range(5)), "and PPO"]
+    return [{"proposals": name, "saves %": f"{one:.3f}"} for name, one in zip(names, saved, strict=True)]
+
+
+def proposals(limit: int, split: str) -> tuple[list[Check], Rows]:
+    """Ten rollouts in each plan: what is tried beside the base and the plan that stands."""
+    anchors, rng = load_portfolio(portfolio_of("pollux")), np.random.default_rng(4)
+    networks = {name: load_proposer(path) for name, path in NETWORKS.items()}
+    ways: dict[str, Proposer | Callable[..., FloatArray]] = {
+        "the portfolio": lambda *_: anchors,
+        "random changes of it": lambda *_: perturbed(anchors, 0.25, rng),
+        **networks,
+    }
+    found: dict[str, list[FloatArray]] = {name: [] for name in ways}
+    for load in (0.7, 0.9, 1.1):
+        fresh = [f"seed={FRESH_SEED}"] if split == "test" else []
+        experiment = experiment_of("pollux", load, f"workload.windows.limit={limit}", *fresh)
+        config, names = experiment.config, experiment.windows(split)
+        options = PlannerOptions(base=base_of("pollux"), portfolio=(), perturbations=0)
+        for name, way in ways.items():
+            planner = Planner(options, config.queue, config.simulator, config.reward, way)
+            records = [experiment.run_policy(planner, window, 0) for window in names]
+            found[name].append(np.array([completion_times(record.jobs).mean() for record in records]))
+    rows: Rows = []
+    for other, one in itertools.combinations(ways, 2):
+        ratio, low, high = interval((np.concatenate(found[one]), np.concatenate(found[other])))
+        rows.append(
+            {"tried": one, "against": other, "windows": sum(map(len, found[one])), "ratio": f"{ratio:.4f}"}
+            | {"95 % interval": f"{low:.4f} to {high:.4f}"}
+        )
+    return [], rows
+
+
 def row(
-    workload: str, load: str, rollouts: int, ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+    workload: str, load: str, rollouts: int, ours: Sequence[FloatArray], theirs: Sequence[FloatArray]
 ) -> dict[str, object]:
     """A line of the table: ratio of mean JCT, paired by window."""
     ratio, low, high = interval((np.concatenate(ours), np.concatenate(theirs)))
@@ -142,7 +215,11 @@ def main() -> None:
     rows: Rows = []
     with _common.bad_input():
         workloads = [options.workload] if options.workload else list(WORK)
-        if options.part == "learn":
+        if options.part == "learn-proposals":
+            rows = learn_proposals()
+        elif options.part == "proposals":
+            checks, rows = proposals(options.limit, options.split)
+        elif options.part == "learn":
             rows = [one for workload in workloads for one in learn(workload)]
         else:
             checks, rows = portfolio(workloads, options.limit, options.split)

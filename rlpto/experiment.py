@@ -247,7 +247,12 @@ class Experiment:
         if isinstance(policy, Planner):
             simulator = self.config.simulator
             simulator = looking_ahead(simulator) if real else simulator
-            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
+            proposer = None
+            if policy.options.proposals is not None:
+                from rlpto.agents.proposer import load_proposer  # torch is not needed otherwise
+
+                proposer = load_proposer(policy.options.proposals)
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward, proposer)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import PolicyError
 from rlpto.paths import example_config, example_names
 from rlpto.planning.loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
@@ -37,6 +38,10 @@ SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
 
 
+Proposer = Callable[[ClusterState, FloatArray, FloatArray], FloatArray]
+"""From a state in queue order, the plan that stands and the base, [STEERING_FEATURES] each, to candidates [C, ...]."""
+
+
 class PlannerOptions(Settings):
     """Options of `planner`."""
 
@@ -44,6 +49,8 @@ class PlannerOptions(Settings):
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
     portfolio: tuple[Path, ...] | None = None
     """Files of further candidates, one in each or several; null: all tuned weights that come with RLPTO."""
+    proposals: Path | None = None
+    """File of a network that proposes further candidates in each state, see docs/notes/planning-learnt.md."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -79,14 +86,16 @@ class Planner(BasePolicy[PlannerOptions]):
         queue: QueueSettings | None = None,
         simulator: SimulatorSettings | None = None,
         reward: RewardWeights | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """queue, simulator, reward: of the experiment; None: as they are by default."""
+        """queue, simulator, reward: of the experiment; None: by default. proposer: made from the file `proposals`."""
         super().__init__(options)
         base = self.options.base
         self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
         self._portfolio = _portfolio(self.options.portfolio)
         self._scenes = Scenes(queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
         self._reward = (self.options.weights or reward or RewardWeights()).record()
+        self._proposer = proposer
         self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)
 
@@ -115,17 +124,22 @@ class Planner(BasePolicy[PlannerOptions]):
         """[STEERING_FEATURES] weights that come out cheapest from a state on."""
         if len(state.jobs) == 1:
             return self._base
-        candidates = self._candidates()
+        candidates = self._candidates(state)
         loop, start = self._scenes.build(state)
         cost = self._costs(loop, start, candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
-    def _candidates(self) -> FloatArray:
+    def _candidates(self, state: ClusterState) -> FloatArray:
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         near = perturbed(near, self.options.spread, self._rng)
-        return np.concatenate([self._plan[None], self._base[None], self._portfolio, near])
+        known = [self._plan[None], self._base[None], self._portfolio]
+        if self._proposer is not None:
+            known.append(self._proposer(state, self._plan, self._base))
+        elif self.options.proposals is not None:
+            raise PolicyError(f"policy {self.name}: proposals: only an experiment can load a network")
+        return np.concatenate([*known, near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] what each candidate costs; infinity for those that there was no time for."""

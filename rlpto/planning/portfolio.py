@@ -25,8 +25,8 @@ def always_tried(branches: Sequence[Branch], work: int, reward: RewardWeights) -
 def choose_greedily(costs: FloatArray, count: int, tried: FloatArray) -> list[int]:
     """`count` candidates that together leave the smallest mean of the cheapest, one after another.
 
-    costs: [S, C] relative to the base. tried: [S] the cheapest of what is tried anyway. Fewer where no further one helps
-    in any state.
+    costs: [S, C] relative to the base. tried: [S] the cheapest of what is tried anyway. Fewer where no further one
+    helps in any state.
     """
     best = tried.copy()
     chosen: list[int] = []
