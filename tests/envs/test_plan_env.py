@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
@@ -11,6 +12,8 @@ from gymnasium.utils.env_checker import check_env
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Node
+from rlpto.config import KnowledgeSettings
+from rlpto.environments import SMALL
 from rlpto.envs.plan_env import PERCENT, PlanEnv, look, proposed
 from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError
@@ -29,6 +32,7 @@ from ..builders import random_jobs, random_tables
 TIME_ONLY = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)
 WORK = 400_000
 SEEN = EnvSettings(max_jobs=8)
+NOISY = KnowledgeSettings(mode="noisy")
 NOTHING = np.zeros(len(STEERING_FEATURES), dtype=np.float32)
 
 
@@ -82,3 +86,14 @@ def test_an_action_is_a_share_of_the_weights_of_its_anchor() -> None:
 def test_without_states_it_says_so(anchors: FloatArray) -> None:
     with pytest.raises(ConfigError, match="no states"):
         PlanEnv([], SEEN, anchors, WORK, TIME_ONLY)
+
+
+def test_gymnasium_makes_one_of_an_experiment() -> None:
+    env = gymnasium.make("rlpto/Plan-v0", windows=1, slots=2, max_jobs=8)
+    first, info = env.reset(seed=3)
+    assert first["jobs"].shape[0] == 8
+    assert info["best"] <= 1.0
+    _, reward, ended, _, _ = env.step(NOTHING)
+    assert (reward, ended) == (0.0, False), "the base saves nothing: it is always tried"
+    with pytest.raises(ConfigError, match=r"knowledge\.mode"):
+        gymnasium.make("rlpto/Plan-v0", config=SMALL.model_copy(update={"knowledge": NOISY}))
