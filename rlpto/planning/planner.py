@@ -47,8 +47,8 @@ class PlannerOptions(Settings):
 
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
-    portfolio: tuple[Path, ...] | None = None
-    """Files of further candidates, one in each or several; null: all tuned weights that come with RLPTO."""
+    portfolio: Path | tuple[Path, ...] | None = None
+    """File of further candidates, or files of one or several each; null: all tuned weights that come with RLPTO."""
     proposals: Path | None = None
     """File of a network that proposes further candidates in each state, see docs/notes/planning-learnt.md."""
     perturbations: int = Field(12, ge=0, le=10_000)
@@ -168,8 +168,9 @@ def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> F
     return near
 
 
-def _portfolio(files: Sequence[Path] | None) -> AnyArray:
+def _portfolio(files: Path | Sequence[Path] | None) -> AnyArray:
     """[C, STEERING_FEATURES] weights in files, of one vector or of several; None: in those that come with RLPTO."""
     if files is None:
         files = [path for name in example_names("tuned", ".yaml") if (path := example_config(name)) is not None]
+    files = [files] if isinstance(files, Path) else files
     return np.concatenate([np.zeros((0, len(STEERING_FEATURES))), *(load_portfolio(path) for path in files)])

@@ -248,8 +248,8 @@ class TestPlans:
             save_steering_weights(one, tmp_path / f"{i}.yaml")
         jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
         found = []
-        for files in (["all"], ["0", "1", "2"]):
-            planner = Noted(times, perturbations=1, portfolio=[tmp_path / f"{name}.yaml" for name in files])
+        for files in (tmp_path / "all.yaml", [tmp_path / f"{i}.yaml" for i in range(3)]):
+            planner = Noted(times, perturbations=1, portfolio=files)
             schedule(planner, jobs, tables, times)
             found.append(planner.costs)
         assert len(found[0][0]) == 2 + 3 + 1
