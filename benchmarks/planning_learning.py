@@ -48,8 +48,8 @@ NETWORKS = {
     "and PPO": _common.ROOT / "runs" / "pollux-proposals-ppo.zip",
 }
 PPO_STEPS = 60_000
-CLAIMED = {"pollux": 0.995}
-"""Mean JCT with the learnt portfolio, of that without: at most, over all loads, at the fewest rollouts."""
+CLAIMED = ("pollux",)
+"""Workloads on which the learnt portfolio is claimed to lower mean JCT: over all loads, at the fewest rollouts."""
 
 
 def base_of(workload: str) -> Path:
@@ -123,10 +123,9 @@ def portfolio(workloads: Sequence[str], limit: int, split: str) -> tuple[list[Ch
             if len(loads) > 1:
                 rows.append(row(workload, "all", rollouts, with_it, without))
             if workload in CLAIMED and rollouts == min(ROLLOUTS[workload]):
-                ratio, _, high = interval((np.concatenate(with_it), np.concatenate(without)))
-                what = f"learnt portfolio, {workload}, {rollouts} rollouts"
-                checks.append(Check(what, ratio, "of the mean JCT without", CLAIMED[workload], False))
-                checks.append(Check(f"{what}, upper end of the interval", high, "of the mean JCT without", 1.0, False))
+                _, _, high = interval((np.concatenate(with_it), np.concatenate(without)))
+                what = f"learnt portfolio, {workload}, {rollouts} rollouts, upper end of the interval"
+                checks.append(Check(what, high, "of the mean JCT without", 1.0, False))
     return checks, rows
 
 
