@@ -58,7 +58,9 @@ def base_of(workload: str) -> Path:
 
 
 def portfolio_of(workload: str) -> Path:
-    return _common.CONFIGS / "portfolios" / f"{workload}.yaml"
+    """That of synthetic is no good, and does not come with RLPTO."""
+    folder = _common.CONFIGS / "portfolios" if workload in CLAIMED else _common.ROOT / "runs"
+    return folder / (f"{workload}.yaml" if workload in CLAIMED else f"{workload}-portfolio.yaml")
 
 
 def experiment_of(workload: str, load: float, *settings: str) -> Experiment:
@@ -203,7 +205,7 @@ def row(
 def main() -> None:
     arguments = _common.parser(__doc__.split("\n")[0])
     arguments.add_argument("part", metavar="PART", choices=PARTS, help=f"one of {', '.join(PARTS)}")
-    arguments.add_argument("--workload", choices=tuple(WORK), help="this one alone")
+    arguments.add_argument("--workload", choices=tuple(WORK), help="portfolio, learn: of this one (pollux)")
     arguments.add_argument("--limit", type=int, default=40, help="windows of each cell")
     arguments.add_argument("--split", choices=("test", "validation"), default="test")
     options = arguments.parse_args()
@@ -213,7 +215,7 @@ def main() -> None:
     checks: list[Check] = []
     rows: Rows = []
     with _common.bad_input():
-        workloads = [options.workload] if options.workload else list(WORK)
+        workloads = [options.workload] if options.workload else list(CLAIMED)
         if options.part == "learn-proposals":
             rows = learn_proposals()
         elif options.part == "proposals":
