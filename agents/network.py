@@ -22,12 +22,14 @@ WIDTH = 32
 
 
 class JobSet(BaseFeaturesExtractor):
-    """From an observation [B, ...] to [B, 2 x width + cluster + forecast]."""
+    """From an observation [B, ...] to [B, 2 x width + all entries but jobs and mask]."""
 
     def __init__(self, observation_space: spaces.Dict, width: int = WIDTH) -> None:
         features = (observation_space["jobs"].shape or (0, 0))[1]
-        around = sum((observation_space[name].shape or (0,))[0] for name in ("cluster", "forecast"))
-        super().__init__(observation_space, 2 * width + around)
+        around = [name for name in observation_space.spaces if name not in ("jobs", "mask")]
+        size = sum((observation_space[name].shape or (0,))[0] for name in around)
+        super().__init__(observation_space, 2 * width + size)
+        self.around = around
         self.embed = nn.Sequential(nn.Linear(features, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:
@@ -36,7 +38,7 @@ class JobSet(BaseFeaturesExtractor):
         jobs = self.embed(observations["jobs"]) * mask
         mean = jobs.sum(dim=1) / mask.sum(dim=1).clamp(min=1.0)
         largest = jobs.amax(dim=1)
-        return torch.cat([mean, largest, observations["cluster"], observations["forecast"]], dim=1)
+        return torch.cat([mean, largest, *(observations[name] for name in self.around)], dim=1)
 
 
 class JobSetPolicy(ActorCriticPolicy):

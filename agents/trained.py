@@ -122,6 +122,14 @@ def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     return agent_of(read_archive(path, KINDS), path, max_jobs)
 
 
+def whole_weights(weights: FloatArray) -> FloatArray:
+    """Steering weights [..., STEERING_FEATURES] of a file, which may be from before the index looked at accuracy."""
+    if weights.ndim == 0 or weights.shape[-1] != len(ACTION_FEATURES):
+        return weights
+    lacking = len(STEERING_FEATURES) - len(ACTION_FEATURES)
+    return np.concatenate([weights, np.zeros((*weights.shape[:-1], lacking))], axis=-1)
+
+
 def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
@@ -133,13 +141,11 @@ def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> Train
         settings.pop("levels", None)  # of those modes
         env = EnvSettings.model_validate(settings)
         network = NetworkSettings.model_validate(manifest["network"])
-        start = np.array(manifest["start"], dtype=np.float64)
+        start = whole_weights(np.array(manifest["start"], dtype=np.float64))
         smooth = bool(manifest["smooth_noise"])
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"{path}: its manifest cannot be used ({reason}), expected that of an agent") from None
-    if len(start) == len(ACTION_FEATURES):  # from before the index looked at accuracy
-        start = np.concatenate([start, np.zeros(len(STEERING_FEATURES) - len(start))])
     if start.shape != (len(STEERING_FEATURES),) or not np.isfinite(start).all():
         raise CheckpointError(f"{path}: start: expected {len(STEERING_FEATURES)} finite numbers")
     if max_jobs is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlpto.agents.policy import proposer_of
 from rlpto.arrays import FloatArray
 from rlpto.background import background_at, place_background
 from rlpto.cluster import ClusterShape, Node
@@ -246,9 +247,9 @@ class Experiment:
     def _informed(self, policy: Policy, *, real: bool) -> Policy:
         """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
         if isinstance(policy, Planner):
-            simulator = self.config.simulator
-            simulator = looking_ahead(simulator) if real else simulator
-            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
+            simulator = looking_ahead(self.config.simulator) if real else self.config.simulator
+            proposer = proposer_of(policy.options.proposals)
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward, proposer)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy

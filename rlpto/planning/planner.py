@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pydantic import Field
 
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import PolicyError
 from rlpto.paths import example_config, example_names
 from rlpto.planning.loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
@@ -25,7 +26,7 @@ from rlpto.policies.base import BasePolicy
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES, IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.steering_file import load_portfolio, load_steering_weights
 from rlpto.queues import QueueSettings
 from rlpto.rewards import RewardWeights
 from rlpto.settings import Settings
@@ -41,13 +42,20 @@ SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
 
 
+Proposer = Callable[[ClusterState, FloatArray, FloatArray], FloatArray]
+"""From a state in queue order, the plan that stands and the base, [STEERING_FEATURES] each, to candidates [C, ...]."""
+
+
 class PlannerOptions(Settings):
     """Options of `planner`."""
 
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
-    portfolio: tuple[Path, ...] | None = None
-    """Files of further candidates; null: all that come with RLPTO and were tuned for reward or JCT."""
+    portfolio: Path | tuple[Path, ...] | None = None
+    """File of further candidates, or files of one or several each; null: all that come with
+    RLPTO and were tuned for reward or JCT."""
+    proposals: Path | None = None
+    """File of a network that proposes further candidates in each state, see docs/notes/planning-learnt.md."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -83,8 +91,9 @@ class Planner(BasePolicy[PlannerOptions]):
         queue: QueueSettings | None = None,
         simulator: SimulatorSettings | None = None,
         reward: RewardWeights | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
-        """queue, simulator, reward: of the experiment; None: as they are by default."""
+        """queue, simulator, reward: of the experiment; None: by default. proposer: made from the file `proposals`."""
         super().__init__(options)
         base = self.options.base
         self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
@@ -93,6 +102,7 @@ class Planner(BasePolicy[PlannerOptions]):
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
         self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
+        self._proposer = proposer
         self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)
 
@@ -121,21 +131,22 @@ class Planner(BasePolicy[PlannerOptions]):
         """[STEERING_FEATURES] weights that come out cheapest from a state on."""
         if len(state.jobs) == 1:
             return self._base
-        candidates = self._candidates()
+        candidates = self._candidates(state)
         loop, start = self._scenes.build(state)
         cost = self._costs(loop, start, candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
-    def _candidates(self) -> FloatArray:
+    def _candidates(self, state: ClusterState) -> FloatArray:
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
-        count = self.options.perturbations
-        near = np.repeat(self._plan[None], count, axis=0)
-        varied = near[:, :VARIED]
-        scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * self.options.spread
-        changed = self._rng.random(varied.shape) < CHANGED_SHARE
-        near[:, :VARIED] = varied + changed * scale * self._rng.standard_normal(varied.shape)
-        return np.concatenate([self._plan[None], self._base[None], self._portfolio, near])
+        near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
+        near = perturbed(near, self.options.spread, self._rng)
+        known = [self._plan[None], self._base[None], self._portfolio]
+        if self._proposer is not None:
+            known.append(self._proposer(state, self._plan, self._base))
+        elif self.options.proposals is not None:
+            raise PolicyError(f"policy {self.name}: proposals: only an experiment can load a network")
+        return np.concatenate([*known, near])
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         """[C] what each candidate costs; infinity for those that there was no time for."""
@@ -156,10 +167,20 @@ class Planner(BasePolicy[PlannerOptions]):
         return cost
 
 
-def _portfolio(files: Sequence[Path] | None) -> AnyArray:
-    """[C, STEERING_FEATURES] weights in files; None: in those that come with RLPTO, but for `OTHER_AIMS`."""
+def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> FloatArray:
+    """Random vectors near to weights [C, STEERING_FEATURES]; see `PlannerOptions.spread`."""
+    near, varied = weights.copy(), weights[:, :VARIED]
+    scale = np.maximum(np.abs(varied), SMALLEST_SCALE) * spread
+    changed = rng.random(varied.shape) < CHANGED_SHARE
+    near[:, :VARIED] = varied + changed * scale * rng.standard_normal(varied.shape)
+    return near
+
+
+def _portfolio(files: Path | Sequence[Path] | None) -> AnyArray:
+    """[C, STEERING_FEATURES] weights in files, of one vector or of several; None: in those that come with RLPTO,
+    but for `OTHER_AIMS`."""
     if files is None:
         names = [name for name in example_names("tuned", ".yaml") if not name.endswith(OTHER_AIMS)]
         files = [path for name in names if (path := example_config(name)) is not None]
-    found = [load_steering_weights(path) for path in files]
-    return np.array(found).reshape(-1, len(STEERING_FEATURES))
+    files = [files] if isinstance(files, Path) else files
+    return np.concatenate([np.zeros((0, len(STEERING_FEATURES))), *(load_portfolio(path) for path in files)])

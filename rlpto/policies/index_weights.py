@@ -90,6 +90,29 @@ def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[
 
     Raises CheckpointError if another is missing, or one is unknown.
     """
+    weights = _entries_of(file, features)
+    return {name: _number(file, name, weights.get(name, 0.0), largest) for name in features}
+
+
+def columns_of(file: YamlFile, features: Sequence[str], largest: float, most: int) -> dict[str, list[float]]:
+    """A list of numbers for each feature, of one length from 1 to `most`. Raises CheckpointError as `weights_of`."""
+    weights, length = _entries_of(file, features), 0
+    found: dict[str, list[float]] = {}
+    for name in features:
+        if name not in weights:
+            continue
+        place, column = f"{file.place(('weights', name))}: weights.{name}", weights[name]
+        if not isinstance(column, list) or not 1 <= len(column) <= most:
+            raise CheckpointError(f"{place}: expected a list of 1 to {most} numbers")
+        length = length or len(column)
+        if len(column) != length:
+            raise CheckpointError(f"{place}: expected {length} numbers as for {features[0]}, got {len(column)}")
+        found[name] = [_number(file, name, value, largest) for value in column]
+    return {name: found.get(name, [0.0] * length) for name in features}
+
+
+def _entries_of(file: YamlFile, features: Sequence[str]) -> dict[str, object]:
+    """What stands under `weights`: an entry for each feature and for nothing else, whatever it is."""
     if unknown := next((key for key in file.data if key not in ("format", "weights")), None):
         raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format and weights")
     weights = file.data.get("weights")
@@ -97,12 +120,18 @@ def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[
         raise CheckpointError(f"{file.place(('weights',))}: weights: expected a number for each of the features")
     if missing := [name for name in features if name not in weights and name not in SLOPE_FEATURES]:
         raise CheckpointError(f"{file.place(('weights',))}: weights.{missing[0]}: missing")
-    for name, value in weights.items():
-        place = f"{file.place(('weights', str(name)))}: weights.{name}"
+    for name in weights:
         if name not in features:
             near = difflib.get_close_matches(str(name), features, 1, 0.0)[0]
+            place = f"{file.place(('weights', str(name)))}: weights.{name}"
             raise CheckpointError(f"{place}: unknown feature, did you mean {near}?")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
-            got = one_line(repr(value), 60)
-            raise CheckpointError(f"{place}: expected a number from {-largest:g} to {largest:g}, got {got}")
-    return {name: float(weights.get(name, 0.0)) for name in features}
+    return weights
+
+
+def _number(file: YamlFile, name: str, value: object, largest: float) -> float:
+    """A number of an entry. Raises CheckpointError if it is none, or too large."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
+        got = one_line(repr(value), 60)
+        place = f"{file.place(('weights', name))}: weights.{name}"
+        raise CheckpointError(f"{place}: expected a number from {-largest:g} to {largest:g}, got {got}")
+    return float(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES
 from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.steering_file import save_portfolio, save_steering_weights
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.queues import Queue, QueueSettings
 from rlpto.records import RunRecord
@@ -53,10 +55,12 @@ class Noted(Planner):
     ) -> None:
         super().__init__(PlannerOptions.model_validate({"interval": None} | options), queue, simulator, reward)
         self.costs: list[FloatArray] = []
+        self.tried: list[FloatArray] = []
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
         cost = super()._costs(loop, start, candidates)
         self.costs.append(cost)
+        self.tried.append(candidates)
         return cost
 
 
@@ -124,7 +128,9 @@ def test_weights_tuned_for_when_accuracy_comes_are_no_candidates_by_default() ->
     assert mentioned
 
     def candidates(**options: object) -> FloatArray:
-        return Planner(PlannerOptions.model_validate(options), QUEUE, SimulatorSettings())._candidates()
+        planner = Noted(SimulatorSettings(), TIME_ONLY, QUEUE, **options)
+        schedule(planner, at_once(1), random_tables(1, 8, 13.0), SimulatorSettings())
+        return np.concatenate(planner.tried)
 
     by_default = candidates()
     np.testing.assert_array_equal(by_default, candidates(portfolio=others))
@@ -267,6 +273,20 @@ class TestPlans:
             SimulatedCluster(NODES, at_once(2), random_tables(2, 8, 5.0), SimulatorSettings()), policy, QUEUE, TIME_ONLY
         )
         assert np.isfinite(record.jobs.finish_time).all()
+
+    def test_a_portfolio_of_several_vectors_is_tried_like_as_many_files(self, tmp_path: Path) -> None:
+        weights = np.random.default_rng(3).normal(size=(3, len(STEERING_FEATURES)))
+        save_portfolio(weights, tmp_path / "all.yaml")
+        for i, one in enumerate(weights):
+            save_steering_weights(one, tmp_path / f"{i}.yaml")
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        found = []
+        for files in (tmp_path / "all.yaml", [tmp_path / f"{i}.yaml" for i in range(3)]):
+            planner = Noted(times, perturbations=1, portfolio=files)
+            schedule(planner, jobs, tables, times)
+            found.append(planner.costs)
+        assert len(found[0][0]) == 2 + 3 + 1
+        np.testing.assert_array_equal(found[0][0], found[1][0])
 
     @pytest.mark.parametrize(
         ("spec", "said"),
