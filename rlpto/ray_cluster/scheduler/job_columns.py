@@ -48,6 +48,14 @@ class JobColumns:
         self.jobs = (*self.jobs, *jobs)
         self._extend(len(jobs))
 
+    def keep(self, index: IntArray) -> None:
+        """Forget all jobs but those at `index` [n], ascending; these are numbered anew. Sums stay."""
+        self.store.keep(index)
+        self.jobs = tuple(self.jobs[job] for job in index.tolist())
+        for name in ("active", "failed", "held", "rescale_seconds", "given_at", "delay", "_gained"):
+            setattr(self, name, getattr(self, name)[index])
+        self._extend(0)
+
     def _extend(self, more: int) -> None:
         """Columns for the last `more` jobs of the store, and anew what follows from all."""
         kinds = self.store.type_index

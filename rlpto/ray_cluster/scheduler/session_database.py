@@ -132,6 +132,22 @@ class SessionDatabase(DurableConnection):
                 *((*job, number) for number, job in enumerate(more, len(present))),
             )
 
+    def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
+        """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
+        first = self._one("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
+        self.write(
+            "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
+            *((spec.id, spec.name, spec.to_json(), at, number) for number, (spec, at) in enumerate(jobs, first)),
+        )
+
+    def forget(self, jobs: Collection[str], decisions: int) -> None:
+        """Remove what is known of these jobs, and all but the newest so many decisions and events."""
+        with self.transaction():
+            for table, column in (("jobs", "id"), ("allocations", "job"), ("changes", "job"), ("events", "job")):
+                self.write(f"DELETE FROM {table} WHERE {column} = ?", *((job,) for job in jobs))
+            for table in ("decisions", "events"):
+                self.write(f"DELETE FROM {table} WHERE id <= (SELECT MAX(id) FROM {table}) - ?", (decisions,))
+
     def jobs(self) -> list[JobRow]:
         """All jobs in order of submission."""
         columns = tuple(JobRow.__dataclass_fields__)
