@@ -33,7 +33,8 @@ def note(books: Books, by: str, action: str, target: str, at: float, detail: Map
 def audit_trail(books: Books, before: int | None = None, limit: int = 50) -> list[AuditRow]:
     """Changes, newest first. before: the number they come before."""
     query = "SELECT seq, at, by, action, target, detail FROM audit WHERE ? IS NULL OR seq < ? ORDER BY seq DESC LIMIT ?"
-    return [AuditRow(*row, json.loads(detail)) for *row, detail in books.rows(query, (before, before, limit))]
+    found = books.rows(query, (before, before, limit))
+    return [AuditRow(seq, at, by, action, target, json.loads(detail)) for seq, at, by, action, target, detail in found]
 
 
 def submitted_before(books: Books, user: str, key: str) -> tuple[str, str] | None:

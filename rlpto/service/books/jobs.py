@@ -185,6 +185,21 @@ def count_jobs(books: Books, states: Sequence[State], owner: str | None = None) 
     return 0 if row is None else int(row[0])
 
 
+def count_open(books: Books, owner: str) -> int:
+    """How many jobs of a user are not over."""
+    row = books.row(
+        "SELECT count(*) FROM jobs WHERE owner = ? "
+        "AND state IN ('submitted', 'checking', 'queued', 'starting', 'running')",
+        (owner,),
+    )
+    return 0 if row is None else int(row[0])
+
+
+def count_by_state(books: Books) -> dict[str, int]:
+    """How many jobs are in each state; states without any are left out."""
+    return {row[0]: int(row[1]) for row in books.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
+
+
 def gpus_held_by(books: Books) -> dict[str, int]:
     """GPUs that the jobs of each user hold now; users without any are left out."""
     query = (

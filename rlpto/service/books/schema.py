@@ -36,6 +36,7 @@ CREATE TABLE jobs (
     CHECK (1 <= min_gpus AND min_gpus <= gpus AND gpus <= max_gpus)) STRICT;
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);
+CREATE INDEX jobs_open ON jobs (owner) WHERE state IN ('submitted', 'checking', 'queued', 'starting', 'running');
 CREATE TABLE labels (label TEXT NOT NULL, job INTEGER NOT NULL, PRIMARY KEY (label, job)) STRICT, WITHOUT ROWID;
 CREATE TABLE queue (
     job TEXT PRIMARY KEY, position INTEGER NOT NULL, gpus_ahead INTEGER NOT NULL, reason TEXT NOT NULL) STRICT;

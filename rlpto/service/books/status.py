@@ -209,7 +209,11 @@ def decisions(books: Books, since: float, limit: int = 500) -> list[DecisionRow]
         "WHERE at >= ? ORDER BY seq DESC LIMIT ?",
         (since, limit),
     )
-    return [DecisionRow(*row, json.loads(parts), json.loads(steering)) for *row, parts, steering in reversed(found)]
+    names = ("at", "policy", "latency", "capacity", "held", "active", "waiting", "reward")
+    return [
+        DecisionRow(**{name: row[name] for name in names}, parts=json.loads(row[8]), steering=json.loads(row[9]))
+        for row in reversed(found)
+    ]
 
 
 def set_volume(books: Books, rows: Sequence[VolumeRow]) -> None:
