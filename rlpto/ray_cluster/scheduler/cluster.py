@@ -87,7 +87,7 @@ class RayCluster:
         self.tables = tables
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
-        check_jobs_fit(jobs, whole.most_gpus)
+        check_jobs_fit(() if self.serves else jobs, whole.most_gpus)
         offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
         self._backend = backend
@@ -319,7 +319,7 @@ class RayCluster:
 
     def _append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
         """Take in further jobs, with what their controllers need."""
-        check_jobs_fit(jobs, self.shape.most_gpus)
+        check_jobs_fit(() if self.serves else jobs, self.shape.most_gpus)
         check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
         self.columns.append(jobs)
         self._specs.update((spec.id, spec) for spec in specs)

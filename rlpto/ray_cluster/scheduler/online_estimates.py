@@ -152,7 +152,8 @@ class OnlineEstimates:
     refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     pooled: jobs of one program with the same options and batch size share what was seen of speed and noise.
-    nobody: the tables while there are no jobs; needed where there may be none.
+    nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose last
+    epoch stands for those that follow; None: all of them.
     """
 
     def __init__(
@@ -167,7 +168,9 @@ class OnlineEstimates:
         *,
         pooled: bool = False,
         nobody: SpeedTables | None = None,
+        most_epochs: int | None = None,
     ) -> None:
+        self._most_epochs = most_epochs
         self._nobody = nobody
         self._pool: dict[str, Evidence] | None = {} if pooled else None
         self._like: list[str] = []
@@ -194,7 +197,7 @@ class OnlineEstimates:
     def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
         for job, spec, own in zip(jobs, specs, samples, strict=True):
             ratio = partial(self._ratio, job.model)
-            estimate = _first_estimate(job, spec, self._programs[job.model], float(own))
+            estimate = _first_estimate(job, spec, self._programs[job.model], float(own), self._most_epochs)
             like = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
             if self._pool is not None and like in self._pool:
                 estimate = estimate.after(self._pool[like])
@@ -282,7 +285,9 @@ class _Parts:
         return self.parts[job_type, gpu]
 
 
-def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float) -> Estimate:
+def _first_estimate(
+    job: Job, spec: JobSpec, program: ProgramSettings, samples: float, most_epochs: int | None = None
+) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     guess = guessed_profiles({job.name: own})[job.name]
@@ -290,7 +295,7 @@ def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: 
     profile = replace(
         guess,
         samples=samples,
-        epochs=max(math.ceil(job.epochs), 1),
+        epochs=max(math.ceil(min(job.epochs, most_epochs or math.inf)), 1),
         batch=batch_limits(own, job.max_gpus),
         throughput=_perfect(own, step / own.batch_size),
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlpto.cluster import OrderSource, Reclass, Withdraw
 from rlpto.jobs import Job
+from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
@@ -27,7 +28,25 @@ class ServingCluster(RayCluster):
 
     def __init__(self, *arguments: Any, source: OrderSource, **more: Any) -> None:
         self._orders = source
-        super().__init__(*arguments, source=source, **more)
+        more["source"] = source
+        super().__init__(*arguments, **more)
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ray's ids of the nodes that are up, in the order of `shape`."""
+        return tuple(self._commands.claims.capacity)
+
+    def spec_of(self, job: str) -> JobSpec:
+        """What the controller of a job needs."""
+        return self._specs[job]
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """Speeds of further models are known, beside those of all that were."""
+        self.tables = tables
+        self.columns.take_tables(tables)
+        self.store = self.columns.store
+        if self.estimates is None:
+            self.store.told_type[:] = self.store.type_index
 
     def _take_in(self) -> None:
         """Jobs and orders that have become known."""
@@ -95,8 +114,8 @@ class ServingCluster(RayCluster):
             self._losses.pop(job, None)
         self._next -= len(lost)
         self.columns.keep(kept)
-        jobs, ids = ([column[number] for number in kept.tolist()] for column in (self.jobs, self.ids))
-        self._number_anew(tuple(jobs), tuple(ids))
+        ids = tuple(self.ids[number] for number in kept.tolist())
+        self._number_anew(tuple(self.jobs[number] for number in kept.tolist()), ids)
         if self.estimates is not None:
             self.estimates.keep(kept)
             self._tell_anew()

@@ -22,6 +22,9 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock, is_locked
 
+SUPERSEDED_KEPT = 10_000
+"""Generations after which a plan that was superseded may be forgotten."""
+
 
 def say_on_stderr(line: str) -> None:
     """One line for people."""
@@ -145,6 +148,11 @@ class SessionDatabase(DurableConnection):
         with self.transaction():
             for table, column in (("jobs", "id"), ("allocations", "job"), ("changes", "job"), ("events", "job")):
                 self.write(f"DELETE FROM {table} WHERE {column} = ?", *((job,) for job in jobs))
+            self.write(
+                "DELETE FROM allocations WHERE state = 'superseded' "
+                "AND generation <= (SELECT MAX(generation) FROM allocations) - ?",
+                (SUPERSEDED_KEPT,),
+            )
             for table in ("decisions", "events"):
                 self.write(f"DELETE FROM {table} WHERE id <= (SELECT MAX(id) FROM {table}) - ?", (decisions,))
 
