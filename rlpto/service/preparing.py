@@ -24,18 +24,22 @@ def prepare(settings: ServiceSettings) -> str:
 
     Raises ConfigError where the folder cannot be written, BooksError for books that cannot be read.
     """
-    folder = settings.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as refused:
-        raise ConfigError(f"{folder}: cannot make the folder of the service: {refused.strerror}") from None
+    make_folder(settings.folder)
     books = Books(settings.books)
     try:
         for name, program in settings.programs.items():
             set_program(books, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
-        return _admin_token(books, folder / TOKEN_FILE)
+        return _admin_token(books, settings.folder / TOKEN_FILE)
     finally:
         books.close()
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a service, for its owner alone. Raises ConfigError where that is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as refused:
+        raise ConfigError(f"{folder}: cannot make the folder of the service: {refused.strerror}") from None
 
 
 def _admin_token(books: Books, path: Path) -> str:
