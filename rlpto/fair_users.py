@@ -15,7 +15,7 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.cluster import Cluster, ClusterState
 
 TURN_S = 600.0
-"""Seconds for which a user's jobs that are before another one in the queue, or run, are taken to hold what they ask for."""
+"""Seconds for which a user's jobs that run, or wait before another one, are taken to hold what they ask for."""
 LEAST_GPU_S = 1.0
 """GPU-seconds below which a user counts as one who has had nothing."""
 

@@ -152,8 +152,8 @@ class OnlineEstimates:
     refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
     pooled: jobs of one program with the same options and batch size share what was seen of speed and noise.
-    nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose last
-    epoch stands for those that follow; None: all of them.
+    nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose
+    last epoch stands for those that follow; None: all of them.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """`python -m rlpto.service.scheduler SETTINGS`: the scheduler process of a job service.
 
-SIGTERM: runners train on, and the next scheduler takes them up. SIGINT: as `on_stop` of the settings says; a cluster that
-the service has started ends then.
+SIGTERM: runners train on, and the next scheduler takes them up. SIGINT: as `on_stop` of the settings says; a cluster
+that the service has started ends then.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rlpto.errors import RlptoError
 from rlpto.experiment import Experiment
 from rlpto.jobs import PRIORITY_CLASSES, Job
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.metrics import METRICS
+from rlpto.performance.metrics import METRIC_NAMES, METRICS
 from rlpto.performance.preview import predict_training
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
@@ -192,7 +192,7 @@ class Catalogue:
         with self._books.transaction():
             for name in self.programs:
                 try:
-                    found = predict_training(profiles, name, counts, tuple(METRICS), per_node)
+                    found = predict_training(profiles, name, counts, METRIC_NAMES, per_node)
                 except RlptoError:
                     found = []  # nothing is known of it: the form shows no preview
                 rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]

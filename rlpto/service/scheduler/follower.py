@@ -62,6 +62,11 @@ class Follower:
             self._known[job] = Known(row.owner, row.state)
         return self._known[job]
 
+    def goes_on(self, job: str) -> bool:
+        """Whether the job is not over."""
+        known = self.known(job)
+        return known is not None and known.state not in ENDED
+
     def forget(self, job: str) -> None:
         """The job is over, and nothing more will come."""
         self._known.pop(job, None)
@@ -135,6 +140,7 @@ class Follower:
                 answer(self._books, request.seq, at, "" if state == "cancelled" else "it has ended")
                 self._answered(request.seq)
                 reason = f"cancelled by {request.by}" if state == "cancelled" else reason
+        self._books.write("DELETE FROM predictions WHERE job = ?", (job,))
         self.set(job, at, state, reason, ended=at, **values)
 
     def set(self, job: str, at: float, state: State, reason: str = "", **more: float | None) -> None:

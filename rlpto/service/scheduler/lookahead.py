@@ -39,8 +39,8 @@ BUSY_SHARE = 0.25
 class Outlook:
     """What n jobs will come to, without further arrivals, and in the middle of the sampled futures.
 
-    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s. start_bounds, finish_bounds: [2, n] s
-    or None: nothing was forecast. NaN: it does not come to that.
+    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s. start_bounds, finish_bounds: [2, n]
+    s, or None: nothing was forecast. NaN: it does not come to that.
     """
 
     ids: tuple[str, ...]
@@ -55,8 +55,9 @@ class Outlook:
 class Lookahead:
     """Looks ahead from time to time, beside a scheduler.
 
-    queue, settings: of the scheduler, and how time passes in scratch clusters. publish: is told each outlook. failed: is
-    told why there is none. interval: least s between two. executor: where they are made; None: a process of its own.
+    queue, settings: of the scheduler, and how time passes in scratch clusters. publish: is told each outlook. failed:
+    is told why there is none. interval: least s between two. executor: where they are made; None: a process of its
+    own.
     """
 
     def __init__(
@@ -75,13 +76,16 @@ class Lookahead:
         self._under_way: tuple[Future[tuple[Prediction, FloatArray | None]], tuple[str, ...], str, float] | None = None
         self._due = -float("inf")
 
-    def deciding(
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another outlook."""
+        return self._under_way is None and time.monotonic() >= self._due
+
+    def begin(
         self, cluster: Cluster, policy: Policy, state: ClusterState, name: str, futures: Sequence[Arrivals] = ()
     ) -> None:
-        """`policy` is about to decide on `state`, as the queue has ordered it. futures: what may arrive meanwhile."""
+        """Begin another outlook, from `state`, as the queue has ordered it. futures: what may arrive meanwhile."""
         now = time.monotonic()
-        if self._under_way is not None or now < self._due:
-            return
         self._due = now + self._interval
         try:
             snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(as_it_stands(policy))

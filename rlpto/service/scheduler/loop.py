@@ -27,6 +27,9 @@ from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import BooksSource
 from rlpto.service.scheduler.volume import VolumeForecast
 
+OUTLOOK_KEPT_S = 30.0
+"""Seconds after which the time ahead is looked at again although nothing was decided: jobs get on."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -64,6 +67,7 @@ class SchedulerLoop:
         self._decide_at = -np.inf
         self._due = True
         self._reward: FloatArray | None = None
+        self._seen_ahead = (-1, -np.inf)
         self._watch = ProgressWatch(parts.cluster, parts.policy.name)
 
     def run(self, stopping: Callable[[], bool]) -> None:
@@ -134,9 +138,6 @@ class SchedulerLoop:
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):
-            if parts.lookahead is not None:
-                futures = () if parts.volume is None else parts.volume.futures(whole)
-                parts.lookahead.deciding(cluster, policy.policy, whole, policy.name, futures)
             allocation, latency = policy(state)
             cluster.deciding(policy.name, latency)
             given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
@@ -148,7 +149,7 @@ class SchedulerLoop:
         """Owner of every row, and the quotas of users that have one of their own."""
         known = (self._parts.recorder.follower.known(self._parts.cluster.ids[job]) for job in state.jobs.index.tolist())
         users = all_users(self._parts.books)
-        quotas = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
+        quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
         return ["" if job is None else job.owner for job in known], quotas
 
     def _record(self, state: ClusterState, allocation: Allocation, latency: float) -> None:
@@ -159,14 +160,27 @@ class SchedulerLoop:
         self._parts.recorder.decided(row, self._reward)
         self._reward = None
 
+    def _look_ahead(self, now: float) -> None:
+        """Tell what was found out about the time ahead; look again where something has been decided since."""
+        parts, policy = self._parts, self._parts.policy
+        if parts.lookahead is None:
+            return
+        parts.lookahead.tell()
+        stale = parts.recorder.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
+        if not (stale and parts.cluster.active_jobs and parts.lookahead.due):
+            return
+        self._seen_ahead = parts.recorder.decisions, now
+        state = self._loop.state()
+        futures = () if parts.volume is None else parts.volume.futures(state)
+        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures)
+
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
         parts = self._parts
-        if parts.lookahead is not None:
-            parts.lookahead.tell()
         now = self._wall()
         if not parts.retention.due(now):
             return
+        self._look_ahead(now)
         if parts.catalogue.changed():
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()

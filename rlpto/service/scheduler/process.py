@@ -126,8 +126,10 @@ def _import_problem(training: str) -> str:
 
 
 def start_local_nodes(config: Config) -> None:
-    """Start the nodes of an experiment on this machine, unless they are up. Raises ConfigError for several kinds of GPU,
-    ClusterError if Ray does not come up."""
+    """Start the nodes of an experiment on this machine, unless they are up.
+
+    Raises ConfigError for several kinds of GPU, ClusterError if Ray does not come up.
+    """
     from rlpto.ray_cluster.nodes.background import running_cluster, start_cluster
 
     if running_cluster() is not None:

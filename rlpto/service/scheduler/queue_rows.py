@@ -17,16 +17,17 @@ def queue_rows(
     ids: of all jobs of the cluster, by number. given: [n] GPUs that the decision gives the rows. shown: [n] whether the
     policy was shown them.
     """
-    asked, least = state.jobs.requested_gpus.tolist(), state.jobs.min_gpus.tolist()
+    asked = state.jobs.requested_gpus.tolist()
     free = state.capacity - int(given.sum())
-    ahead, rows = 0, []
+    rows: list[QueueRow] = []
+    ahead = 0
     for row in np.flatnonzero(given == 0).tolist():
         if asked[row] > state.capacity:
             reason = f"it asks for {asked[row]} GPUs, and {state.capacity} are up"
         elif not shown[row]:
             reason = "no job starts: the service is drained" if drained else "its owner holds the GPUs of the quota"
-        elif least[row] > free:
-            reason = f"it asks for {asked[row]} GPUs, and {free} of {state.capacity} are free"
+        elif asked[row] > free:
+            reason = f"it asks for {asked[row]} GPU{'s' * (asked[row] != 1)}, and {free} of {state.capacity} are free"
         elif ahead:
             reason = f"jobs before it ask for {ahead} GPUs, and {free} of {state.capacity} are free"
         else:

@@ -80,10 +80,12 @@ class Recorder:
         now = self.wall()
         with self.books.transaction():
             self.follower.follow()
-            for number in np.flatnonzero(cluster.columns.active).tolist():
-                report = cluster.reports.get(cluster.ids[number])
-                if report is not None:
-                    self._take(cluster, number, report)
+            active = {cluster.ids[number]: number for number in np.flatnonzero(cluster.columns.active).tolist()}
+            for job, number in active.items():
+                if job in cluster.reports:
+                    self._take(cluster, number, cluster.reports[job])
+            for job in self._watched.keys() - active.keys():
+                self._finish(cluster, job)
             if now >= self._beat_at + BEAT_INTERVAL_S:
                 self._see_nodes(cluster, now)
                 self.beat(now)
@@ -106,28 +108,38 @@ class Recorder:
             return
         if report.training_on and known.state == "starting":
             self.follower.set(job, report.time, "running")
-        columns = cluster.columns
         if report.progress == seen.epoch or report.time < seen.point_at + POINT_INTERVAL_S:
             return
-        seen.point_at, seen.epoch = report.time, report.progress
-        figures = {"loss": _known(report.loss), "accuracy": _known(report.accuracy)}
-        served, rescales = float(columns.store.attained_service[number]), int(columns.store.rescales[number])
+        store = cluster.columns.store
+        served, rescales = float(store.attained_service[number]), int(store.rescales[number])
         sums = {"gpu_seconds": served, "rescales": rescales, "recoveries": report.recoveries}
+        figures = {"loss": _known(report.loss), "accuracy": _known(report.accuracy)}
         change_job(self.books, job, report.time, progress=report.progress, **figures, **sums)
-        add_point(
-            self.books,
-            job,
-            report.time,
-            report.progress,
-            len(report.training_on),
-            **figures,
-            goodput=_known(goodput(report, cluster.spec_of(job).batch_size)),
-            noise_scale=_known(report.noise_scale),
-        )
-        seen.points += 1
+        self._add_point(report, cluster.spec_of(job).batch_size, seen)
         if seen.points >= POINTS_BETWEEN_LOOKS:
             seen.points = 0
             thin_points(self.books, job, self.points)
+
+    def _add_point(self, report: JobReport, base: int, seen: Watched) -> None:
+        seen.point_at, seen.epoch, seen.points = report.time, report.progress, seen.points + 1
+        add_point(
+            self.books,
+            report.job,
+            report.time,
+            report.progress,
+            len(report.training_on),
+            loss=_known(report.loss),
+            accuracy=_known(report.accuracy),
+            goodput=_known(goodput(report, base)),
+            noise_scale=_known(report.noise_scale),
+        )
+
+    def _finish(self, cluster: ServingCluster, job: str) -> None:
+        """The job has ended: its last report is the last point of its curves."""
+        seen, report = self._watched.pop(job), cluster.reports.get(job)
+        if report is not None and report.progress != seen.epoch:
+            self._add_point(report, cluster.spec_of(job).batch_size, seen)
+        thin_points(self.books, job, self.points)
 
     def forget(self, jobs: Sequence[str]) -> None:
         """Jobs are over, and nothing more will come of them."""

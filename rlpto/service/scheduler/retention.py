@@ -18,7 +18,7 @@ from rlpto.service.settings import RetentionSettings
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
 DECISIONS_IN_SESSION = 1000
-"""Decisions, and events, that the session's database keeps: each names all active jobs, and a restart reads them all."""
+"""Decisions, and events, that the session's database keeps: each names all active jobs, and a restart reads all."""
 HOUSE_INTERVAL_S = 1.0
 """Least time between two looks at what there is to do beside deciding."""
 BOOKS_INTERVAL_S = 600.0

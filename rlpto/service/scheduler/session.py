@@ -1,4 +1,4 @@
-"""The session of a service on its cluster: taken up where the last scheduler left it, for as long as there are books."""
+"""The session of a service on its cluster, taken up where the last scheduler left it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ HALF_LIVES = 10
 
 @dataclass(frozen=True)
 class Outside:
-    """What a scheduler is put into. wall: time [s] now; clock: of the session, given the time of its second 0 (None: it
-    begins). make: a policy by its spec. checks: of programs. address: of the cluster, for people. kept: see `Retention`.
+    """What a scheduler is put into.
+
+    wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
+    spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
+    and finishes are predicted.
     """
 
     backend: Backend
@@ -91,7 +94,7 @@ def open_session(
     if config.forecast.mode == "on":
         volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed)
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _lookahead(settings, config, queue, books, wall_of) if outside.look_ahead else None
+    ahead = _lookahead(settings, config, queue, recorder, wall_of) if outside.look_ahead else None
     retention = Retention(books, settings.folder, settings.retention)
     parts = Parts(books, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
     served = _served(books, outside.wall(), queue.user_half_life)
@@ -152,12 +155,15 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
 
 
 def _lookahead(
-    settings: ServiceSettings, config: Config, queue: QueueSettings, books: Books, wall_of: Callable[[float], float]
-) -> Lookahead:
+    settings: ServiceSettings, config: Config, queue: QueueSettings, recorder: Recorder,
+    wall_of: Callable[[float], float],
+) -> Lookahead:  # fmt: skip
     """Predictions for the books."""
+    books = recorder.books
 
     def publish(found: Outlook) -> None:
-        set_predictions(books, prediction_rows(found, wall_of))
+        rows = prediction_rows(found, wall_of)
+        set_predictions(books, [row for row in rows if recorder.follower.goes_on(row.job)])
 
     simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
     return Lookahead(queue, simulator, publish, lambda _: set_predictions(books, ()), settings.scheduler.predict_every)
