@@ -16,11 +16,11 @@ from rlpto import __version__
 from rlpto.service.books.database import Books
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.group_commit import GroupCommit
-from rlpto.service.web.guard import API, Guard
+from rlpto.service.web.guard import Guard
 from rlpto.service.web.limits import Limits
 from rlpto.service.web.metrics import Metrics, Noted
-from rlpto.service.web.problems import MEDIA_TYPE, ProblemBody, add_handlers
-from rlpto.service.web.routes import account, admin, cluster, jobs, operations, stream
+from rlpto.service.web.problems import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
 from rlpto.service.web.state import Bell, Service
 
 _PROBLEM: dict[str, Any] = {
@@ -51,6 +51,8 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(operations.router)
+    app.include_router(pages.router)
+    app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
     return app
 
 

@@ -11,9 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlpto.service.settings import LOOPBACK, WebSettings
-from rlpto.service.web.problems import problem_response
+from rlpto.service.web.problems import API, problem_response
 
-API = "/api/v1"
 LARGEST_BODY_BYTES = 64 * 1024
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 COOKIE = "rlpto_session"

@@ -15,7 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from rlpto.service.books.database import BooksError
+from rlpto.service.web.rendering import page
 
+API = "/api/v1"
 MEDIA_TYPE = "application/problem+json"
 _MOST_ERRORS = 20
 _LONGEST_DETAIL = 500
@@ -79,8 +81,10 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-async def _own(_: Request, error: Exception) -> Response:
+async def _own(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
+    if _wants_page(request):
+        return page("error.html", error.status, user=None, detail=error.detail, status=error.status)
     return problem_response(error.status, error.kind, error.detail, error.headers)
 
 
@@ -96,8 +100,10 @@ async def _validation(_: Request, error: Exception) -> Response:
     return problem_response(422, "not-valid", f"{first['at']}: {first['said']}", errors=found)
 
 
-async def _http(_: Request, error: Exception) -> Response:
+async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if _wants_page(request):
+        return page("error.html", error.status_code, user=None, detail=str(error.detail), status=error.status_code)
     phrase = HTTPStatus(error.status_code).phrase
     return problem_response(error.status_code, phrase.lower().replace(" ", "-"), str(error.detail), error.headers)
 
@@ -111,6 +117,11 @@ async def _books(_: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem_response(500, "internal-error", "the service has failed to answer; its log says why")
+
+
+def _wants_page(request: Request) -> bool:
+    """Whether a person looks at the answer: the API answers with problems whatever it is told."""
+    return not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", "")
 
 
 def _short(text: object, longest: int = 200) -> str:
