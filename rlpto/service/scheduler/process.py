@@ -26,14 +26,17 @@ from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.runs.real import compile_ahead, real_nodes
 from rlpto.service.books.database import Books
+from rlpto.service.books.requests import switch_in_force
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.live_policy import FALLBACK
+from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.session import Outside, open_session, session_files
 from rlpto.service.settings import ServiceSettings
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
+OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
+"""Policies that are made ready at the start, beside those of the settings."""
 DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
@@ -72,7 +75,7 @@ def serve(settings: ServiceSettings) -> None:
         stack.enter_context(_signals(stop))
         database = stack.enter_context(SessionDatabase(session_files(folder)))
         experiment = Experiment(config)
-        compile_ahead(experiment, [FALLBACK, *_first_policies(settings)])
+        _warm_up(experiment, settings, books)
         outside = Outside(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
@@ -107,10 +110,22 @@ def _make(experiment: Experiment, spec: str) -> Policy:
     return experiment.policy(spec, real=True)
 
 
-def _first_policies(settings: ServiceSettings) -> list[str]:
-    name = settings.scheduler.policy
-    spec = settings.scheduler.policies.get(name, name)
-    return [] if spec == FALLBACK else [spec]
+def _warm_policies(settings: ServiceSettings, present: str) -> list[str]:
+    """Specs of policies that decide once before jobs do, so that a switch to them compiles and imports nothing."""
+    extra = settings.scheduler.policies
+    named = dict.fromkeys((FALLBACK, *OFTEN_SWITCHED, settings.scheduler.policy, present, *extra))
+    known = {row.name: row.spec for row in catalogue_of(extra)}
+    return [known[name] for name in named if name in known]
+
+
+def _warm_up(experiment: Experiment, settings: ServiceSettings, books: Books) -> None:
+    """Have policies decide once; one that cannot is told so when it is asked for."""
+    present = switch_in_force(books)
+    for spec in _warm_policies(settings, "" if present is None else present.policy):
+        try:
+            compile_ahead(experiment, [spec])
+        except Exception as error:  # whatever a broken run or plug-in raises
+            _quiet(f"policy {spec} cannot be used: {error}")
 
 
 def _import_problem(training: str) -> str:
