@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ T = TypeVar("T")
 _Write = tuple[Callable[[Books], Any], "asyncio.Future[Any]"]
 MOST_TOGETHER = 256
 """Writes of one transaction: the scheduler waits for at most so many."""
+BREATH_S = 0.003
+"""Time between two transactions in which the scheduler may begin its own; more requests come together meanwhile."""
 
 
 class GroupCommit:
@@ -59,6 +62,7 @@ class GroupCommit:
             except Exception as error:  # such as a full disk: everybody is told, and the next ones try again
                 results = [error] * len(together)
             self._loop.call_soon_threadsafe(_tell, [future for _, future in together], results)
+            time.sleep(BREATH_S)
             if not goes_on:
                 break
         if books is not None:
