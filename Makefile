@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  := $(filter-out benchmarks/_% benchmarks/results.py benchmarks/systems.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help quickstart install dev test test-quick test-cluster lint bench results systems clean
+.PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -36,6 +36,9 @@ lint: $(VENV)/.dev  ## formatting, style, types, and which package may import wh
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+serve: $(VENV)/.service  ## run the job service of configs/service.yaml: prints its address and a token
+	$(BIN)/rlpto serve configs/service.yaml
+
 bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls short
 	@status=0; for case in $(CASES); do echo "== $$case"; $(BIN)/python $$case || status=1; done; exit $$status
 
@@ -55,6 +58,10 @@ $(BIN)/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.service: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

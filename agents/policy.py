@@ -17,7 +17,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.errors import ConfigError, PolicyError
 from rlpto.files import file_there
 from rlpto.paths import example_config, example_names
-from rlpto.policies.steering import steer
+from rlpto.policies.steering import STEERING_FEATURES, steer
 from rlpto.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ class Agent:
     def env(self) -> EnvSettings:
         """What the agent sees and does."""
         return self._trained.env
+
+    @property
+    def steering(self) -> dict[str, float]:
+        """The action that stands, in steps of each steering weight; empty before the first decision."""
+        return dict(zip(STEERING_FEATURES, map(float, self._action.reshape(-1)), strict=False))
 
     def reset(self, seed: int) -> None:
         """Forget the action that stands; nothing is random."""

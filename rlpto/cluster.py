@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -290,6 +290,45 @@ class JobSource(Protocol):
 
     def wait(self) -> None:
         """Come back after a while, or earlier if more may be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The job of this name is to end: whoever submitted it does not want it any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reclass:
+    """The job of this name belongs to another priority class from now on."""
+
+    job: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecideNow:
+    """A decision is due at once, although nothing has happened to jobs or nodes: another policy is to take it."""
+
+
+Order: TypeAlias = Withdraw | Reclass | DecideNow
+"""What a source may ask of a cluster beside giving it jobs."""
+
+
+@runtime_checkable
+class OrderSource(JobSource, Protocol):
+    """A source that never knows what comes, and through which jobs are withdrawn and moved to other classes too.
+
+    A cluster whose source is open is never done, however idle it is.
+    """
+
+    @property
+    def known_until(self) -> float:
+        """Second until which all jobs have been given that are submitted by then. Virtual time may go so far."""
+
+    def orders(self, now: float) -> Sequence[Order]:
+        """What has been asked for by second `now` since this was last asked."""
 
 
 class Cluster(Protocol):

@@ -41,6 +41,12 @@ class JobStore:
             self.__dict__.pop(name, None)
         self.records = self.room[:wanted]
 
+    def keep(self, index: IntArray) -> None:
+        """Forget all jobs but those at `index` [n], which are numbered anew, in the order given."""
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room = self.records[index]
+
     def __getattr__(self, name: str) -> AnyArray:
         if name.startswith("_") or name in ("records", "room") or name not in (JOB.names or ()):
             raise AttributeError(f"{type(self).__name__} has no column {name}")

@@ -37,6 +37,7 @@ class Job:
     batch_size: fixed total batch size in samples; None lets the job adapt it.
     metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
     stop: when it ends before its epochs are done; None: never.
+    user: who submitted it; empty: nobody knows.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Job:
     batch_size: int | None = None
     metric: str = DEFAULT_METRIC
     stop: StopRule | None = None
+    user: str = ""
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.submit_time) and self.submit_time >= 0):

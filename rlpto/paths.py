@@ -15,6 +15,8 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 EXAMPLES = Path(__file__).parent.joinpath("configs").resolve()
 """Experiment files, tuned weights and trained agents that come with RLPTO, in a checkout as when installed."""
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
+_OTHER_EXAMPLES = ("service",)
+"""Files beside the experiments that are none: settings of the job service."""
 
 
 def example_config(name: str | Path) -> Path | None:
@@ -28,9 +30,10 @@ def example_config(name: str | Path) -> Path | None:
 
 
 def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
-    """Names of the examples in a folder of them, without their ending."""
+    """Names of the experiments in a folder of examples (or of weights and agents there), without their ending."""
     found = sorted(EXAMPLES.joinpath(folder).glob(f"*{ending}"))
-    return [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in found]
+    names = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in found]
+    return [name for name in names if name not in _OTHER_EXAMPLES]
 
 
 class TypedOnCommandLine(str):

@@ -6,6 +6,7 @@ sees it, `Queue.admit` checks what the policy returns and trims it to capacity i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from rlpto.arrays import AnyArray, IntArray
+from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import Allocation, ClusterState
 from rlpto.compiled import kernel, njit
 from rlpto.errors import PolicyError
@@ -49,8 +50,11 @@ class QueueSettings(Settings):
     class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
     """Weights of the classes high, normal and low (after aging), where classes are weighted; none above the one before:
     a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
-    inside: Literal["fifo", "shortest_first"] = "fifo"
-    """Order within a class (weighted: of all): by submission, or by remaining time on the requested GPUs."""
+    inside: Literal["fifo", "shortest_first", "fair_users"] = "fifo"
+    """Order within a class (weighted: of all): by submission, by remaining time on the requested GPUs, or users who
+    have had the least GPU time first, see `rlpto.fair_users`."""
+    user_half_life: float = Field(86_400.0, gt=0)
+    """fair_users: seconds after which GPU time that a user has had counts half."""
     aging_normal: float = Field(1800.0, gt=0)
     """Seconds a waiting job of class normal waits before it counts as high; weighted: and the head start in the queue
     that high has over normal."""
@@ -88,10 +92,13 @@ class QueueSettings(Settings):
 
 
 class Queue:
-    """The queue of one run. A job that has aged into a higher class stays there: that is kept with the job."""
+    """The queue of one run. A job that has aged into a higher class stays there: that is kept with the job.
 
-    def __init__(self, settings: QueueSettings) -> None:
-        self._settings = settings
+    served: what the user of every row of a state has had by the time that the row is served; for `inside: fair_users`.
+    """
+
+    def __init__(self, settings: QueueSettings, served: Callable[[ClusterState], FloatArray] | None = None) -> None:
+        self._settings, self._served = settings, served
         self._class_weights = STRICT if settings.strict else np.array(settings.class_weights)
 
     def order(self, state: ClusterState) -> ClusterState:
@@ -109,6 +116,9 @@ class Queue:
         ordered = jobs.reordered(rows, effective, self._class_weights)
         if rule.inside == "shortest_first":
             places = ordered.ranked(ordered.remaining_time(ordered.requested_gpus) / ordered.class_weight)
+            ordered = ordered.reordered(places, effective[places])
+        elif rule.inside == "fair_users" and self._served is not None:
+            places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
             ordered = ordered.reordered(places, effective[places])
         if rule.converging.gained < 1:
             shrink_converging(ordered.records, rule.converging.gained, rule.converging.keep)

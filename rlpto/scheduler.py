@@ -7,7 +7,7 @@ cluster and a real cluster take the same ones. Compiled code takes them for many
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from rlpto.arrays import AnyArray
 from rlpto.cluster import Allocation, Cluster, ClusterState, FastForward
 from rlpto.errors import PolicyError
+from rlpto.fair_users import UserService
 from rlpto.performance.solo import alone_bound, requested_seconds
 from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.queues import Queue, QueueSettings
@@ -31,6 +32,7 @@ class DecisionLoop:
 
     forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
     next forecast may be another. reserve: GPUs to hold back at a time [s] for jobs of class high; None: none.
+    served: GPU-seconds that users have had before, where the queue is fair between users.
     """
 
     def __init__(
@@ -39,10 +41,13 @@ class DecisionLoop:
         settings: QueueSettings,
         forecaster: Callable[[ClusterState], ClusterState] | None = None,
         reserve: Callable[[float], int] | None = None,
+        served: Mapping[str, float] | None = None,
     ) -> None:
         self.cluster = cluster
         self._fast = cluster if isinstance(cluster, FastForward) else None  # asked once: it takes microseconds
-        self._queue = Queue(settings)
+        fair = settings.inside == "fair_users"
+        self._users = UserService(cluster, settings.user_half_life, served) if fair else None
+        self._queue = Queue(settings, self._users)
         self._forecaster = forecaster
         self._reserve = reserve
 
@@ -52,6 +57,11 @@ class DecisionLoop:
         if self._reserve is not None:
             state = replace(state, reserved=self._reserve(state.time))
         return state if self._forecaster is None else self._forecaster(state)
+
+    def renumbered(self) -> None:
+        """The cluster has forgotten jobs that have ended, and numbered the others anew."""
+        if self._users is not None:
+            self._users.renumbered()
 
     def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
         """Trim what the policy of that name wishes in a state, and have the cluster do it; returns what that is.

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from rlpto.config import Config, load_config, resolved_yaml
 from rlpto.errors import ConfigError
+from rlpto.paths import EXAMPLES, example_names
 from rlpto.policies.spec import policy_label
 
-CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CONFIGS = [EXAMPLES / f"{name}.yaml" for name in example_names()]
 
 
 @pytest.fixture

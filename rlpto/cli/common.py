@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlpto.config import Config
 
 EXPERIMENTS, CLUSTERS, INPUTS, LISTS = "Experiments", "Real clusters", "Workloads and models", "What there is"
+SERVICE = "A job service"
 """Groups of verbs in `rlpto --help`, in this order."""
 
 

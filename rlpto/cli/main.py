@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from rlpto import __version__, cli
-from rlpto.cli.common import CLUSTERS, EXPERIMENTS, INPUTS, LISTS, Verb
+from rlpto.cli.common import CLUSTERS, EXPERIMENTS, INPUTS, LISTS, SERVICE, Verb
 from rlpto.errors import RlptoError
 from rlpto.interrupts import Interrupted, interrupts_kept
 
@@ -44,7 +44,7 @@ def verbs() -> Iterator[tuple[str, Verb]]:
     modules = (
         import_module(f"{cli.__name__}.{found.name}") for found in iter_modules(cli.__path__) if found.name != "main"
     )
-    groups = (EXPERIMENTS, CLUSTERS, INPUTS, LISTS)
+    groups = (EXPERIMENTS, CLUSTERS, SERVICE, INPUTS, LISTS)
     known = [(module.__name__.rpartition(".")[2], module.VERB) for module in modules if hasattr(module, "VERB")]
     yield from sorted(known, key=lambda named: (groups.index(named[1].group), named[0]))
 

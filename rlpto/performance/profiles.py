@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
@@ -184,6 +185,12 @@ def check_batch(job_type: JobType, batch: BatchLimits) -> None:
 
 def builtin_profiles() -> dict[str, Profile]:
     """The profiles that come with RLPTO, by name."""
+    return dict(_builtin_profiles())
+
+
+@cache
+def _builtin_profiles() -> dict[str, Profile]:
+    """Read once: a service makes tables whenever its catalogue changes."""
     with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
         return load_folder(folder)
 

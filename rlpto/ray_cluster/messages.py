@@ -91,6 +91,7 @@ class JobSpec:
     float64: train in double precision. device: where workers train ("auto": CUDA where there is some).
     stop: when the job finishes before its epochs are done, as its accuracy has flattened; None: never.
     pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
+    logs: keep what rank 0 prints, and how training goes, in the folder.
     """
 
     id: str
@@ -117,6 +118,7 @@ class JobSpec:
     device: Device = "auto"
     pace: float | None = None
     stop: StopRule | None = None
+    logs: bool = False
 
     def __post_init__(self) -> None:
         for key in ("id", "session"):
@@ -133,8 +135,11 @@ class JobSpec:
         try:
             values = asdict(self) | {"options": dict(self.options)}
             values.pop("stop")
-            if self.stop is not None:  # not said otherwise, so that sessions are found again that began without it
+            # Not said where they are as usual, so that sessions are found again that began without them.
+            if self.stop is not None:
                 values["stop"] = self.stop.model_dump()
+            if not self.logs:
+                values.pop("logs")
             return json.dumps(values, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as wrong:
             raise JobError(f"job {self.name!r}: options cannot be written as JSON: {wrong}") from None

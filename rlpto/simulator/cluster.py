@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.background import HeldByOthers, background_at
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
+from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, OrderSource, Placement, Progress
 from rlpto.errors import ConfigError, JobError
 from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
@@ -155,7 +155,10 @@ class SimulatedCluster:
     def _await_jobs(self) -> None:
         """Take in jobs until all that are submitted by the next decision point are known."""
         while self._source is not None and not self._source.closed:
-            known_until = self.store.records["submit_time"][-1] if len(self.store) else 0.0
+            if isinstance(self._source, OrderSource):
+                known_until = self._source.known_until
+            else:
+                known_until = self.store.records["submit_time"][-1] if len(self.store) else 0.0
             if next_point(self._world, 0) < known_until:
                 return
             added = self._source.poll()

@@ -201,9 +201,11 @@ def map_jobs(
             batch_size=tables.types[k].batch_size,
             metric=chosen_by,
             stop=stop,
+            user=user,
         )
-        for name, submit, k, size, requested, highest, priority, chosen_by, stop in zip(
+        for name, user, submit, k, size, requested, highest, priority, chosen_by, stop in zip(
             trace.texts("name"),
+            trace.texts("user"),
             trace.submit_time.tolist(),
             kind.tolist(),
             data_size.tolist(),

@@ -74,3 +74,11 @@ class Faulty(Plain):
                     raise ValueError("this batch is cursed")
                 time.sleep(600)
         return super().batch(indices)
+
+
+class Talking(Plain):
+    """Prints the size of every batch it makes."""
+
+    def batch(self, indices: Tensor) -> Batch:
+        print("a batch of", len(indices))
+        return super().batch(indices)

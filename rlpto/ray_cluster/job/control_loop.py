@@ -294,6 +294,7 @@ class ControlLoop:
         ]
         calls = [worker.handle.join.remote(place) for worker, place in zip(self._roster.training, places, strict=True)]
         await self._all(calls)
+        self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
         self._fresh.clear()
         self._regroup, self._reset, self._fault_since, self._state = False, False, None, None
 
@@ -333,14 +334,28 @@ class ControlLoop:
                 return
             chunks = await self._chunks(flight.popleft())
             self._statistics.add(chunks)
+            self._say_how_it_goes(chunks[0])
             self._got_on()
             if chunks[0].finished or self._has_flattened(chunks[0]):
                 for rest in flight:
-                    self._statistics.add(await self._chunks(rest))
+                    chunks = await self._chunks(rest)
+                    self._statistics.add(chunks)
+                    self._say_how_it_goes(chunks[0])
                 await self._finish()
                 return
             self._start_missing()
             self._checkpoint_if_due()
+
+    def _say_how_it_goes(self, chunk: Chunk) -> None:
+        """What rank 0 has printed, and what it has just measured, for those who follow the job."""
+        for at, line in chunk.output:
+            self._job_folder.say(line, at)
+        if not math.isnan(chunk.accuracy):
+            self._job_folder.say(
+                f"epoch {chunk.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "
+                f"accuracy {chunk.accuracy:.4g}",
+                chunk.ended,
+            )
 
     def _has_flattened(self, chunk: Chunk) -> bool:
         """True if the job is to stop early, by what rank 0 has just measured. Evaluations outlive the controller."""
@@ -425,6 +440,7 @@ class ControlLoop:
         if trained < declared * size:
             self._note = f"stopped early at epoch {trained / size:.6g} of {declared:.6g}"
         self._outcome = "finished"
+        self._job_folder.say(self._note or f"finished after {trained / size:.6g} epochs")
         self._checkpointer.write_record()
         await self._release_all()
 
@@ -434,6 +450,9 @@ class ControlLoop:
         """Keep those who are well, let go of the others, and go on from the newest state that is left."""
         self._fault_since = self._fault_since or time.time()
         self._growth.cancel()
+        for failure in fault.failures[:1]:
+            for at, line in failure.output:
+                self._job_folder.say(line, at)
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)

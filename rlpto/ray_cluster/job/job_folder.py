@@ -15,6 +15,7 @@ from typing import Any
 from rlpto.errors import CheckpointError
 from rlpto.files import write_text
 from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
@@ -24,13 +25,14 @@ FAILURES = "failures.log"
 
 
 class JobFolder:
-    """The job's folder. checkpoint: newest one. failure: text of the newest failure.
+    """The job's folder. checkpoint: newest one. failure: text of the newest failure. log: of its output, if it is kept.
 
     Training goes on where the disk refuses: that is a failure that is noted, no more.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         self._folder = Path(spec.folder)
+        self.log = OutputLog(self._folder) if spec.logs else None
         self.checkpoint: Checkpoint | None = None
         self.failure = ""
 
@@ -91,9 +93,15 @@ class JobFolder:
         except CheckpointError as refused:
             self.log_failure(str(refused))
 
+    def say(self, text: str, at: float | None = None) -> None:
+        """A line for those who follow the job, if its output is kept. at: when, on the clock of `time.time`."""
+        if self.log is not None:
+            self.log.write(text, at)
+
     def log_failure(self, text: str) -> None:
         """Keep the text of a failure, in the log too."""
         self.failure = text
+        self.say(text)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

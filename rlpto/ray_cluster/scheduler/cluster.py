@@ -12,6 +12,7 @@ from rlpto.arrays import FloatArray, IntArray
 from rlpto.background import BackgroundLoad
 from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
 from rlpto.errors import ClusterError, JobError, RlptoError
+from rlpto.job_store import JobStore
 from rlpto.job_table import JobTable
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.kinds import NO_KIND, kinds_of
@@ -64,6 +65,9 @@ class RayCluster:
     ClusterError if all nodes are gone for too long, JobError once all jobs have failed.
     """
 
+    serves = False
+    """Whether further jobs are awaited whatever fails, as `rlpto.ray_cluster.scheduler.serving` does."""
+
     def __init__(
         self,
         backend: Backend,
@@ -84,7 +88,7 @@ class RayCluster:
         self.tables = tables
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
-        check_jobs_fit(jobs, whole.most_gpus)
+        check_jobs_fit(() if self.serves else jobs, whole.most_gpus)
         offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
         self._backend = backend
@@ -292,7 +296,7 @@ class RayCluster:
             self.changed = True
         if self.up_gpus:
             self._gpus_seen = self.time
-        elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus:
+        elif self.active_jobs and self.time - self._gpus_seen > self._rules.without_gpus and not self.serves:
             self._fatal = ClusterError(
                 f"no node with GPUs has been alive for {self._rules.without_gpus:.0f} s while {self.active_jobs} jobs "
                 "wait: expected one to come back"
@@ -309,18 +313,21 @@ class RayCluster:
     def _take_in(self) -> None:
         """Jobs that have become known."""
         jobs = [] if self._source is None else self._source.poll()
-        if not jobs or self._specs_of is None:
-            return
-        check_jobs_fit(jobs, self.shape.most_gpus)
+        if jobs and self._specs_of is not None:
+            self._append(jobs, self._specs_of(jobs, len(self.jobs)))
+
+    def _append(self, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> None:
+        """Take in further jobs, with what their controllers need."""
+        check_jobs_fit(() if self.serves else jobs, self.shape.most_gpus)
+        check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
         self.columns.append(jobs)
-        check_servers_fit(self.jobs + tuple(jobs), self.store, self.tables, self.shape)
-        specs = self._specs_of(jobs, len(self.jobs))
-        self.jobs = (*self.jobs, *jobs)
-        self.ids = (*self.ids, *(spec.id for spec in specs))
         self._specs.update((spec.id, spec) for spec in specs)
-        self._number = {job: number for number, job in enumerate(self.ids)}
-        known = [(self._specs[job], submitted.submit_time) for job, submitted in zip(self.ids, self.jobs, strict=True)]
-        self.database.enter_jobs(known, growing=True)
+        self._number_anew((*self.jobs, *jobs), (*self.ids, *(spec.id for spec in specs)))
+        self.database.add_jobs([(spec, job.submit_time) for job, spec in zip(jobs, specs, strict=True)])
+
+    def _number_anew(self, jobs: tuple[Job, ...], ids: tuple[str, ...]) -> None:
+        self.jobs, self.ids = jobs, ids
+        self._number = {job: number for number, job in enumerate(ids)}
 
     def _let_in(self) -> None:
         """Jobs that have been submitted by now."""
@@ -334,8 +341,10 @@ class RayCluster:
 
     def _hear(self, report: JobReport) -> None:
         """Take in what a controller says of its job."""
-        job, number = report.job, self._number[report.job]
+        job, number = report.job, self._number.get(report.job)
         before, claims = self.reports.get(job), self._commands.claims
+        if number is None:  # it ended long ago
+            return
         said = (report.generation, report.applied, report.holding, report.time, report.serving_on)
         if not claims.reported(job, *said):
             return
@@ -379,7 +388,7 @@ class RayCluster:
         self.database.event(at, report.state, job, detail=report.failure if report.state == "failed" else report.note)
         self._commands.end(job)
         self.changed = True
-        if self.columns.failed.all():
+        if self.columns.failed.all() and not self.serves:
             # Raised once this look is in the database.
             reason = last_line(report.failure)
             self._fatal = JobError(f"all {len(self.jobs)} jobs have failed, the last one of: {reason}")

@@ -85,6 +85,17 @@ class CommandLog:
         self._there.discard(job)
         return planned
 
+    def has_controller(self, job: str) -> bool:
+        """True while the job has a controller, or may have one."""
+        return job in self._there
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """These jobs have ended, and their controllers are gone."""
+        for job in jobs:
+            self.claims.released(job)
+            self._sent_at.pop(job, None)
+            self._ever.discard(job)
+
     def reopen(self, controllers: Collection[str]) -> list[str]:
         """Take over what the database says, and the controllers that were found; those that nobody needs are ended.
 

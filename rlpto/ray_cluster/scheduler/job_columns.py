@@ -51,6 +51,20 @@ class JobColumns:
         self.jobs = (*self.jobs, *jobs)
         self._extend(len(jobs))
 
+    def keep(self, index: IntArray) -> None:
+        """Forget all jobs but those at `index` [n], ascending; these are numbered anew. Sums stay."""
+        self.store.keep(index)
+        self.jobs = tuple(self.jobs[job] for job in index.tolist())
+        for name in ("active", "failed", "held", "rescale_seconds", "given_at", "delay", "_gained"):
+            setattr(self, name, getattr(self, name)[index])
+        self._extend(0)
+
+    def take_tables(self, tables: SpeedTables) -> None:
+        """Tables with further types, beside those of all jobs, which may have other numbers there."""
+        self.tables = tables
+        self.store.type_index[:] = [tables.type_index(job.type) for job in self.jobs]
+        self._extend(0)
+
     def _extend(self, more: int) -> None:
         """Columns for the last `more` jobs of the store, and anew what follows from all."""
         kinds = self.store.type_index
@@ -61,7 +75,9 @@ class JobColumns:
         self._lengthen("_gained", np.zeros(more))
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
-        self._curve = JobTable(self.store, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
+        own = self.store.take(np.arange(len(kinds)))
+        own.told_type[:] = kinds  # of these tables, whatever policies are told of
+        self._curve = JobTable(own, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
 
     def _lengthen(self, name: str, values: AnyArray) -> None:

@@ -11,6 +11,7 @@ simulated jobs do (`rlpto.simulator.online`) and Sia does (Jayaram Subramanya et
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
+from rlpto.arrays import FloatArray, IntArray
 from rlpto.jobs import Job
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import chosen_servers, compile_tables
@@ -42,6 +43,8 @@ ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
 """Relative changes of a speed, of the noise scale and of the epochs in the accuracy curve that call for a new fit."""
+POOLED_PROGRAMS = 1000
+"""Programs, with options and batch size, of which evidence is pooled at most."""
 SHAPE_EPOCHS = 4.0
 """Epochs from which on an accuracy curve can be told from its points; until then the guess stands."""
 
@@ -148,6 +151,9 @@ class OnlineEstimates:
     jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
     refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
+    pooled: jobs of one program with the same options and batch size share what was seen of speed and noise.
+    nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose
+    last epoch stands for those that follow; None: all of them.
     """
 
     def __init__(
@@ -159,22 +165,64 @@ class OnlineEstimates:
         max_gpus: int,
         kinds: Mapping[str, int],
         ratio: Callable[[str, str, str], float] = lambda *_: 1.0,
+        *,
+        pooled: bool = False,
+        nobody: SpeedTables | None = None,
+        most_epochs: int | None = None,
     ) -> None:
+        self._most_epochs = most_epochs
+        self._nobody = nobody
+        self._pool: dict[str, Evidence] | None = {} if pooled else None
+        self._like: list[str] = []
         self._size = (max_gpus, dict(kinds))
-        self._ratios: list[Ratio] = [partial(ratio, job.model) for job in jobs]
-        self._estimates = [
-            _first_estimate(job, spec, programs[job.model], float(own))
-            for job, spec, own in zip(jobs, specs, samples, strict=True)
-        ]
-        self._parts = [
-            estimate.tables(*self._size, own) for estimate, own in zip(self._estimates, self._ratios, strict=True)
-        ]
+        self._programs, self._ratio = programs, ratio
+        self._ratios: list[Ratio] = []
+        self._estimates: list[Estimate] = []
+        self._parts: list[dict[tuple[JobType, str], TypeTables]] = []
         self._news: dict[int, Evidence] = {}
+        self._add(jobs, specs, samples)
+
+    def append(self, jobs: Sequence[Job], specs: Sequence[JobSpec], tables: SpeedTables) -> None:
+        """Further jobs. tables: those that speeds refer to."""
+        self._add(jobs, specs, tables.samples[[tables.type_index(job.type) for job in jobs]])
+
+    def keep(self, index: IntArray) -> None:
+        """Forget all jobs but those at `index` [n], which are numbered anew."""
+        kept = index.tolist()
+        for name in ("_ratios", "_estimates", "_parts", "_like"):
+            setattr(self, name, [getattr(self, name)[job] for job in kept])
+        self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
+        self.tables = self._compiled()
+
+    def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
+        for job, spec, own in zip(jobs, specs, samples, strict=True):
+            ratio = partial(self._ratio, job.model)
+            estimate = _first_estimate(job, spec, self._programs[job.model], float(own), self._most_epochs)
+            like = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
+            if self._pool is not None and like in self._pool:
+                estimate = estimate.after(self._pool[like])
+            self._like.append(like)
+            self._ratios.append(ratio)
+            self._estimates.append(estimate)
+            self._parts.append(estimate.tables(*self._size, ratio))
         self.tables = self._compiled()
 
     def heard(self, job: int, report: JobReport) -> None:
         """Take note of a report about job number `job`."""
-        self._news[job] = self._told_apart(evidence_of(report))
+        self._news[job] = self._with_pool(self._like[job], self._told_apart(evidence_of(report)))
+
+    def _with_pool(self, like: str, own: Evidence) -> Evidence:
+        """What a job has seen, and beside it what like jobs have; these get to know what it has seen."""
+        if self._pool is None:
+            return own
+        pool = self._pool.pop(like, Evidence())
+        sizes = {(size.workers, size.nodes, size.servers, size.gpu): size for size in (*pool.speeds, *own.speeds)}
+        noise = pool.noise_scale if math.isnan(own.noise_scale) else own.noise_scale
+        speeds = tuple(sizes[size] for size in sorted(sizes))
+        self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
+        if len(self._pool) > POOLED_PROGRAMS:
+            del self._pool[next(iter(self._pool))]
+        return Evidence(speeds, noise, own.accuracy)
 
     def learn(self) -> bool:
         """Think about what was heard until one job has to be fitted anew, which may take some tenths of a second.
@@ -207,6 +255,8 @@ class OnlineEstimates:
     def _compiled(self) -> SpeedTables:
         """Tables in which every job is a type, with a variant for every kind of GPU."""
         types = [estimate.type for estimate in self._estimates]
+        if not types and self._nobody is not None:
+            return self._nobody
         parts = {kind: part for parts in self._parts for kind, part in parts.items()}
         most, kinds = self._size
         return compile_tables(_Parts(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds)
@@ -235,7 +285,9 @@ class _Parts:
         return self.parts[job_type, gpu]
 
 
-def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: float) -> Estimate:
+def _first_estimate(
+    job: Job, spec: JobSpec, program: ProgramSettings, samples: float, most_epochs: int | None = None
+) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
     guess = guessed_profiles({job.name: own})[job.name]
@@ -243,7 +295,7 @@ def _first_estimate(job: Job, spec: JobSpec, program: ProgramSettings, samples: 
     profile = replace(
         guess,
         samples=samples,
-        epochs=max(math.ceil(job.epochs), 1),
+        epochs=max(math.ceil(min(job.epochs, most_epochs or math.inf)), 1),
         batch=batch_limits(own, job.max_gpus),
         throughput=_perfect(own, step / own.batch_size),
     )

@@ -23,6 +23,9 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock, is_locked
 
+SUPERSEDED_KEPT = 10_000
+"""Generations after which a plan that was superseded may be forgotten."""
+
 
 def say_on_stderr(line: str) -> None:
     """One line for people."""
@@ -132,6 +135,27 @@ class SessionDatabase(DurableConnection):
                 "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
                 *((*job, number) for number, job in enumerate(more, len(present))),
             )
+
+    def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
+        """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
+        first = self._one("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
+        self.write(
+            "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
+            *((spec.id, spec.name, spec.to_json(), at, number) for number, (spec, at) in enumerate(jobs, first)),
+        )
+
+    def forget(self, jobs: Collection[str], decisions: int) -> None:
+        """Remove what is known of these jobs, and all but the newest so many decisions and events."""
+        with self.transaction():
+            for table, column in (("jobs", "id"), ("allocations", "job"), ("changes", "job"), ("events", "job")):
+                self.write(f"DELETE FROM {table} WHERE {column} = ?", *((job,) for job in jobs))
+            self.write(
+                "DELETE FROM allocations WHERE state = 'superseded' "
+                "AND generation <= (SELECT MAX(generation) FROM allocations) - ?",
+                (SUPERSEDED_KEPT,),
+            )
+            for table in ("decisions", "events"):
+                self.write(f"DELETE FROM {table} WHERE id <= (SELECT MAX(id) FROM {table}) - ?", (decisions,))
 
     def jobs(self) -> list[JobRow]:
         """All jobs in order of submission."""

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import ray
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from rlpto.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.worker.network import use_interface_of
+from rlpto.ray_cluster.worker.output import Lines, PrintedLines
 from rlpto.ray_cluster.worker.parameter_server import ParameterServerGroup
 from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk, Trainer
@@ -55,12 +56,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something raised. lasting: bad input, which trying again does not mend. when: `time.time()`."""
+    """Something raised. lasting: bad input, which trying again does not mend. when: `time.time()`. output: as that of a
+    `Chunk`."""
 
     text: str
     trace: str
     lasting: bool
     when: float
+    output: Lines = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ class TrainWorker:
         self._store: TCPStore | None = None
         self._busy, self._moved = "", time.monotonic()
         self._seen = 0
+        self._printed = PrintedLines()
+        if spec.logs:
+            self._printed.install()
 
     def prepare(self) -> Ready | Failure:
         """Make the model and train two steps for the sake of warmth, which are undone."""
@@ -103,7 +109,7 @@ class TrainWorker:
 
     def run(self, until: int, batch_size: int | None) -> Chunk | Failure:
         """Train until step `until` is done, or the job has finished. batch_size: see `Trainer.run`."""
-        return self._guarded("run", lambda: self.trainer.run(until, batch_size))
+        return self._guarded("run", lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
 
     def state(self) -> tuple[int, bytes] | Failure:
         """Step, and everything that later ones depend on."""
@@ -188,7 +194,8 @@ class TrainWorker:
         try:
             return call()
         except Exception as error:
-            self._failure = Failure(describe(error), traceback.format_exc(), isinstance(error, RlptoError), time.time())
+            lasting, said = isinstance(error, RlptoError), self._printed.take()
+            self._failure = Failure(describe(error), traceback.format_exc(), lasting, time.time(), said)
             if self._trainer is not None:
                 self._trainer.group.close()
             return self._failure

@@ -15,6 +15,7 @@ from rlpto.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
+from rlpto.ray_cluster.worker.output import Lines
 from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
 from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
@@ -33,7 +34,7 @@ class Chunk:
     if a scheduler chose it. loss: this worker's part
     of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
     epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
-    `time.time()` after the first step, and after the last.
+    `time.time()` after the first step, and after the last. output: lines that were printed since the chunk before.
     """
 
     position: Position
@@ -49,6 +50,7 @@ class Chunk:
     first: float
     ended: float
     staleness: float = math.nan
+    output: Lines = ()
 
 
 class Trainer:

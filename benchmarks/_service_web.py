@@ -1,0 +1,240 @@
+"""The web process of a job service: submissions under load and under kills, a long history, and the first paint."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from _common import Check
+
+from rlpto.client import Client
+from rlpto.service.books.database import Books
+from rlpto.service.books.jobs import NewJob, change_job, insert_job
+from rlpto.service.books.users import add_token, add_user
+from rlpto.service.settings import ServiceSettings
+from tests.service.web.demo import fill_demo
+from tests.service.web.helpers import fill, make_settings
+from tests.service.web.serving import WebProcess, web_process
+from tests.service.web.test_browser import CHROMIUM, FLAGS
+
+Found = tuple[list[Check], dict[str, object]]
+CLIENTS, SECONDS = 32, 15.0
+SUBMISSIONS, SUBMITTERS, KILLS = 1000, 8, 20
+HISTORY, PAGES = 10_000, 200
+
+
+@contextmanager
+def service(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, dict[str, str]]]:
+    """A web process with books of its own, and tokens by user."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = make_settings(Path(folder) / "service", quotas={"jobs_queued": 100_000}, **changes)
+        tokens = fill(settings)
+        with web_process(settings) as web:
+            yield web, settings, tokens
+
+
+def load() -> Found:
+    """So many clients that submit as fast as they are answered, each with a token of its own."""
+    with service(web={"posts_per_second": 10_000}) as (web, settings, _):
+        books = Books(settings.books)
+        secrets = []
+        for number in range(CLIENTS):
+            add_user(books, f"user-{number}", "user", time.time())
+            secrets.append(add_token(books, f"user-{number}", "", time.time())[1])
+        took: list[float] = []
+        apart = multiprocessing.get_context("spawn")  # threads here would wait for the interpreter, not for the books
+        wait = apart.Value("d", 0.0)
+        until = time.monotonic() + SECONDS
+        threads = [threading.Thread(target=_submit_until, args=(web.address, one, until, took)) for one in secrets]
+        beside = apart.Process(target=_write_beside, args=(settings.books, until, wait))
+        beside.start()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        beside.join()
+    p95 = 1000 * statistics.quantiles(took, n=20)[-1]
+    return [
+        Check("submissions a second, 32 clients", len(took) / SECONDS, "1/s", 200.0, True),
+        Check("p95 of a submission", p95, "ms", 150.0, False),
+        Check("longest wait of another writer", 1000 * wait.value, "ms", 100.0, False),
+    ], {}
+
+
+def _submit_until(address: str, token: str, until: float, took: list[float]) -> None:
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    body = json.dumps({"program": "digits", "gpus": 2})
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        key = {"Idempotency-Key": os.urandom(8).hex()}
+        connection.request("POST", "/api/v1/jobs", body, headers | key)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 201:
+            raise AssertionError(f"a submission was answered {answer.status}")
+        took.append(time.perf_counter() - began)
+
+
+def _write_beside(path: Path, until: float, wait: Any) -> None:
+    """Write as the scheduler does, ten times a second."""
+    books = Books(path, durable=False)
+    while time.monotonic() < until:
+        books.write("INSERT OR REPLACE INTO status VALUES ('load', ?, '1')", (time.time(),))
+        time.sleep(0.1)
+    wait.value = books.longest_wait_s
+
+
+def submissions() -> Found:
+    """Submissions by several clients while the web process is killed again and again."""
+    made: list[str] = []
+    left = iter(range(SUBMISSIONS))
+    lock = threading.Lock()
+    with service() as (web, settings, tokens):
+
+        def submit() -> None:
+            with Client(web.address, tokens["ann"], patience=120.0) as client:
+                while True:
+                    with lock:
+                        number = next(left, None)
+                    if number is None:
+                        return
+                    made.append(client.submit("digits", name=f"job {number}")["id"])
+
+        threads = [threading.Thread(target=submit) for _ in range(SUBMITTERS)]
+        for thread in threads:
+            thread.start()
+        kills = 0
+        while kills < KILLS and any(thread.is_alive() for thread in threads):
+            goal = min(SUBMISSIONS - 1, (kills + 1) * SUBMISSIONS // (KILLS + 5))
+            while len(made) < goal:
+                time.sleep(0.01)
+            web.process.send_signal(signal.SIGKILL)
+            web.process.wait()
+            kills += 1
+            web.start()
+            web.wait()
+        for thread in threads:
+            thread.join()
+        books = Books(settings.books)
+        names = [row[0] for row in books.rows("SELECT name FROM jobs")]
+        kept = {row[0] for row in books.rows("SELECT id FROM jobs")}
+    return [
+        Check("kills of the web process", kills, "", KILLS, True),
+        Check("acknowledged jobs that are lost", len(set(made) - kept), "", 0, False),
+        Check("jobs that were made twice", len(names) - len(set(names)), "", 0, False),
+        Check("jobs in the books", len(names), "", SUBMISSIONS, True),
+    ], {}
+
+
+def history() -> Found:
+    """Pages and memory with ten thousand jobs that are over."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = make_settings(Path(folder) / "service")
+        tokens = fill(settings)
+        books = Books(settings.books, durable=False)
+        with books.transaction():
+            for number in range(HISTORY):
+                owner, at = ("ann", "bob")[number % 2], 1e9 + number
+                job = insert_job(
+                    books, NewJob(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
+                )
+                change_job(books, job.id, at, state=("finished", "failed")[number % 7 == 0], ended=at + 60)
+        with web_process(settings) as web:
+            took = [
+                _time_pages(web, tokens["root"], query)
+                for query in ("", "&state=failed", "&owner=ann", "&owner=bob&state=finished", "&label=n=3")
+            ]
+            for path in ("/history", "/", "/metrics"):
+                _get(web, tokens["root"], path)
+            memory = _resident_mb(web.process.pid)
+            restarted = time.perf_counter()
+            web.process.kill()
+            web.process.wait()
+            web.start()
+            web.wait()
+            restarted = time.perf_counter() - restarted
+    return [
+        Check("slowest page of history, median of its filter", 1000 * max(took), "ms", 20.0, False),
+        Check("memory of the web process", memory, "MB", 120.0, False),
+        Check("web process answers again after a kill", restarted, "s", 5.0, False),
+    ], {}
+
+
+def _time_pages(web: WebProcess, token: str, query: str) -> float:
+    took, cursor = [], ""
+    while len(took) < PAGES:
+        began = time.perf_counter()
+        page = json.loads(_get(web, token, f"/api/v1/jobs?limit=50{query}{cursor}"))
+        took.append(time.perf_counter() - began)
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    return statistics.median(took)
+
+
+def _get(web: WebProcess, token: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(web.address.removeprefix("http://"), timeout=30)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status != 200:
+        raise AssertionError(f"{path} was answered {answer.status}")
+    return text
+
+
+def _resident_mb(process: int) -> float:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
+
+
+def paint() -> Found:
+    """The overview in Chromium, opened for the first time: until it is painted, and what it fetched."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        print("paint skipped: no Chromium is installed")
+        return [], {}
+    took, sizes, said = [], [], []
+    with service() as (web, settings, tokens), sync_playwright() as started:
+        fill_demo(settings)
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for number in range(6):
+            context = browser.new_context()
+            page = context.new_page()
+            page.on("console", lambda one: said.append(one.text) if one.type in ("error", "warning") else None)
+            secret = {"token": tokens["root"]}
+            page.request.post(f"{web.address}/api/v1/session", data=secret, headers={"Origin": web.address})
+            page.goto(f"{web.address}/")
+            page.wait_for_selector("#gantt[data-bars]")
+            paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            sent = "performance.getEntries().reduce((sum, one) => sum + (one.transferSize || 0), 0)"
+            if number:  # the first one starts the browser's own processes
+                took.append(page.evaluate(paints))
+            sizes.append(page.evaluate(sent))
+            context.close()
+        browser.close()
+    return [
+        Check("first paint, median of five", statistics.median(took), "ms", 500.0, False),
+        Check("fetched for it, charts included", max(sizes) / 1000, "kB", 200.0, False),
+        Check("errors and warnings on the console", len(said), "", 0, False),
+    ], {}
+
+
+PARTS: dict[str, Callable[[], Found]] = {
+    "load": load,
+    "submissions": submissions,
+    "history": history,
+    "paint": paint,
+}

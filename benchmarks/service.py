@@ -1,0 +1,41 @@
+"""The job service: submissions under load and under kills, a long history, the first paint, and its scheduler."""
+
+from __future__ import annotations
+
+import _common
+from _common import Check
+
+
+def main() -> None:
+    import _service_web
+
+    parser = _common.parser(__doc__ or "")
+    names = (*_service_web.PARTS, "scheduler")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(names)}; without any: all")
+    options = parser.parse_args()
+    unknown = sorted(set(options.parts) - set(names))
+    if unknown:
+        _common.refuse(f"there is no part {unknown[0]!r}: expected {', '.join(names)}")
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    for part in options.parts or names:
+        found, said = scheduler() if part == "scheduler" else _service_web.PARTS[part]()
+        checks += found
+        facts |= said
+    _common.finish(checks, options.json, **facts)
+
+
+def scheduler() -> tuple[list[Check], dict[str, object]]:
+    """The scheduler after ten thousand finished jobs."""
+    from _service_scheduler import MOST_GROWTH_MB, MOST_RESTART_S, MOST_WAIT_S, scheduler_after_many_jobs
+
+    found = scheduler_after_many_jobs()
+    return [
+        Check("scheduler grows by", found["growth_mb"], "MB", MOST_GROWTH_MB, False),
+        Check("restart to the first decision", found["restart_s"], "s", MOST_RESTART_S, False),
+        Check("longest wait for the books", 1000 * found["longest_wait_s"], "ms", 1000 * MOST_WAIT_S, False),
+    ], {"books_mb": found["books_mb"], "ms_per_job": found["ms_per_job"]}
+
+
+if __name__ == "__main__":
+    main()

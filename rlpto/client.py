@@ -1,0 +1,302 @@
+"""Asking a job service over the network: `rlpto.client.Client`, which the verbs of the command use as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rlpto.errors import RlptoError
+from rlpto.files import whole_file
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8765"
+ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"
+ENDED = ("finished", "failed", "cancelled", "rejected")
+"""States of jobs that are over."""
+_RETRIED = (502, 503, 504)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+
+Answer = dict[str, Any]
+"""What the service answers, as openapi.json describes it."""
+
+
+class ServiceError(RlptoError):
+    """The service cannot be reached, or refuses. status: of HTTP, 0: none came. kind: such as `quota-exceeded`."""
+
+    def __init__(self, message: str, status: int = 0, kind: str = "") -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+class Client:
+    """A job service as one of its users.
+
+    address: None: $RLPTO_SERVICE, else the service that was last started on this machine. token: None: $RLPTO_TOKEN,
+    else the admin's of that service. patience: s, how long a service that does not answer is asked again; what is asked
+    twice is done once. certificate: of the service, where the system does not know it.
+
+    Every method raises ServiceError.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        token: str | None = None,
+        *,
+        patience: float = 30.0,
+        certificate: Path | None = None,
+    ) -> None:
+        noted = _noted()
+        self.address = (address or os.environ.get(ADDRESS_VARIABLE) or noted.get("address") or DEFAULT_ADDRESS).rstrip(
+            "/"
+        )
+        secret = token or os.environ.get(TOKEN_VARIABLE) or _token_of(noted, self.address)
+        if not secret:
+            raise ServiceError(f"no token for {self.address}: expected one in ${TOKEN_VARIABLE}, or from `rlpto serve`")
+        self._patience = patience
+        try:
+            self._http = httpx2.Client(
+                base_url=f"{self.address}/api/v1",
+                headers={"Authorization": f"Bearer {secret}"},
+                timeout=httpx2.Timeout(15.0, connect=5.0),
+                verify=True if certificate is None else httpx2.create_ssl_context(verify=str(certificate)),
+                trust_env=False,
+            )
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol, UnicodeError) as wrong:
+            raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._http.close()
+
+    def submit(self, program: str, **job: Any) -> Answer:
+        """Submit a job; it is kept when this returns. job: as in POST /jobs (gpus, epochs, options, ...)."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        return self._ask("POST", "/jobs", json={"program": program, **job}, headers=key)
+
+    def validate(self, program: str, **job: Any) -> Answer:
+        """What would be submitted, and the time and GPU-hours it would take."""
+        return self._ask("POST", "/jobs/validate", json={"program": program, **job})
+
+    def jobs(
+        self,
+        states: Sequence[str] = (),
+        owner: str | None = None,
+        label: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Answer]:
+        """Jobs, newest first, fetched page by page. limit: None: all."""
+        cursor, left = None, limit
+        while left is None or left > 0:
+            wanted: dict[str, Any] = {"state": list(states), "owner": owner, "label": label, "cursor": cursor}
+            wanted["limit"] = 200 if left is None else min(left, 200)
+            given = {name: value for name, value in wanted.items() if value not in (None, [])}
+            page = self._ask("GET", "/jobs", params=given)
+            yield from page["jobs"]
+            cursor = page["next"]
+            left = None if left is None else left - len(page["jobs"])
+            if cursor is None:
+                return
+
+    def job(self, job: str) -> Answer:
+        """A job with its place in the queue and its prediction."""
+        return self._ask("GET", f"/jobs/{_id(job)}")
+
+    def cancel(self, job: str) -> Answer:
+        """Let a job end."""
+        return self._ask("POST", f"/jobs/{_id(job)}/cancel")
+
+    def set_priority(self, job: str, priority: str) -> Answer:
+        """Change the priority class of a job: high, normal or low."""
+        tag = f'"{self.job(job)["version"]}"'
+        return self._ask("PATCH", f"/jobs/{_id(job)}", json={"priority": priority}, headers={"If-Match": tag})
+
+    def wait(self, job: str, timeout: float | None = None) -> Iterator[Answer]:
+        """The job whenever its state has changed, until it is over. timeout: s; ServiceError after it."""
+        until = None if timeout is None else time.monotonic() + timeout
+        before = None
+        while True:
+            found = self.job(job)
+            if found["state"] != before:
+                before = found["state"]
+                yield found
+            if found["state"] in ENDED:
+                return
+            if until is not None and time.monotonic() > until:
+                raise ServiceError(f"job {job} is still {found['state']} after {timeout:g} s")
+            time.sleep(0.5)
+
+    def logs(self, job: str, start: int = 1, *, follow: bool = False) -> Iterator[Answer]:
+        """Lines of a job's log from a number on; negative: the last so many. follow: until the job is over."""
+        while True:
+            page = self._ask("GET", f"/jobs/{_id(job)}/logs", params={"from": start, "limit": 1000})
+            yield from page["lines"]
+            start = page["next"]
+            if not page["lines"]:
+                if page["over"] or not follow:
+                    return
+                time.sleep(0.5)
+
+    def curves(self, job: str) -> Iterator[Answer]:
+        """Loss, accuracy, GPUs, goodput and noise scale of a job over time."""
+        since = 0
+        while points := (page := self._ask("GET", f"/jobs/{_id(job)}/curves", params={"since": since}))["points"]:
+            yield from points
+            since = page["next"]
+
+    def events(self, last: int | None = None, job: str | None = None) -> Iterator[Answer]:
+        """What happens, from now on or after event `last`; goes on where it broke off until the service ends it."""
+        asked_again = 0.0
+        while True:
+            headers = {} if last is None else {"Last-Event-ID": str(last)}
+            params = {} if job is None else {"job": _id(job)}
+            try:
+                with self._http.stream("GET", "/events", params=params, headers=headers, timeout=60.0) as answer:
+                    if answer.status_code != 200:
+                        answer.read()
+                        raise _refusal(answer)
+                    asked_again = 0.0
+                    for kind, data in _parsed(answer.iter_lines()):
+                        if kind == "end":
+                            return
+                        if kind != "gap":
+                            last = data["seq"]
+                            yield data
+            except (httpx2.TransportError, httpx2.StreamError) as broken:
+                asked_again = asked_again or time.monotonic()
+                if time.monotonic() - asked_again > self._patience:
+                    raise self._unreachable(broken) from None
+                time.sleep(_FIRST_WAIT_S)
+
+    def queue(self) -> list[Answer]:
+        """Waiting jobs in order of service."""
+        return list(self._ask("GET", "/queue")["queue"])
+
+    def nodes(self) -> list[Answer]:
+        """Nodes with the GPUs that jobs hold."""
+        return list(self._ask("GET", "/nodes")["nodes"])
+
+    def programs(self) -> list[Answer]:
+        """Programs that may be trained."""
+        return list(self._ask("GET", "/programs")["programs"])
+
+    def policies(self) -> list[Answer]:
+        """Policies that may be switched to."""
+        return list(self._ask("GET", "/policies")["policies"])
+
+    def policy(self) -> Answer:
+        """The policy in force."""
+        return self._ask("GET", "/policy")
+
+    def switch(self, policy: str, reason: str = "") -> Answer:
+        """Let another policy decide; returns once it is in force."""
+        tag = f'"{self.policy()["number"]}"'
+        return self._ask(
+            "PUT", "/policy", json={"policy": policy, "reason": reason}, headers={"If-Match": tag}, again=False
+        )
+
+    def drain(self, on: bool) -> Answer:
+        """Let no further job start, or let them start again."""
+        return self._ask("PUT", "/drain", json={"on": on})
+
+    def me(self) -> Answer:
+        """Who this is, and what they may have."""
+        return self._ask("GET", "/me")
+
+    def _ask(self, method: str, path: str, *, again: bool = True, **given: Any) -> Answer:
+        """The answer to a request. again: ask again where none comes: the same thing asked twice is done once."""
+        until, wait = time.monotonic() + self._patience, _FIRST_WAIT_S
+        while True:
+            try:
+                answer = self._http.request(method, path, **given)
+                if answer.status_code not in _RETRIED or not again or time.monotonic() > until:
+                    break
+            except httpx2.TransportError as broken:
+                if time.monotonic() > until or not again:
+                    raise self._unreachable(broken) from None
+            except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as wrong:
+                raise ServiceError(f"{self.address}: expected the address of a job service: {wrong}") from None
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_S)
+        if answer.is_error:
+            raise _refusal(answer)
+        try:
+            found: Answer = answer.json()
+        except ValueError:
+            raise ServiceError(f"{self.address}: expected the address of a job service, got another page") from None
+        return found
+
+    def _unreachable(self, broken: Exception) -> ServiceError:
+        return ServiceError(
+            f"no job service answers at {self.address}: {broken or type(broken).__name__}; see `rlpto serve`"
+        )
+
+
+def note_service(address: str, token_file: Path) -> None:
+    """Remember the service that was last started on this machine, so that nobody has to type its address and token."""
+    with whole_file(_note(), "the note of a service") as unfinished:
+        unfinished.write_text(
+            json.dumps({"address": address, "token_file": str(token_file.absolute())}), encoding="utf-8"
+        )
+
+
+def _noted() -> Mapping[str, str]:
+    try:
+        found = json.loads(_note().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _note() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "rlpto" / "service.json"
+
+
+def _token_of(noted: Mapping[str, str], address: str) -> str:
+    """The token of the noted service; empty for any other, so that it is sent nowhere else."""
+    if noted.get("address", "").rstrip("/") != address:
+        return ""
+    try:
+        return Path(noted.get("token_file", "")).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _id(job: str) -> str:
+    if not job or not job.isascii() or not job.isalnum():
+        raise ServiceError(f"{job[:80]!r} is no id of a job: expected one such as jaxmt3k52qpb7")
+    return job
+
+
+def _refusal(answer: httpx2.Response) -> ServiceError:
+    try:
+        body = answer.json()
+        return ServiceError(str(body["detail"]), answer.status_code, str(body["type"]).removeprefix("urn:rlpto:"))
+    except (ValueError, KeyError, TypeError):
+        return ServiceError(f"{answer.url} answers {answer.status_code}", answer.status_code)
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """Kind and data of every event of a stream."""
+    kind = data = ""
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line[7:]
+        elif line.startswith("data: "):
+            data = line[6:]
+        elif not line and kind:
+            yield kind, json.loads(data or "{}")
+            kind = data = ""

@@ -1,0 +1,144 @@
+"""Log lines of jobs: two files for each in the run folder, of which the older one is dropped when the newer is full.
+
+A line is JSON: {"n": number from 1 on, "at": seconds, "text": what rank 0 printed}. Numbers go on over both files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+LOG_FILE_BYTES = 10_000_000
+"""Size at which `log.jsonl` becomes `log.jsonl.1`, in place of the one before."""
+LONGEST_LINE = 4000
+"""Characters of a line; what is beyond is cut off."""
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line. n: counts from 1. at: s."""
+
+    n: int
+    at: float
+    text: str
+
+
+def job_folder(run: Path, job: str) -> Path:
+    """Where everything of a job is kept. Raises ValueError for what is no id, such as a path."""
+    if not _ID.fullmatch(job):
+        raise ValueError(f"{job!r} is no id of a job")
+    return run / "jobs" / job
+
+
+def log_files(run: Path, job: str) -> tuple[Path, Path]:
+    """The older and the newer log file of a job, which need not be there. Raises ValueError as `job_folder`."""
+    newer = job_folder(run, job) / "log.jsonl"
+    return newer.with_name("log.jsonl.1"), newer
+
+
+class LogWriter:
+    """Appends lines to the log of one job; one process at a time. Numbers go on where the last writer stopped."""
+
+    def __init__(self, newer: Path, file_bytes: int = LOG_FILE_BYTES) -> None:
+        self._newer, self._older, self._file_bytes = newer, newer.with_name(f"{newer.name}.1"), file_bytes
+        newer.parent.mkdir(parents=True, exist_ok=True)
+        last = next(_lines_backwards(newer), None) or next(_lines_backwards(self._older), None)
+        self._n = 0 if last is None else last.n
+        self._file = newer.open("ab")
+        if self._file.tell() and not newer.read_bytes().endswith(b"\n"):
+            self._file.write(b"\n")  # a writer was killed within a line
+
+    def write(self, text: str, at: float) -> None:
+        """Append one line."""
+        self._n += 1
+        line = json.dumps({"n": self._n, "at": round(at, 3), "text": text[:LONGEST_LINE]}) + "\n"
+        if self._file.tell() + len(line) > self._file_bytes and self._file.tell():
+            self._file.close()
+            self._newer.replace(self._older)
+            self._file = self._newer.open("ab")
+        self._file.write(line.encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+
+def log_lines(run: Path, job: str, start: int, limit: int) -> list[LogLine]:
+    """At most `limit` lines from number `start` on; a negative start: the last so many lines.
+
+    Lines that are gone, or half-written by a killed process, are left out. Raises ValueError as `job_folder`.
+    """
+    older, newer = log_files(run, job)
+    if start < 0:
+        wanted = min(-start, limit)
+        found = list(_take(_lines_backwards(newer), wanted))
+        if len(found) < wanted:
+            found += _take(_lines_backwards(older), wanted - len(found))
+        return found[::-1]
+    first = next(_lines(newer), None)
+    files = (older, newer) if first is None or start < first.n else (newer,)
+    return list(_take((line for file in files for line in _lines(file, start) if line.n >= start), limit))
+
+
+def _take(lines: Iterator[LogLine], count: int) -> Iterator[LogLine]:
+    for _, line in zip(range(count), lines, strict=False):
+        yield line
+
+
+def _lines(file: Path, start: int = 0) -> Iterator[LogLine]:
+    """Lines of a file in order, from somewhat before number `start` on."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(_offset_before(opened, start))
+            for raw in opened:
+                line = _parsed(raw)
+                if line is not None:
+                    yield line
+    except FileNotFoundError:
+        return
+
+
+def _offset_before(opened: BinaryIO, start: int) -> int:
+    """Where a line begins that stands at most a block before the one of number `start`: numbers ascend, so halve."""
+    low, high = 0, opened.seek(0, 2)
+    while high - low > _BLOCK_BYTES:
+        opened.seek((low + high) // 2)
+        opened.readline()
+        at, line = opened.tell(), _parsed(opened.readline())
+        if line is None or line.n >= start or at >= high:
+            high = (low + high) // 2
+        else:
+            low = at
+    return low
+
+
+def _lines_backwards(file: Path) -> Iterator[LogLine]:
+    try:
+        with file.open("rb") as opened:
+            at, rest = opened.seek(0, 2), b""
+            while at > 0:
+                size = min(_BLOCK_BYTES, at)
+                at -= size
+                opened.seek(at)
+                rest, *whole = (opened.read(size) + rest).split(b"\n")
+                yield from filter(None, map(_parsed, reversed(whole)))
+            found = _parsed(rest)
+            if found is not None:
+                yield found
+    except FileNotFoundError:
+        return
+
+
+def _parsed(raw: bytes) -> LogLine | None:
+    try:
+        line = json.loads(raw)
+        return LogLine(int(line["n"]), float(line["at"]), str(line["text"]))
+    except (ValueError, KeyError, TypeError):
+        return None

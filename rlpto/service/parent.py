@@ -1,0 +1,230 @@
+"""The parent of a job service: starts its two processes, restarts them when they die, and ends them in good order."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from rlpto.errors import ClusterError, ConfigError
+from rlpto.service.preparing import TOKEN_FILE, make_folder, prepare
+from rlpto.service.settings import ServiceSettings
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
+"""Time before a dead process is started again, doubled each time."""
+STEADY_S = 60.0
+"""A process that lived so long begins with the first back-off again."""
+WEB_STOP_S, SCHEDULER_STOP_S = 10.0, 90.0
+"""After so long a process that was asked to end is killed; the scheduler lets jobs write checkpoints."""
+LARGEST_LOG_BYTES = 10_000_000
+_LOOK_S = 0.2
+_BAD_INPUT = 2
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A process that is started again whenever it ends. pass_fds: files it inherits. end: signal that asks it to."""
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], log: Path, end: signal.Signals, pass_fds: Sequence[int] = ()
+    ) -> None:
+        self.name, self.log, self.restarts = name, log, 0
+        self._arguments, self._end, self._fds = arguments, end, pass_fds
+        self._backoff, self._due, self._since = FIRST_BACKOFF_S, 0.0, 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def look(self, now: float, say: Callable[[str], None]) -> None:
+        """Start it if it is not there and it is time to. now: s, of a clock that only moves on.
+
+        Raises ClusterError if it finds its input at fault as soon as it is first started.
+        """
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            if code == _BAD_INPUT and not self.restarts:
+                raise ClusterError(f"the {self.name} process has ended: {_last_line(self.log)}")
+            self._backoff = FIRST_BACKOFF_S if now - self._since > STEADY_S else self._backoff
+            self._due, self._process = now + self._backoff, None
+            say(f"the {self.name} process has ended ({_how(code)}); starting it again in {self._backoff:g} s")
+            self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_S)
+            self.restarts += 1
+        if now >= self._due:
+            self._since, self._process = now, self._start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs now."""
+        return self._process is not None and self._process.poll() is None
+
+    def ask_to_end(self) -> None:
+        """Send the signal that asks it to end."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(self._end)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended; after so long it is killed."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with _opened_log(self.log) as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=self._fds,
+                start_new_session=True,  # Ctrl-C on the terminal reaches the parent alone, which says how to end
+                preexec_fn=_end_with_parent,
+            )
+
+
+def serve(
+    path: Path,
+    settings: ServiceSettings,
+    ready: Callable[[str, Path], None],
+    say: Callable[[str], None],
+) -> None:
+    """Run a service until SIGINT or SIGTERM; a second one ends it at once.
+
+    path: of the settings. ready: is told the address and the file of the admin's token once pages are served. say: is
+    told in one line what happens later.
+    Raises ConfigError for an address or a folder that cannot be used, ClusterError for a service that is at work in the
+    folder, or cannot start.
+    """
+    make_folder(settings.folder)
+    logs = settings.folder / "logs"
+    logs.mkdir(exist_ok=True)
+    with _alone_in(settings.folder), _listening(settings) as listening, _stopped() as stopped:
+        prepare(settings)
+        token_file = settings.folder / TOKEN_FILE
+        number, host = listening.fileno(), settings.web.host
+        arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
+        web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
+        scheduler = Child("scheduler", ["rlpto.service.scheduler", str(path)], logs / "scheduler.log", signal.SIGINT)
+        scheme = "http" if settings.web.certificate is None else "https"
+        shown = f"[{host}]" if ":" in host else host
+        address = f"{scheme}://{shown}:{listening.getsockname()[1]}"
+        try:
+            _run((web, scheduler), stopped, address, lambda: ready(address, token_file), say)
+        finally:
+            say("ending; again to end at once")
+            for child in (web, scheduler):
+                child.ask_to_end()
+            web.wait(WEB_STOP_S)
+            until = time.monotonic() + SCHEDULER_STOP_S
+            while scheduler.alive and time.monotonic() < until and len(stopped) < 2:
+                time.sleep(_LOOK_S)
+            scheduler.wait(0.0)
+
+
+def _run(
+    children: Sequence[Child],
+    stopped: Sequence[int],
+    address: str,
+    ready: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    told = False
+    while not stopped:
+        for child in children:
+            child.look(time.monotonic(), say)
+        if not told and _answers(address):
+            told = True
+            ready()
+        time.sleep(_LOOK_S)
+
+
+def _answers(address: str) -> bool:
+    if address.startswith("https"):
+        return True  # its certificate may be made for another name; the socket listens
+    try:
+        with urlopen(f"{address}/healthz", timeout=5):
+            return True
+    except (URLError, OSError):
+        return False
+
+
+@contextmanager
+def _listening(settings: ServiceSettings) -> Iterator[socket.socket]:
+    """The socket, which outlives the web process: who connects while that is restarted only waits."""
+    web = settings.web
+    family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
+    try:
+        listening = socket.create_server((web.host, web.port), family=family, backlog=1024)
+    except OSError as refused:
+        reason = (refused.strerror or str(refused)).lower()
+        raise ConfigError(
+            f"web: cannot listen on {web.host} port {web.port}: {reason}; choose another web.port"
+        ) from None
+    with listening:
+        listening.set_inheritable(True)
+        yield listening
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock. Raises ClusterError if another service does."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ClusterError(f"{folder}: another service is at work in this folder") from None
+        yield
+
+
+@contextmanager
+def _stopped() -> Iterator[list[int]]:
+    """A list that gets the signals that ask to end."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        asked.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _opened_log(path: Path) -> Iterator[BinaryIO]:
+    if path.exists() and path.stat().st_size > LARGEST_LOG_BYTES:
+        path.replace(path.with_name(f"{path.name}.1"))
+    with path.open("ab") as log:
+        yield log
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[-20:]
+    said = next((line for line in reversed(lines) if line.strip()), "it has said nothing")
+    return f"{said.strip().removeprefix('error: ').removeprefix('rlpto: error: ')[:300]} ({log})"
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _end_with_parent() -> None:
+    """Be sent SIGTERM when the parent dies, however that is: runners then train on, and nothing else is left."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

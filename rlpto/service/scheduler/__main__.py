@@ -1,0 +1,32 @@
+"""`python -m rlpto.service.scheduler SETTINGS`: the scheduler process of a job service.
+
+SIGTERM: runners train on, and the next scheduler takes them up. SIGINT: as `on_stop` of the settings says; a cluster
+that the service has started ends then.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rlpto.errors import RlptoError
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until a signal; 2: what is wrong with settings, books or cluster is said on stderr."""
+    if len(arguments) != 1:
+        print("usage: python -m rlpto.service.scheduler SETTINGS.yaml", file=sys.stderr)
+        return 2
+    from rlpto.service.scheduler.process import serve
+    from rlpto.service.settings import load_service
+
+    try:
+        serve(load_service(Path(arguments[0])))
+    except RlptoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

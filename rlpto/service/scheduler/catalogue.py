@@ -1,0 +1,199 @@
+"""The admin's catalogue as the scheduler needs it: what programs train, how fast that is expected to be, and whether
+workers can import them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rlpto.cluster import ClusterShape
+from rlpto.config import Config
+from rlpto.errors import RlptoError
+from rlpto.experiment import Experiment
+from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.metrics import METRIC_NAMES, METRICS
+from rlpto.performance.preview import predict_training
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.workload import program_spec
+from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.service.books.database import Books
+from rlpto.service.books.jobs import JobRow
+from rlpto.service.books.programs import ProgramRow, all_programs, note_check
+from rlpto.service.books.status import PreviewRow, set_previews
+from rlpto.settings_text import first_problem
+
+PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs of which previews tell, as far as the cluster has them."""
+MOST_PROFILE_EPOCHS = 500
+"""Epochs of a program of which speed and accuracy are told; what follows is as the last."""
+SESSION = "service"
+"""Name of the session on the Ray cluster, before the hash of its folder."""
+
+
+class ProgramChecks:
+    """Finds out, beside the scheduler, whether workers can import a class. check: says what is wrong, empty: nothing;
+    it may take long. executor: where it runs."""
+
+    def __init__(self, check: Callable[[str], str], executor: Executor) -> None:
+        self._check, self._executor = check, executor
+        self._answers: dict[str, Future[str]] = {}
+
+    def problem(self, training: str) -> str | None:
+        """What is wrong with a class path; empty: nothing; None: that is being found out."""
+        if training not in self._answers:
+            self._answers[training] = self._executor.submit(self._check, training)
+        answer = self._answers[training]
+        if not answer.done():
+            return None
+        error = answer.exception()
+        return answer.result() if error is None else f"{type(error).__name__}: {error}"
+
+    def forget(self, training: str) -> None:
+        """Look again when next asked."""
+        self._answers.pop(training, None)
+
+
+class Catalogue:
+    """Programs by name, and the speed tables of all of them.
+
+    config: of the experiment. shape: of the cluster when the service started; no job is given more GPUs than one could
+    hold then. folder: of jobs' files. session: of the controllers. programs: of the usable ones; it changes in place.
+    """
+
+    def __init__(
+        self, books: Books, config: Config, shape: ClusterShape, session: str, folder: Path, checks: ProgramChecks
+    ) -> None:
+        self._books, self._config, self._shape = books, config, shape
+        self._session, self._folder, self._checks = session, folder, checks
+        self._rows: dict[str, ProgramRow] = {}
+        self._wrong: dict[str, str] = {}
+        self._checking: set[str] = set()
+        self.programs: dict[str, ProgramSettings] = {}
+        self.most_gpus = max(shape.most_gpus, 1)
+        self.refresh(all_programs(books))
+        self.tables = self._compiled()
+
+    def changed(self) -> bool:
+        """Take in what admins have changed, and what checks have found; True if `tables` are others now."""
+        rows = all_programs(self._books)
+        for row in rows:
+            self._note_check(row)
+        if {row.name: row.version for row in rows} == {name: row.version for name, row in self._rows.items()}:
+            return False
+        before = set(self.programs)
+        self.refresh(rows)
+        if set(self.programs) == before:
+            return False
+        self.tables = self._compiled()
+        return True
+
+    def refresh(self, rows: Sequence[ProgramRow]) -> None:
+        """Read the programs. One that is wrong refuses jobs, and nothing else."""
+        for row in rows:
+            if self._rows.get(row.name) is not None and self._rows[row.name].version == row.version:
+                continue
+            self._rows[row.name] = row
+            try:
+                self.programs[row.name] = ProgramSettings.model_validate(row.spec.get("program"))
+            except ValidationError as error:
+                self._wrong[row.name] = first_problem(error, ProgramSettings)[1]
+                continue
+            self._wrong.pop(row.name, None)
+            self._checks.forget(self.programs[row.name].training)
+
+    def _note_check(self, row: ProgramRow) -> None:
+        """Find out whether an unchecked program can train."""
+        if row.checked != "unchecked" or not row.enabled:
+            return
+        problem = self._wrong.get(row.name)
+        if problem is None and row.name in self.programs:
+            problem = self._checks.problem(self.programs[row.name].training)
+        if problem is not None:
+            note_check(self._books, row.name, row.version, "refused" if problem else "usable", problem)
+
+    def problem(self, row: JobRow) -> str | None:
+        """Why a job cannot run; empty: it can; None: that is being found out."""
+        if row.program not in self._rows:
+            return f"no program {row.program} in the catalogue"
+        if row.program in self._wrong:
+            return f"program {row.program}: {self._wrong[row.program]}"
+        if row.gpus > self.most_gpus:
+            return f"it asks for {row.gpus} GPUs, and the cluster has {self.most_gpus} for one job"
+        servers = self.programs[row.program].servers if self.programs[row.program].has_servers else 0
+        if servers > self._shape.cpu_slots:
+            return (
+                f"it trains through {servers} parameter servers, and the nodes have {self._shape.cpu_slots} CPU slots"
+            )
+        training = row.training or self.programs[row.program].training
+        problem = self._checks.problem(training)
+        return f"{training} cannot be used: {problem}" if problem else problem
+
+    def job(self, row: JobRow, submit_time: float) -> Job:
+        """What the scheduler sees of a job. Raises RlptoError for one that makes no sense."""
+        program = self.programs[row.program]
+        return Job(
+            name=row.id,
+            submit_time=submit_time,
+            model=row.program,
+            epochs=row.epochs,
+            data_size=float(program.samples),
+            requested_gpus=row.gpus,
+            min_gpus=row.min_gpus,
+            max_gpus=min(row.max_gpus, self.most_gpus),
+            priority=PRIORITY_CLASSES.index(row.priority),
+            metric=row.metric or self._config.workload.metric,
+            user=row.owner,
+        )
+
+    def spec(self, row: JobRow) -> JobSpec:
+        """What the controller of a job needs. Raises RlptoError for a job that makes no sense."""
+        program = self.programs[row.program]
+        made = program_spec(0, row.name, program, self._config.ray, self._session, self._folder, row.seq)
+        return replace(
+            made,
+            id=row.id,
+            folder=str((self._folder / row.id).absolute()),
+            training=row.training or program.training,
+            options={**program.options, **row.options},
+            batch_size=row.batch_size or program.batch_size,
+            epochs=row.epochs,
+            logs=True,
+        )
+
+    def _compiled(self) -> SpeedTables:
+        """Tables of all programs by every metric; of any model where there is none."""
+        profiles = self._experiment().profiles
+        models = tuple(self.programs) or profiles.models[:1]
+        types = [JobType(model, None, metric) for model in models for metric in METRICS]
+        kinds, per_node = self._shape.kind_sizes, self._shape.gpus_per_node
+        return compile_tables(
+            profiles, types, self.most_gpus, per_node, kinds=kinds, choose_batches=True, choose_servers=True
+        )
+
+    def _experiment(self) -> Experiment:
+        """The experiment, with the programs of the catalogue in place of its own."""
+        known = {
+            name: program.model_copy(update={"epochs": min(program.epochs, MOST_PROFILE_EPOCHS)})
+            for name, program in self.programs.items()
+        }
+        ray = self._config.ray.model_copy(update={"programs": known})
+        return Experiment(self._config.model_copy(update={"ray": ray}))
+
+    def write_previews(self) -> None:
+        """What trainings of every program would take: for the form in which jobs are submitted."""
+        profiles, per_node = self._experiment().profiles, self._shape.gpus_per_node
+        counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]
+        with self._books.transaction():
+            for name in self.programs:
+                try:
+                    found = predict_training(profiles, name, counts, METRIC_NAMES, per_node)
+                except RlptoError:
+                    found = []  # nothing is known of it: the form shows no preview
+                rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
+                set_previews(self._books, name, rows)

@@ -1,0 +1,130 @@
+"""The policy in force: any of the catalogue by name, switched between two decisions; fifo where one fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import RlptoError
+from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.policies.registry import available, is_complete
+from rlpto.service.books.audit import note
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.requests import Request, add_switch, answer, switch_in_force
+from rlpto.service.books.status import PolicyRow, set_policies
+
+FALLBACK = "fifo"
+"""Decides where another policy fails."""
+SCHEDULER = "scheduler"
+"""Who has switched where nobody asked for it."""
+
+
+def catalogue_of(extra: Mapping[str, str]) -> list[PolicyRow]:
+    """Policies that may be switched to: all that need no options, and those of the settings.
+
+    extra: specs by the names that users see. Raises ConfigError if a plug-in cannot be loaded.
+    """
+    known = available()
+    rows = {name: PolicyRow(name, name, found.summary, found.source) for name, found in known.items()}
+    rows = {
+        name: row for name, row in rows.items() if is_complete(known[name]) and not hasattr(known[name], "POSITIONAL")
+    }
+    for name, spec in extra.items():
+        own = known.get(spec.partition(":")[0])
+        rows[name] = PolicyRow(name, spec, own.summary if own else spec, own.source if own else "")
+    return list(rows.values())
+
+
+class LivePolicy:
+    """Decides as the policy in force does.
+
+    make: a policy by its spec. rows: the catalogue. first: name of the policy of the very first start; later it is that
+    of the last switch. wall: time [s] now.
+
+    name: of the policy in force. policy: the very object. switched: times that another one was put in force.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        make: Callable[[str], Policy],
+        rows: list[PolicyRow],
+        first: str,
+        wall: Callable[[], float],
+        seed: int = 0,
+    ) -> None:
+        self._books, self._make, self._wall, self._seed = books, make, wall, seed
+        self._specs = {row.name: row.spec for row in rows}
+        self.switched = 0
+        set_policies(books, rows)
+        before = switch_in_force(books)
+        self.name = first if before is None else before.policy
+        try:
+            self.policy = self._made(self.name)
+        except RlptoError as error:
+            self.policy, wanted, self.name = self._made(FALLBACK), self.name, FALLBACK
+            self._note(SCHEDULER, f"{wanted} cannot be used: {error}", wall())
+            return
+        if before is None:
+            self._note(SCHEDULER, "the first start", wall())
+
+    def _made(self, name: str) -> Policy:
+        """The policy of a name, as new. Raises RlptoError if it does not exist, or cannot be made."""
+        if name not in self._specs:
+            raise RlptoError(f"no policy {name!r} in the catalogue: expected one of {', '.join(sorted(self._specs))}")
+        policy = self._make(self._specs[name])
+        policy.reset(self._seed)
+        return policy
+
+    def obey(self, request: Request) -> bool:
+        """Put another policy in force, as asked for, or say why not; True if it is in force."""
+        name = str(request.body.get("policy", ""))
+        present, wanted = switch_in_force(self._books), request.body.get("number")
+        if wanted is not None and (present is None or present.number != wanted):
+            answer(self._books, request.seq, self._wall(), f"the policy was switched before: {self.name} is in force")
+            return False
+        try:
+            policy = self._made(name)
+        except Exception as error:  # whatever a plug-in or a broken run raises is the asker's to know
+            answer(self._books, request.seq, self._wall(), " ".join(str(error).split()) or type(error).__name__)
+            return False
+        with self._books.transaction():
+            self.policy, self.name = policy, name
+            self._note(request.by, str(request.body.get("reason", "")), request.at)
+            answer(self._books, request.seq, self._wall())
+        return True
+
+    def fall_back(self, error: Exception) -> None:
+        """The policy in force has failed: fifo decides from now on. Raises the error if that is what failed."""
+        if self.name == FALLBACK:
+            raise error
+        failed, self.policy, self.name = self.name, self._made(FALLBACK), FALLBACK
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        self._note(SCHEDULER, f"{failed} failed: {said}", self._wall())
+
+    def _note(self, by: str, reason: str, asked: float) -> None:
+        """Note that the present policy is in force from now on."""
+        now = self._wall()
+        with self._books.transaction():
+            switch = add_switch(self._books, self.name, by, reason, asked, now)
+            body = {"number": switch.number, "policy": self.name, "before": switch.before, "by": by, "reason": reason}
+            add_event(self._books, "policy", now, body=body)
+            note(self._books, by, "policy.switch", self.name, now, body)
+        self.switched += 1
+
+    def forget(self) -> None:
+        """Jobs have been numbered anew: what was remembered of them is void."""
+        self.policy.reset(self._seed)
+
+    def __call__(self, state: ClusterState) -> tuple[Allocation, float]:
+        """What the policy decides, and the seconds it took."""
+        began = time.perf_counter()
+        allocation = self.policy(state)
+        return allocation, time.perf_counter() - began
+
+    @property
+    def standing(self) -> StandingPolicy | None:
+        """The policy, if it can say for how long a decision stands."""
+        return self.policy if isinstance(self.policy, StandingPolicy) else None

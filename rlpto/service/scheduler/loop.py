@@ -1,0 +1,195 @@
+"""The scheduler's loop: as `rlpto.scheduler.run`, but it never ends, whoever fails, and jobs are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlpto.arrays import FloatArray
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.errors import PolicyError
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.rewards import RewardWeights, reward_terms
+from rlpto.scheduler import DecisionLoop, ProgressWatch
+from rlpto.service.books.database import Books
+from rlpto.service.books.status import DecisionRow, set_volume
+from rlpto.service.books.users import all_users
+from rlpto.service.scheduler.catalogue import Catalogue
+from rlpto.service.scheduler.eligible import eligible
+from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
+from rlpto.service.scheduler.lookahead import Lookahead
+from rlpto.service.scheduler.queue_rows import queue_rows
+from rlpto.service.scheduler.recorder import Recorder
+from rlpto.service.scheduler.retention import Retention
+from rlpto.service.scheduler.source import BooksSource
+from rlpto.service.scheduler.volume import VolumeForecast
+
+OUTLOOK_KEPT_S = 30.0
+"""Seconds after which the time ahead is looked at again although nothing was decided: jobs get on."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a scheduler is made of."""
+
+    books: Books
+    catalogue: Catalogue
+    source: BooksSource
+    cluster: ServingCluster
+    policy: LivePolicy
+    recorder: Recorder
+    retention: Retention
+    lookahead: Lookahead | None = None
+    volume: VolumeForecast | None = None
+
+
+class SchedulerLoop:
+    """One scheduler at work.
+
+    gpus_held: quota of users that have none of their own; None: no limit. wall: time [s] now. served: GPU-seconds that
+    users have had, where the queue is fair between them.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        queue: QueueSettings,
+        weights: RewardWeights,
+        wall: Callable[[], float],
+        gpus_held: int | None = None,
+        served: Mapping[str, float] | None = None,
+    ) -> None:
+        self._parts, self._weights, self._wall, self._gpus_held = parts, weights, wall, gpus_held
+        self._loop = DecisionLoop(parts.cluster, queue, served=served)
+        self._decide_at = -np.inf
+        self._due = True
+        self._reward: FloatArray | None = None
+        self._seen_ahead = (-1, -np.inf)
+        self._watch = ProgressWatch(parts.cluster, parts.policy.name)
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Serve until `stopping`."""
+        while not stopping():
+            self.step()
+
+    def step(self) -> None:
+        """Decide if that is due, and let time pass until it may be again."""
+        parts = self._parts
+        cluster = parts.cluster
+        self._switch()
+        if self._due or cluster.changed or cluster.time >= self._decide_at:
+            self._due = False
+            self._decide()
+        passed = self._loop.advance(self._decide_at)
+        terms = reward_terms(passed, self._weights).sum(axis=0)
+        self._reward = terms if self._reward is None else self._reward + terms
+        self._look_for_starving(len(passed))
+        self._keep_house()
+
+    def _switch(self) -> None:
+        """Put policies in force that were asked for."""
+        source, policy = self._parts.source, self._parts.policy
+        while source.switches:
+            request = source.switches.popleft()
+            self._due |= policy.obey(request)
+            source.answered(request.seq)
+        if self._due:
+            self._watch = ProgressWatch(self._parts.cluster, policy.name)
+
+    def _look_for_starving(self, points: int) -> None:
+        """Fall back where the policy lets no job get on. Drained, that is as it should be."""
+        if self._parts.source.drained or self._parts.policy.name == FALLBACK:
+            return
+        try:
+            self._watch.check(points)
+        except PolicyError as error:
+            self._fall_back(error)
+
+    def _fall_back(self, error: Exception) -> None:
+        self._parts.policy.fall_back(error)
+        self._watch = ProgressWatch(self._parts.cluster, self._parts.policy.name)
+        self._due = True
+
+    def _decide(self) -> None:
+        """Take a decision; where the policy fails, by fifo instead."""
+        parts = self._parts
+        if not parts.cluster.active_jobs:
+            self._decide_at = np.inf
+            parts.recorder.queued(())
+            return
+        try:
+            self._decide_by_policy()
+        except Exception as error:  # whatever a policy raises: the service goes on
+            self._fall_back(error)
+            self._decide_by_policy()
+
+    def _decide_by_policy(self) -> None:
+        parts, policy = self._parts, self._parts.policy
+        cluster, source = parts.cluster, parts.source
+        whole = self._loop.state()
+        if parts.volume is not None:
+            forecast, reserved = parts.volume(whole)
+            whole = replace(whole, forecast=forecast, reserved=reserved)
+        owners, quotas = self._owners(whole)
+        state, shown = eligible(whole, owners, quotas, self._gpus_held, source.drained)
+        given = np.zeros(len(whole.jobs), dtype=np.int64)
+        latency = 0.0
+        if len(state.jobs):
+            allocation, latency = policy(state)
+            cluster.deciding(policy.name, latency)
+            given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
+        self._decide_at = self._loop.stands_until(state, policy.standing)
+        parts.recorder.queued(queue_rows(whole, cluster.ids, given, shown, policy.name, source.drained))
+        self._record(whole, Allocation(given), latency)
+
+    def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
+        """Owner of every row, and the quotas of users that have one of their own."""
+        known = (self._parts.recorder.follower.known(self._parts.cluster.ids[job]) for job in state.jobs.index.tolist())
+        users = all_users(self._parts.books)
+        quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
+        return ["" if job is None else job.owner for job in known], quotas
+
+    def _record(self, state: ClusterState, allocation: Allocation, latency: float) -> None:
+        waiting = int(np.count_nonzero(allocation.gpus == 0))
+        held, active, name = int(allocation.gpus.sum()), len(state.jobs), self._parts.policy.name
+        steering = dict(getattr(self._parts.policy.policy, "steering", {}))
+        row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
+        self._parts.recorder.decided(row, self._reward)
+        self._reward = None
+
+    def _look_ahead(self, now: float) -> None:
+        """Tell what was found out about the time ahead; look again where something has been decided since."""
+        parts, policy = self._parts, self._parts.policy
+        if parts.lookahead is None:
+            return
+        parts.lookahead.tell()
+        stale = parts.recorder.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
+        if not (stale and parts.cluster.active_jobs and parts.lookahead.due):
+            return
+        self._seen_ahead = parts.recorder.decisions, now
+        state = self._loop.state()
+        futures = () if parts.volume is None else parts.volume.futures(state)
+        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures)
+
+    def _keep_house(self) -> None:
+        """What is done now and then: new programs, predictions, volume, and forgetting."""
+        parts = self._parts
+        now = self._wall()
+        if not parts.retention.due(now):
+            return
+        self._look_ahead(now)
+        if parts.catalogue.changed():
+            parts.cluster.take_tables(parts.catalogue.tables)
+            parts.catalogue.write_previews()
+        if parts.volume is not None:
+            set_volume(parts.books, parts.volume.rows(parts.cluster.time, now - parts.cluster.time))
+        parts.recorder(parts.cluster)  # what is about to be forgotten is in the books
+        lost = parts.retention.keep(now, parts.cluster)
+        if lost:
+            parts.recorder.forget(lost)
+            parts.policy.forget()
+            self._loop.renumbered()
+            self._due = True

@@ -1,0 +1,188 @@
+"""The scheduler process on a real Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from rlpto.config import Config, load_config
+from rlpto.errors import ConfigError, RlptoError
+from rlpto.experiment import Experiment
+from rlpto.performance.tables import ONE_KIND
+from rlpto.policies.base import Policy
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.backend import RayBackend
+from rlpto.ray_cluster.scheduler.clock import Clock
+from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_folder import session_name
+from rlpto.runs.real import compile_ahead, real_nodes
+from rlpto.service.books.database import Books
+from rlpto.service.books.requests import switch_in_force
+from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
+from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
+from rlpto.service.scheduler.loop import Parts, SchedulerLoop
+from rlpto.service.scheduler.session import Outside, open_session, session_files
+from rlpto.service.settings import ServiceSettings
+
+STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
+"""Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
+OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
+"""Policies that are made ready at the start, beside those of the settings."""
+DEFAULT_CPUS = 4
+"""CPU slots of a node for which the experiment names none."""
+
+
+class Stop:
+    """Set by signals. keep: whether runners are to train on."""
+
+    def __init__(self, keeps: bool) -> None:
+        self.asked = False
+        self.keep = True
+        self._keeps = keeps
+
+    def on_sigterm(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Runners train on: another scheduler takes them up."""
+        self.asked = True
+
+    def on_sigint(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The service ends: as the settings say."""
+        self.asked, self.keep = True, self._keeps
+
+
+def serve(settings: ServiceSettings) -> None:
+    """Serve until a signal. Raises RlptoError for what is wrong with settings, books or cluster."""
+    config = load_config(settings.experiment)
+    folder = settings.folder.absolute()
+    settings = settings.model_copy(update={"folder": folder})
+    local = settings.scheduler.address is None
+    stop = Stop(settings.on_stop == "keep" and not local)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with ExitStack() as stack:
+        books = stack.enter_context(closing(Books(settings.books, durable=False)))
+        if local:
+            os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
+            start_local_nodes(config)
+        config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
+        stack.enter_context(_signals(stop))
+        database = stack.enter_context(SessionDatabase(session_files(folder)))
+        experiment = Experiment(config)
+        _warm_up(experiment, settings, books)
+        outside = Outside(
+            backend=RayBackend(session_name(folder, SESSION)),
+            wall=time.time,
+            clock=Clock,
+            make=partial(_make, experiment),
+            checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
+            session=session_name(folder, SESSION),
+            address=settings.scheduler.address or "local",
+        )
+        parts, loop = open_session(settings, config, books, database, outside)
+        _serve(parts, loop, stop)
+    if local and not stop.keep:
+        end_local_nodes(folder)
+
+
+def _serve(parts: Parts, loop: SchedulerLoop, stop: Stop) -> None:
+    """Serve until a signal, and leave the session in order."""
+    parts.source.stopping = lambda: stop.asked
+    try:
+        loop.run(lambda: stop.asked)
+    finally:
+        parts.source.closed = True
+        if parts.lookahead is not None:
+            parts.lookahead.close()
+        # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
+        parts.cluster.close(keep=stop.keep)
+        parts.recorder.follower.follow()
+
+
+def _make(experiment: Experiment, spec: str) -> Policy:
+    """A policy by its spec; it may have to import what takes seconds."""
+    return experiment.policy(spec, real=True)
+
+
+def _warm_policies(settings: ServiceSettings, present: str) -> list[str]:
+    """Specs of policies that decide once before jobs do, so that a switch to them compiles and imports nothing."""
+    extra = settings.scheduler.policies
+    named = dict.fromkeys((FALLBACK, *OFTEN_SWITCHED, settings.scheduler.policy, present, *extra))
+    known = {row.name: row.spec for row in catalogue_of(extra)}
+    return [known[name] for name in named if name in known]
+
+
+def _warm_up(experiment: Experiment, settings: ServiceSettings, books: Books) -> None:
+    """Have policies decide once; one that cannot is told so when it is asked for."""
+    present = switch_in_force(books)
+    for spec in _warm_policies(settings, "" if present is None else present.policy):
+        try:
+            compile_ahead(experiment, [spec])
+        except Exception as error:  # whatever a broken run or plug-in raises
+            _quiet(f"policy {spec} cannot be used: {error}")
+
+
+def _import_problem(training: str) -> str:
+    """What keeps workers from training a class; empty: nothing."""
+    spec = JobSpec(
+        id="check", name=training, session="check", training=training, folder="", batch_size=1, epochs=1, data_size=1
+    )
+    try:
+        check_training([spec])
+    except RlptoError as error:
+        return str(error)
+    return ""
+
+
+def start_local_nodes(config: Config) -> None:
+    """Start the nodes of an experiment on this machine, unless they are up.
+
+    Raises ConfigError for several kinds of GPU, ClusterError if Ray does not come up.
+    """
+    from rlpto.ray_cluster.nodes.background import running_cluster, start_cluster
+
+    if running_cluster() is not None:
+        return
+    groups = config.cluster.nodes
+    if any(group.gpu != ONE_KIND for group in groups):
+        raise ConfigError(
+            "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
+            "of a cluster that is there"
+        )
+    gpus = [group.gpus for group in groups for _ in range(group.count)]
+    start_cluster(gpus, max(DEFAULT_CPUS, *(group.cpus for group in groups)), on_progress=_quiet)
+
+
+def end_local_nodes(folder: Path) -> None:
+    """End the nodes that a service has started, and whatever runs there. folder: of the service."""
+    from rlpto.ray_cluster.nodes.background import stop_cluster
+
+    os.environ[STATE_VARIABLE] = str(folder.absolute() / STATE_FILE)
+    stop_cluster()
+
+
+def _quiet(line: str) -> None:
+    """What is waited for, for the log of the service."""
+    if line:
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Inside, signals ask for an orderly end, after Ray has put its own handlers in place."""
+    handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
+        signal.SIGTERM: stop.on_sigterm,
+        signal.SIGINT: stop.on_sigint,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,200 @@
+"""The session of a service on its cluster, taken up where the last scheduler left it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlpto.cluster import ClusterShape, Node
+from rlpto.config import Config
+from rlpto.jobs import Job
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.live import looking_ahead
+from rlpto.policies.base import Policy
+from rlpto.queues import QueueSettings
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.clock import Clock, Rules
+from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.service.books.database import Books
+from rlpto.service.books.jobs import change_job, get_job
+from rlpto.service.books.status import PredictionRow, set_predictions
+from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
+from rlpto.service.scheduler.follower import Follower
+from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
+from rlpto.service.scheduler.lookahead import Lookahead, Outlook
+from rlpto.service.scheduler.loop import Parts, SchedulerLoop
+from rlpto.service.scheduler.recorder import Recorder
+from rlpto.service.scheduler.retention import Retention
+from rlpto.service.scheduler.source import BooksSource
+from rlpto.service.scheduler.volume import VolumeForecast
+from rlpto.service.settings import ServiceSettings
+
+MOST_GPUS = "most_gpus"
+"""Fact of the session: most GPUs that one job could ever hold."""
+MOST_TABLE_EPOCHS = 200
+"""Epochs of a job after which speeds are told as if they stayed as they are: jobs may be asked to train for ever."""
+HALF_LIVES = 10
+"""Half-lives after which GPU time that a user has had does not count any more."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a scheduler is put into.
+
+    wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
+    spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
+    and finishes are predicted.
+    """
+
+    backend: Backend
+    wall: Callable[[], float]
+    clock: Callable[[float | None], Clock]
+    make: Callable[[str], Policy]
+    checks: ProgramChecks
+    session: str
+    address: str = ""
+    look_ahead: bool = True
+
+
+def open_session(
+    settings: ServiceSettings, config: Config, books: Books, database: SessionDatabase, outside: Outside
+) -> tuple[Parts, SchedulerLoop]:
+    """A scheduler that goes on where the last one left.
+
+    config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
+    """
+    shape, queue = _shape(config, database), _queue(settings, config)
+    folder = settings.folder / "jobs"
+    catalogue = Catalogue(books, config, shape, outside.session, folder, outside.checks)
+    catalogue.write_previews()
+    clock = outside.clock(database.number("began"))
+    jobs, specs = _known_jobs(books, database, catalogue, outside.wall())
+    latest = max((job.submit_time for job in jobs), default=0.0)
+    second_of, wall_of = clock.of, lambda second: clock.began + second
+    source = BooksSource(books, catalogue, (spec.id for spec in specs), outside.wall, second_of, latest)
+    recorder = Recorder(
+        books, Follower(books, database, wall_of, source.answered), outside.wall, settings.retention.points_per_job,
+        outside.address,
+    )  # fmt: skip
+    cluster = ServingCluster(
+        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), None, (recorder,)),
+        clock=lambda *_: clock,
+        estimates=_estimates(catalogue, jobs, specs, shape),
+        source=source,
+        specs_of=source.specs_of,
+    )
+    rows = catalogue_of(settings.scheduler.policies)
+    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed)
+    volume = None
+    if config.forecast.mode == "on":
+        volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed)
+        source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
+    ahead = _lookahead(settings, config, queue, recorder, wall_of) if outside.look_ahead else None
+    retention = Retention(books, settings.folder, settings.retention)
+    parts = Parts(books, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
+    served = _served(books, outside.wall(), queue.user_half_life)
+    return parts, SchedulerLoop(parts, queue, config.reward, outside.wall, settings.quotas.gpus_held, served)
+
+
+def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
+    """The nodes that were found; with what was there before, so that jobs that wait for it need not be refused."""
+    found = ClusterShape(
+        Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
+    )
+    before = int(database.number(MOST_GPUS) or 0)
+    if before > found.most_gpus and found:
+        largest = max(found, key=lambda node: node.gpus)
+        found = ClusterShape((*found, replace(largest, gpus=before - found.most_gpus, up=False)))
+    database.set_fact(MOST_GPUS, str(found.most_gpus))
+    return found
+
+
+def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
+    fair = settings.scheduler.fair_users
+    return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
+
+
+def _rules(config: Config) -> Rules:
+    """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
+    return Rules(config.simulator.interval, "events", poll=config.ray.poll)
+
+
+def _known_jobs(
+    books: Books, database: SessionDatabase, catalogue: Catalogue, now: float
+) -> tuple[list[Job], list[JobSpec]]:
+    """The jobs of the session, as they were entered; of those that nobody knows any more nothing is left."""
+    jobs, specs, unknown = [], [], []
+    for job, text, submitted in database.rows("SELECT id, spec, submit_time FROM jobs ORDER BY number"):
+        row = get_job(books, job)
+        if row is None or row.program not in catalogue.programs:
+            unknown.append(job)
+            if row is not None and not row.is_over:
+                reason = f"program {row.program} is not in the catalogue any more"
+                change_job(books, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
+            continue
+        jobs.append(catalogue.job(row, submitted))
+        specs.append(JobSpec(**json.loads(text)))
+    if unknown:
+        database.forget(unknown, 10**9)
+    return jobs, specs
+
+
+def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shape: ClusterShape) -> OnlineEstimates:
+    """What is believed of jobs: what they report, like jobs share; before that, the guess of their program."""
+    tables: SpeedTables = catalogue.tables
+    samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
+    return OnlineEstimates(
+        jobs, specs, catalogue.programs, samples, tables.max_gpus, shape.kind_sizes,
+        pooled=True, nobody=tables, most_epochs=MOST_TABLE_EPOCHS,
+    )  # fmt: skip
+
+
+def _lookahead(
+    settings: ServiceSettings, config: Config, queue: QueueSettings, recorder: Recorder,
+    wall_of: Callable[[float], float],
+) -> Lookahead:  # fmt: skip
+    """Predictions for the books."""
+    books = recorder.books
+
+    def publish(found: Outlook) -> None:
+        rows = prediction_rows(found, wall_of)
+        set_predictions(books, [row for row in rows if recorder.follower.goes_on(row.job)])
+
+    simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
+    return Lookahead(queue, simulator, publish, lambda _: set_predictions(books, ()), settings.scheduler.predict_every)
+
+
+def prediction_rows(found: Outlook, wall_of: Callable[[float], float]) -> list[PredictionRow]:
+    """What is known of each job, at times of the wall clock."""
+
+    def wall(second: float) -> float | None:
+        return wall_of(second) if second == second and second != float("inf") else None
+
+    rows = []
+    for at, job in enumerate(found.ids):
+        bounds: dict[str, float | None] = {}
+        for name, both in (("start", found.start_bounds), ("finish", found.finish_bounds)):
+            if both is not None:
+                bounds |= {f"{name}_low": wall(float(both[0, at])), f"{name}_high": wall(float(both[1, at]))}
+        start, finish = wall(float(found.start[at])), wall(float(found.finish[at]))
+        rows.append(PredictionRow(job, wall_of(found.time), found.policy, start=start, finish=finish, **bounds))
+    return rows
+
+
+def _served(books: Books, now: float, half_life: float) -> Mapping[str, float]:
+    """GPU-seconds that the ended jobs of every user count still."""
+    found: dict[str, float] = {}
+    rows = books.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))
+    for owner, ended, seconds in rows:
+        found[owner] = found.get(owner, 0.0) + seconds * 0.5 ** ((now - ended) / half_life)
+    return found
+
+
+def session_files(folder: Path) -> Path:
+    """The session's database of the service in a folder."""
+    return folder / "session.sqlite"

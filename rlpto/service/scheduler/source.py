@@ -1,0 +1,153 @@
+"""Jobs and requests from the books, as a cluster takes them: see `rlpto.cluster.OrderSource`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from rlpto.cluster import DecideNow, Order, Reclass, Withdraw
+from rlpto.errors import RlptoError
+from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import JobRow, State, change_job, get_job, jobs_in
+from rlpto.service.books.requests import Request, answer, open_requests
+from rlpto.service.books.status import DRAIN, get_status, set_status
+from rlpto.service.scheduler.catalogue import Catalogue
+
+MOST_AT_ONCE = 1000
+"""Submitted jobs that are looked at in one go."""
+
+
+class BooksSource:
+    """What users have submitted and asked for, from the books.
+
+    given: ids of jobs that the cluster has already. wall: time [s] now. second_of: the cluster's second at a time.
+
+    known_until: the present second. switches: requests for another policy that nobody has answered. drained: no job is
+    to start. closed: nothing more is taken from the books. stopping: whether the cluster is to come back at once.
+    heard: is told the jobs that are given.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        catalogue: Catalogue,
+        given: Iterable[str],
+        wall: Callable[[], float],
+        second_of: Callable[[float], float],
+        since: float = 0.0,
+    ) -> None:
+        self._books, self._catalogue = books, catalogue
+        self._given, self._wall, self._second_of = set(given), wall, second_of
+        self._latest = since
+        self._ordered: set[int] = set()
+        self._specs: dict[str, JobSpec] = {}
+        self.switches: deque[Request] = deque()
+        self.stopping: Callable[[], bool] = lambda: False
+        self.heard: Callable[[list[Job]], None] = lambda _: None
+        self.closed = False
+        status = get_status(books, DRAIN)
+        self.drained = bool(status and status[1].get("on"))
+
+    @property
+    def known_until(self) -> float:
+        """What has been submitted by now is known, and nothing else."""
+        return self._second_of(self._wall())
+
+    def wait(self) -> None:
+        """Time passes by itself."""
+
+    def poll(self) -> list[Job]:
+        """Jobs that may run from now on. Those that may not are rejected, others wait until their program is known."""
+        if self.closed:
+            return []
+        states: tuple[State, State] = ("submitted", "checking")
+        rows, jobs = jobs_in(self._books, states, limit=MOST_AT_ONCE), []
+        new = [row for row in rows if row.id not in self._given]
+        if len(rows) < MOST_AT_ONCE:
+            self._given.intersection_update(row.id for row in rows)
+        for row in new:
+            problem = self._catalogue.problem(row)
+            if problem is None:
+                if row.state == "submitted":
+                    self._set(row, "checking", "its program is being checked")
+                continue
+            job = None if problem else self._made(row)
+            if isinstance(job, Job):
+                jobs.append(job)
+                self._given.add(row.id)
+            else:
+                self._set(row, "rejected", problem or str(job))
+        self.heard(jobs)
+        return jobs
+
+    def _made(self, row: JobRow) -> Job | str | None:
+        """The job of a row, or what is wrong with it."""
+        now = self._second_of(self._wall())
+        submitted = max(self._latest, min(self._second_of(row.submitted), now))
+        try:
+            job, self._specs[row.id] = self._catalogue.job(row, submitted), self._catalogue.spec(row)
+        except RlptoError as wrong:
+            return str(wrong)
+        self._latest = submitted
+        return job
+
+    def _set(self, row: JobRow, state: State, reason: str) -> None:
+        at = self._wall()
+        over = {"ended": at} if state in ("rejected", "cancelled") else {}
+        with self._books.transaction():
+            change_job(self._books, row.id, at, state=state, reason=reason, **over)
+            add_event(self._books, "job", at, row.id, row.owner, {"state": state, "reason": reason})
+
+    def specs_of(self, jobs: Sequence[Job], first: int) -> list[JobSpec]:  # noqa: ARG002
+        """What the controllers of jobs need that have just been given."""
+        return [self._specs.pop(job.name) for job in jobs]
+
+    def orders(self, now: float) -> list[Order]:  # noqa: ARG002
+        """What has been asked of the scheduler since this was last asked."""
+        if self.closed:
+            return []
+        found: list[Order] = [DecideNow()] if self.stopping() else []
+        for request in open_requests(self._books):
+            if request.seq not in self._ordered:
+                order = self._order_of(request)
+                if order is not None:
+                    self._ordered.add(request.seq)
+                    found.append(order)
+        return found
+
+    def answered(self, request: int) -> None:
+        """Somebody has answered a request."""
+        self._ordered.discard(request)
+
+    def _order_of(self, request: Request) -> Order | None:
+        """What the cluster has to do about a request. One that is done by that, or is in vain, is answered."""
+        if request.kind == "policy":
+            self.switches.append(request)
+            return DecideNow()
+        if request.kind == "drain":
+            self._drain(request)
+            return DecideNow()
+        row = None if request.job is None else get_job(self._books, request.job)
+        if row is None or row.is_over:
+            answer(self._books, request.seq, self._wall(), "it has ended" if row else "there is no such job")
+            return None
+        if request.kind == "priority":
+            priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
+            answer(self._books, request.seq, self._wall())
+            return Reclass(row.id, priority)
+        if row.state in ("submitted", "checking") and row.id not in self._given:
+            with self._books.transaction():
+                self._set(row, "cancelled", f"cancelled by {request.by}")
+                answer(self._books, request.seq, self._wall())
+            return None
+        return Withdraw(row.id)
+
+    def _drain(self, request: Request) -> None:
+        self.drained, at = bool(request.body.get("on", True)), self._wall()
+        with self._books.transaction():
+            set_status(self._books, DRAIN, at, {"on": self.drained, "by": request.by})
+            add_event(self._books, "drain", at, body={"on": self.drained})
+            answer(self._books, request.seq, at)

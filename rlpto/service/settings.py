@@ -1,0 +1,209 @@
+"""Settings of the job service (`configs/service.yaml`), for the parent and both of its children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from rlpto.errors import ConfigError
+from rlpto.paths import ConfigPath, example_config
+from rlpto.settings import Settings
+from rlpto.settings_text import first_problem
+from rlpto.yamlfile import read_yaml
+
+BOOKS = "service.sqlite"
+"""Name of the books in the folder of the service."""
+PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""Names of users, programs and options."""
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class OptionSettings(Settings):
+    """What users may choose for one option of a program. There are no free texts, so that no option can be a path."""
+
+    type: Literal["integer", "number", "boolean", "choice"]
+    """Kind of value; choice: one of `choices`."""
+    minimum: float | None = None
+    """integer, number: the smallest."""
+    maximum: float | None = None
+    """integer, number: the largest."""
+    choices: tuple[str, ...] = ()
+    """choice: the values there are."""
+    default: bool | int | float | str | None = None
+    """Value where a user gives none; null: that of the program."""
+    description: str = Field("", max_length=300)
+    """What it does, for the page."""
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> OptionSettings:
+        numeric = self.type in ("integer", "number")
+        if numeric and (self.minimum is None or self.maximum is None or self.minimum > self.maximum):
+            raise ValueError(f"type {self.type} needs a minimum and a maximum that is not below it")
+        if (self.type == "choice") != bool(self.choices):
+            raise ValueError(f"type {self.type}: choices are listed for type choice, and only for it")
+        if self.default is not None:
+            try:
+                self.checked(self.default)
+            except ValueError as wrong:
+                raise ValueError(f"default: {wrong}") from None
+        return self
+
+    def checked(self, value: object) -> bool | int | float | str:
+        """A user's value. Raises ValueError, which says what was expected, for any that is not allowed."""
+        if self.type == "boolean":
+            if isinstance(value, bool):
+                return value
+            raise ValueError("expected true or false")
+        if self.type == "choice":
+            if isinstance(value, str) and value in self.choices:
+                return value
+            raise ValueError(f"expected one of {', '.join(self.choices)}")
+        whole = self.type == "integer"
+        low, high = self.minimum or 0.0, self.maximum or 0.0
+        right_kind = not isinstance(value, bool) and isinstance(value, int if whole else int | float)
+        if right_kind and isinstance(value, int | float) and low <= value <= high:
+            return value if whole else float(value)
+        raise ValueError(f"expected {'a whole number' if whole else 'a number'} from {low:g} to {high:g}")
+
+
+class CatalogueProgram(Settings):
+    """A program that users may train, and how far they may change it."""
+
+    description: str = Field("", max_length=500)
+    """What it is, for the page."""
+    program: dict[str, JsonValue]
+    """What it trains: keys of `ray.programs` in an experiment file (`training`, `samples`, `epochs`, ...)."""
+    options: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")], OptionSettings] = Field(
+        default_factory=dict
+    )
+    """Options that users may set; the others are as in `program.options`."""
+    batch_sizes: tuple[Annotated[int, Field(ge=1, le=10**9)], ...] = Field((), max_length=32)
+    """Batch sizes that users may choose, in samples; empty: only that of the program."""
+    most_epochs: float = Field(1000.0, gt=0, le=10**6)
+    """Most epochs of one job."""
+    most_gpus: int = Field(64, ge=1, le=16_384)
+    """Most GPUs of one job."""
+
+
+class WebSettings(Settings):
+    """The web process."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any but loopback needs a certificate, or `behind_proxy`."""
+    port: int = Field(8765, ge=0, le=65_535)
+    """Port; 0: a free one."""
+    hosts: tuple[str, ...] = ()
+    """Further names under which users reach the service: requests for any other host are refused."""
+    behind_proxy: bool = False
+    """A proxy on this machine or network ends TLS."""
+    certificate: ConfigPath | None = None
+    """TLS certificate (PEM)."""
+    key: ConfigPath | None = None
+    """Its key (PEM)."""
+    posts_per_second: float = Field(20.0, gt=0, le=10_000)
+    """Changes that a token may make, per second over ten seconds; more are answered 429."""
+    streams: int = Field(8, ge=1, le=1000)
+    """Streams of events that a token may hold open."""
+    session_hours: float = Field(12.0, gt=0, le=720)
+    """Hours after which somebody has to sign in again in the browser."""
+
+    @model_validator(mode="after")
+    def _is_not_in_the_open(self) -> WebSettings:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key are given together")
+        if self.host not in LOOPBACK and self.certificate is None and not self.behind_proxy:
+            raise ValueError(
+                f"host {self.host} can be reached by others: expected a certificate and key, or behind_proxy: true"
+            )
+        return self
+
+
+class QuotaSettings(Settings):
+    """What a user may have at a time, where the user has no quota of their own."""
+
+    gpus_held: int | None = Field(None, ge=1)
+    """GPUs held by all jobs of a user; null: no limit."""
+    jobs_queued: int = Field(1000, ge=1, le=100_000)
+    """Jobs that are not over."""
+
+
+class RetentionSettings(Settings):
+    """How much the books keep. What is older is removed, the oldest first."""
+
+    jobs: int = Field(100_000, ge=100)
+    """Jobs that are over, with their events, points and spans."""
+    events: int = Field(200_000, ge=1000)
+    """Events."""
+    points_per_job: int = Field(2000, ge=10)
+    """Points of a job's curves; where there are more, every second one goes."""
+    decisions: int = Field(20_000, ge=100)
+    """Decisions."""
+    spans: int = Field(200_000, ge=1000)
+    """Allocations that are over."""
+    logs_days: float = Field(90.0, gt=0)
+    """Days after its end that a job's log lines and checkpoints are kept."""
+
+
+class SchedulerSettings(Settings):
+    """The scheduler process."""
+
+    address: str | None = None
+    """host:port of a Ray cluster, or auto; null: a local one with the nodes of the experiment, which the service starts
+    and ends."""
+    policy: str = "fifo"
+    """Policy of the first start; later that of the last switch."""
+    policies: dict[Annotated[str, Field(pattern=PLAIN_NAME)], str] = Field(default_factory=dict)
+    """Further policies by the name users see, as `rlpto evaluate` takes them: `agent: "agent:run=runs/philly"`."""
+    fair_users: bool = False
+    """Inside a class serve the user first who has had the least GPU time."""
+    training_prefixes: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")], ...] = ()
+    """Packages whose classes the role developer may train by path, such as `my_package.programs`."""
+    predict_every: float = Field(5.0, gt=0)
+    """Seconds from one prediction of starts and finishes to the next, at least."""
+    idle_runner: float = Field(60.0, ge=0)
+    """Seconds after which the processes of a job without GPUs end, until it is given some again."""
+
+
+class ServiceSettings(Settings):
+    """A job service."""
+
+    folder: Path = Path("runs/service")
+    """Where books, logs and checkpoints are kept, relative to the working directory, as runs are."""
+    experiment: ConfigPath
+    """Experiment file, or example, whose cluster, queue, reward, simulator, forecast and ray hold here."""
+    on_stop: Literal["keep", "end"] = "keep"
+    """Ctrl-C: keep: jobs train on where the cluster stays (`scheduler.address`); end: they write a checkpoint and wait
+    for the next start."""
+    web: WebSettings = WebSettings()
+    """The web process."""
+    scheduler: SchedulerSettings = SchedulerSettings()
+    """The scheduler process."""
+    quotas: QuotaSettings = QuotaSettings()
+    """What a user may have at a time."""
+    retention: RetentionSettings = RetentionSettings()
+    """How much is kept."""
+    programs: dict[Annotated[str, Field(pattern=PLAIN_NAME)], CatalogueProgram] = Field(default_factory=dict)
+    """Programs that are in the catalogue from the start on; an admin may add others."""
+
+    @property
+    def books(self) -> Path:
+        """The database."""
+        return self.folder / BOOKS
+
+
+def load_service(path: Path | str) -> ServiceSettings:
+    """Read the settings of a service; a name without ending is that of an example.
+
+    Raises ConfigError, in one line, for everything that is wrong with the file.
+    """
+    found = Path(path)
+    if not found.exists():
+        found = example_config(found) or found
+    file = read_yaml(found, "settings of a job service in YAML")
+    try:
+        return ServiceSettings.model_validate(file.data, context={"folder": file.path.parent})
+    except ValidationError as error:
+        location, said = first_problem(error, ServiceSettings)
+        raise ConfigError(f"{file.place(location)}: {said}") from None

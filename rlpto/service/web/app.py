@@ -1,0 +1,95 @@
+"""The application: every address with what answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.middleware import Middleware
+
+from rlpto import __version__
+from rlpto.service.books.database import Books
+from rlpto.service.settings import ServiceSettings
+from rlpto.service.web.group_commit import GroupCommit
+from rlpto.service.web.guard import Guard
+from rlpto.service.web.limits import Limits
+from rlpto.service.web.metrics import Metrics, Noted
+from rlpto.service.web.problems import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
+from rlpto.service.web.state import Bell, Service
+
+_PROBLEM: dict[str, Any] = {
+    "description": "What was wrong, and what was expected.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
+}
+
+
+def make_app(settings: ServiceSettings) -> FastAPI:
+    """The web process' application; its books must be there."""
+    noted = Noted()
+    app = FastAPI(
+        title="RLPTO job service",
+        version=__version__,
+        description="Submit training jobs to an elastic cluster, watch them, and switch the policy that decides.",
+        docs_url=None,  # its page loads scripts of other origins
+        redoc_url=None,
+        openapi_url=f"{API}/openapi.json",
+        lifespan=_lifespan,
+        middleware=[Middleware(Guard, settings=settings.web, note=noted)],
+        responses={"4XX": _PROBLEM},
+    )
+    app.openapi = _described(app)  # type: ignore[method-assign]
+    app.state.settings, app.state.noted = settings, noted
+    add_handlers(app)
+    api = APIRouter(prefix=API)
+    for part in (jobs, cluster, stream, account, admin):
+        api.include_router(part.router)
+    app.include_router(api)
+    app.include_router(operations.router)
+    app.include_router(pages.router)
+    app.add_exception_handler(pages.SignInNeeded, pages.sign_in_first)
+    return app
+
+
+def openapi_text(settings: ServiceSettings) -> str:
+    """openapi.json of the API; it is the same for all settings."""
+    return json.dumps(make_app(settings).openapi(), indent=1, sort_keys=True) + "\n"
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: ServiceSettings = app.state.settings
+    books = Books(settings.books)
+    metrics = Metrics(books)
+    bell = Bell(books)
+    limits = Limits(settings.web.posts_per_second, settings.web.streams)
+    service = Service(settings, books, GroupCommit(settings.books), bell, limits, metrics)
+    app.state.service = service
+    app.state.noted.by = metrics
+    looking = asyncio.create_task(bell.look())
+    try:
+        yield
+    finally:
+        bell.close()
+        looking.cancel()
+        service.commit.close()
+        books.close()
+
+
+def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """openapi.json of an application, with the schema of problems, which no route names as its answer."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            whole = ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
+            found["components"]["schemas"] |= {**whole.pop("$defs"), "ProblemBody": whole}
+            app.openapi_schema = found
+        return app.openapi_schema
+
+    return describe

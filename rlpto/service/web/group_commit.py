@@ -1,0 +1,92 @@
+"""Writes of many requests in one transaction: what waits while the disk syncs is kept by the next sync together."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlpto.service.books.database import Books
+
+T = TypeVar("T")
+_Write = tuple[Callable[[Books], Any], "asyncio.Future[Any]"]
+MOST_TOGETHER = 256
+"""Writes of one transaction: the scheduler waits for at most so many."""
+BREATH_S = 0.003
+"""Time between two transactions in which the scheduler may begin its own; more requests come together meanwhile."""
+
+
+class GroupCommit:
+    """A thread that alone writes to the books, durably. One for an event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(path,), name="group-commit", daemon=True)
+        self._thread.start()
+
+    async def __call__(self, write: Callable[[Books], T]) -> T:
+        """Run `write` in a transaction, maybe together with others; its result, once that is on disk.
+
+        What it raises is raised here, and nothing of it is kept.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._waiting.put((write, future))
+        return await future
+
+    def close(self) -> None:
+        """End the thread, after what still waits."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self, path: Path) -> None:
+        books = None
+        while (first := self._waiting.get()) is not None:
+            together, goes_on = [first], True
+            while len(together) < MOST_TOGETHER and goes_on:
+                try:
+                    another = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if another is None:
+                    goes_on = False
+                else:
+                    together.append(another)
+            try:
+                books = books or Books(path)
+                results = _write_all(books, [write for write, _ in together])
+            except Exception as error:  # such as a full disk: everybody is told, and the next ones try again
+                results = [error] * len(together)
+            self._loop.call_soon_threadsafe(_tell, [future for _, future in together], results)
+            time.sleep(BREATH_S)
+            if not goes_on:
+                break
+        if books is not None:
+            books.close()
+
+
+def _write_all(books: Books, writes: list[Callable[[Books], Any]]) -> list[Any]:
+    """Results of all writes, in one transaction; of those that raise: the exception."""
+    results: list[Any] = []
+    with books.transaction():
+        for write in writes:
+            try:
+                with books.savepoint():
+                    results.append(write(books))
+            except Exception as error:  # it is one request's own
+                results.append(error)
+    return results
+
+
+def _tell(futures: list[asyncio.Future[Any]], results: list[Any]) -> None:
+    for future, result in zip(futures, results, strict=True):
+        if future.done():
+            continue  # whoever asked has gone
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,0 +1,176 @@
+"""What admins do: users, programs, the audit trail."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from fastapi import APIRouter
+
+from rlpto.service.books import audit, programs, users
+from rlpto.service.books.database import Books
+from rlpto.service.books.status import previews
+from rlpto.service.settings import CatalogueProgram
+from rlpto.service.web.access import AnAdmin, TheCaller
+from rlpto.service.web.answers import (
+    AuditEntry,
+    AuditTrail,
+    NewToken,
+    OptionAnswer,
+    Preview,
+    ProgramAnswer,
+    Programs,
+    UserAnswer,
+    Users,
+)
+from rlpto.service.web.problems import Problem, not_found
+from rlpto.service.web.routes.account import new_token, user_answer
+from rlpto.service.web.routes.jobs import Cursor, Limit
+from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.submitting import entry_of, usual_epochs
+from rlpto.service.web.values import NameInPath, TokenBody, UserBody, UserChange
+
+router = APIRouter(tags=["admin"])
+
+
+@router.get("/users")
+async def all_users(_: AnAdmin, service: TheService) -> Users:
+    """Everybody."""
+    return Users(users=[user_answer(service, user) for user in users.all_users(service.books)])
+
+
+@router.post("/users", status_code=201)
+async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> UserAnswer:
+    """Add a user, who then needs a token."""
+    at = service.now()
+
+    def write(books: Books) -> users.User:
+        if users.get_user(books, body.name) is not None:
+            raise Problem(409, "name-taken", f"there is a user {body.name} already")
+        audit.note(books, caller.name, "user.add", body.name, at, {"role": body.role})
+        return users.add_user(books, body.name, body.role, at)
+
+    return user_answer(service, await service.commit(write))
+
+
+@router.patch("/users/{name}")
+async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> UserAnswer:
+    """Change role or quotas of a user, or disable them."""
+    at = service.now()
+
+    def write(books: Books) -> users.User:
+        user = users.get_user(books, name)
+        if user is None:
+            raise not_found("user")
+        changed = replace(
+            user,
+            role=body.role or user.role,
+            disabled=user.disabled if body.disabled is None else body.disabled,
+            gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
+            jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
+        )
+        users.change_user(books, changed)
+        if not any(one.role == "admin" and not one.disabled for one in users.all_users(books)):
+            raise Problem(409, "last-admin", "nobody would be admin any more")
+        audit.note(books, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        return changed
+
+    return user_answer(service, await service.commit(write))
+
+
+@router.post("/users/{name}/tokens", status_code=201)
+async def make_token(name: NameInPath, body: TokenBody, caller: AnAdmin, service: TheService) -> NewToken:
+    """A token for somebody else."""
+    if users.get_user(service.books, name) is None:
+        raise not_found("user")
+    return await new_token(service, caller.name, name, body)
+
+
+@router.get("/programs")
+async def all_programs(caller: TheCaller, service: TheService) -> Programs:
+    """Programs that may be trained, what users may choose of each, and what a training takes."""
+    return Programs(programs=program_answers(service, all_of_them=caller.user.role == "admin"))
+
+
+def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
+    """The catalogue. all_of_them: also programs that nobody may train now."""
+    rows = programs.all_programs(service.books)
+    return [_answer(service, row) for row in rows if all_of_them or (row.enabled and row.checked != "refused")]
+
+
+@router.put("/programs/{name}")
+async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin, service: TheService) -> ProgramAnswer:
+    """Add a program to the catalogue, or replace it; its class must be below one of the allowed packages."""
+    spec = body.model_dump(mode="json")
+    training = str(body.program.get("training", ""))
+    prefixes = service.settings.scheduler.training_prefixes
+    before = programs.get_program(service.books, name)
+    known = before is not None and before.spec.get("program", {}).get("training") == training
+    if not known and not any(training.partition(":")[0] == one or training.startswith(f"{one}.") for one in prefixes):
+        listed = ", ".join(prefixes) or "none"
+        detail = f"program.training: expected a class below one of scheduler.training_prefixes: {listed}"
+        raise Problem(403, "program-not-allowed", detail)
+    if len(json.dumps(spec)) > 16_384:
+        raise Problem(422, "not-valid", "expected a program of at most 16 kB")
+    at = service.now()
+
+    def write(books: Books) -> None:
+        version = programs.set_program(books, name, spec, caller.name, at)
+        audit.note(books, caller.name, "program.set", name, at, {"version": version, "training": training})
+
+    await service.commit(write)
+    return _named(service, name)
+
+
+@router.delete("/programs/{name}", status_code=204)
+async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
+    """Take no further jobs of a program; those there are go on."""
+    at = service.now()
+
+    def write(books: Books) -> None:
+        row = programs.get_program(books, name)
+        if row is None:
+            raise not_found("program")
+        programs.set_program(books, name, row.spec, caller.name, at, enabled=False)
+        audit.note(books, caller.name, "program.disable", name, at)
+
+    await service.commit(write)
+
+
+@router.get("/audit")
+async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
+    """Who has changed what, newest first."""
+    found = audit.audit_trail(service.books, None if cursor is None else int(cursor), limit + 1)
+    page = found[:limit]
+    entries = [AuditEntry(**vars(row) | {"detail": dict(row.detail)}) for row in page]
+    return AuditTrail(audit=entries, next=str(page[-1].seq) if len(found) > limit else None)
+
+
+def _named(service: Service, name: str) -> ProgramAnswer:
+    row = programs.get_program(service.books, name)
+    if row is None:
+        raise not_found("program")
+    return _answer(service, row)
+
+
+def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
+    entry = entry_of(json.dumps(row.spec, sort_keys=True))
+    usual = entry.program.get("batch_size")
+    return ProgramAnswer(
+        name=row.name,
+        description=entry.description,
+        options={name: OptionAnswer(**option.model_dump()) for name, option in entry.options.items()},
+        batch_size=usual if isinstance(usual, int) else None,
+        batch_sizes=list(entry.batch_sizes),
+        epochs=usual_epochs(entry),
+        most_epochs=entry.most_epochs,
+        most_gpus=entry.most_gpus,
+        enabled=row.enabled,
+        checked=row.checked,
+        problem=row.problem,
+        version=row.version,
+        preview=[
+            Preview(metric=one.metric, gpus=one.gpus, hours=one.hours, gpu_hours=one.gpu_hours)
+            for one in previews(service.books, row.name)
+        ],
+    )

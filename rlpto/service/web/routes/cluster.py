@@ -1,0 +1,258 @@
+"""How the cluster stands: queue, nodes, allocations, policies, decisions, task volume."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from rlpto.service.books import audit, requests, status
+from rlpto.service.books.curves import spans_between, spans_of_job
+from rlpto.service.books.database import Books
+from rlpto.service.books.jobs import get_job
+from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
+from rlpto.service.web.answers import (
+    Allocations,
+    DecisionAnswer,
+    Decisions,
+    DrainAnswer,
+    NodeAnswer,
+    NodesAnswer,
+    Policies,
+    PolicyAnswer,
+    PolicyEntry,
+    QueueAnswer,
+    QueueEntry,
+    SpanAnswer,
+    SwitchAnswer,
+    Switches,
+    Volume,
+    VolumeAnswer,
+    prediction_answer,
+)
+from rlpto.service.web.problems import Problem
+from rlpto.service.web.routes.jobs import Cursor, IfMatch, Limit, check_match, stale
+from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.values import DrainBody, PolicyChange
+
+router = APIRouter(tags=["cluster"])
+ANSWER_TIMEOUT_S = 10.0
+"""Longest wait for the scheduler to put a policy in force."""
+_LOOK_S = 0.02
+_LONGEST_QUEUE = 1000
+_WITHDRAWN = "withdrawn: the scheduler had not answered"
+_DAY_S = 86_400.0
+Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
+
+
+@router.get("/queue")
+async def queue(caller: TheCaller, service: TheService) -> QueueAnswer:
+    """Waiting jobs in order of service, with why they wait and when they will start and finish."""
+    return QueueAnswer(queue=queue_entries(service, caller))
+
+
+def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE) -> list[QueueEntry]:
+    """The first jobs of the queue as a caller may see them."""
+    said = status.predictions(service.books)
+    entries = []
+    for row in status.queue(service.books, limit):
+        job = get_job(service.books, row.job)
+        shown = job is not None and (caller.user.sees_all or job.owner == caller.name)
+        known: dict[str, Any] = {name: getattr(job, name) if shown else None for name in ("name", "owner")}
+        entries.append(
+            QueueEntry(
+                **known,
+                job=row.job if shown else None,
+                gpus=None if job is None else job.gpus,
+                priority=None if job is None else job.priority,
+                prediction=prediction_answer(said.get(row.job)) if shown else None,
+                position=row.position,
+                gpus_ahead=row.gpus_ahead,
+                reason=row.reason if shown else "",
+            )
+        )
+    return entries
+
+
+@router.get("/nodes")
+async def nodes(caller: TheCaller, service: TheService) -> NodesAnswer:
+    """Nodes, their GPUs, and which job holds how many."""
+    return NodesAnswer(nodes=node_answers(service, caller))
+
+
+def node_answers(service: Service, caller: Caller) -> list[NodeAnswer]:
+    """The nodes as a caller may see them."""
+    found = []
+    for node in status.nodes(service.books):
+        held: dict[str, int] = {}
+        for name, gpus in node.jobs.items():
+            job = None if caller.user.sees_all else get_job(service.books, name)
+            shown = caller.user.sees_all or (job is not None and job.owner == caller.name)
+            held[name if shown else ""] = held.get(name if shown else "", 0) + gpus
+        found.append(NodeAnswer(id=node.id, gpus=node.gpus, alive=node.alive, kind=node.kind, jobs=held))
+    return found
+
+
+@router.get("/allocations")
+async def allocations(
+    caller: TheCaller,
+    service: TheService,
+    since: Time = None,
+    until: Time = None,
+    job: Annotated[str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone.")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+) -> Allocations:
+    """Which job held which GPUs from when to when; without `since` those of the last day."""
+    now = service.now()
+    if job is not None:
+        spans = spans_of_job(service.books, job_for(service, caller, job).id, limit)
+    else:
+        begin = now - _DAY_S if since is None else since
+        spans = spans_between(service.books, begin, now if until is None else until, limit)
+    names: dict[str, str] = {}
+    for span in spans:
+        if span.job not in names and (caller.user.sees_all or span.owner == caller.name):
+            found = get_job(service.books, span.job)
+            names[span.job] = "" if found is None else found.name
+    return Allocations(
+        now=now,
+        spans=[
+            SpanAnswer(
+                job=span.job if span.job in names else None,
+                name=names.get(span.job),
+                node=span.node,
+                gpus=span.gpus,
+                started=span.started,
+                ended=span.ended,
+            )
+            for span in spans
+        ],
+    )
+
+
+@router.get("/policies")
+async def policies(_: TheCaller, service: TheService) -> Policies:
+    """Policies that may be switched to."""
+    rows = status.policies(service.books)
+    return Policies(policies=[PolicyEntry(name=row.name, summary=row.summary, source=row.source) for row in rows])
+
+
+@router.get("/policy")
+async def policy(_: TheCaller, service: TheService, response: Response) -> PolicyAnswer:
+    """The policy in force."""
+    found = policy_answer(service)
+    response.headers["ETag"] = f'"{found.number}"'
+    return found
+
+
+def policy_answer(service: Service) -> PolicyAnswer:
+    """The policy in force; of number 0 before the scheduler has ever started."""
+    found = requests.switch_in_force(service.books)
+    if found is None:
+        return PolicyAnswer(policy=None, number=0, since=None, by="", reason="")
+    return PolicyAnswer(
+        policy=found.policy, number=found.number, since=found.in_force, by=found.by, reason=found.reason
+    )
+
+
+@router.put("/policy")
+async def switch_policy(
+    body: PolicyChange, caller: AnOperator, service: TheService, response: Response, if_match: IfMatch = None
+) -> PolicyAnswer:
+    """Let another policy decide; this answers once it is in force. Running processes are not touched."""
+    if body.policy not in {row.name for row in status.policies(service.books)}:
+        raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
+    number = policy_answer(service).number
+    check_match(if_match, number)
+    at = service.now()
+
+    def ask(books: Books) -> int:
+        now = requests.switch_in_force(books)
+        others = [one for one in requests.open_requests(books) if one.kind == "policy"]
+        if (0 if now is None else now.number) != number or any(one.body.get("number") == number for one in others):
+            raise stale()
+        audit.note(books, caller.name, "policy.switch", body.policy, at, {"reason": body.reason, "number": number})
+        wanted = {"policy": body.policy, "reason": body.reason, "number": number}
+        return requests.ask(books, "policy", caller.name, at, body=wanted)
+
+    await _answered(service, await service.commit(ask), number)
+    found = policy_answer(service)
+    response.headers["ETag"] = f'"{found.number}"'
+    return found
+
+
+async def _answered(service: Service, request: int, number: int) -> None:
+    """Wait until the scheduler has answered. Raises Problem if it refuses, or does not answer in time."""
+    until = service.now() + ANSWER_TIMEOUT_S
+    while True:
+        found = requests.get_request(service.books, request)
+        if found is not None and found.done_at is not None:
+            break
+        if service.now() > until or service.bell.closing:
+            await service.commit(lambda books: requests.answer(books, request, service.now(), _WITHDRAWN))
+            found = requests.get_request(service.books, request)
+            if found is not None and found.problem == _WITHDRAWN:
+                detail = f"the scheduler has not answered within {ANSWER_TIMEOUT_S:g} s; nothing was changed"
+                raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
+            break
+        await asyncio.sleep(_LOOK_S)
+    if found is not None and found.problem:
+        if policy_answer(service).number != number:
+            raise stale()
+        raise Problem(409, "policy-refused", found.problem)
+
+
+@router.get("/policy/history")
+async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> Switches:
+    """Which policy was in force when, who asked for it, and why."""
+    found = requests.switches(service.books, None if cursor is None else int(cursor), limit + 1)
+    page = found[:limit]
+    return Switches(
+        switches=[SwitchAnswer(**vars(one)) for one in page], next=str(page[-1].number) if len(found) > limit else None
+    )
+
+
+@router.get("/decisions")
+async def decisions(
+    _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
+) -> Decisions:
+    """Decisions with reward, its parts, and the agent's steering; without `since` those of the last day."""
+    begin = service.now() - _DAY_S if since is None else since
+    found = status.decisions(service.books, begin, limit)
+    return Decisions(decisions=[DecisionAnswer(**vars(row)) for row in found])
+
+
+@router.get("/volume")
+async def volume(
+    _: TheCaller, service: TheService, since: Time = None, limit: Annotated[int, Query(ge=1, le=2000)] = 500
+) -> Volume:
+    """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
+    begin = service.now() - _DAY_S if since is None else since
+    found = status.volume(service.books, begin, limit)
+    return Volume(volume=[VolumeAnswer(**vars(row)) for row in found])
+
+
+@router.get("/drain")
+async def drained(_: TheCaller, service: TheService) -> DrainAnswer:
+    """Whether no further job starts."""
+    return DrainAnswer(on=is_drained(service.books))
+
+
+@router.put("/drain", status_code=202)
+async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> DrainAnswer:
+    """Let no further job start, so that the cluster empties; or let them start again."""
+    at = service.now()
+
+    def ask(books: Books) -> None:
+        requests.ask(books, "drain", caller.name, at, body={"on": body.on})
+        audit.note(books, caller.name, "drain", "on" if body.on else "off", at)
+
+    await service.commit(ask)
+    return DrainAnswer(on=body.on)
+
+
+def is_drained(books: Books) -> bool:
+    """Whether no further job starts, as the scheduler has last said."""
+    found = status.get_status(books, status.DRAIN)
+    return found is not None and bool(found[1])

@@ -1,0 +1,213 @@
+"""Jobs: submit, list, show, change, cancel, and what they report."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from rlpto.service.books import audit, requests, status
+from rlpto.service.books.curves import points_after
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event, events_of_job
+from rlpto.service.books.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
+from rlpto.service.books.logs import log_lines
+from rlpto.service.web.access import TheCaller, job_for
+from rlpto.service.web.answers import (
+    CancelAnswer,
+    Curves,
+    EventAnswer,
+    EventPage,
+    JobAnswer,
+    JobPage,
+    LogLineAnswer,
+    LogPage,
+    PointAnswer,
+    Preview,
+    Validation,
+    job_answer,
+)
+from rlpto.service.web.problems import Problem
+from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
+from rlpto.service.web.values import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
+
+router = APIRouter(tags=["jobs"])
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern=r"^[!-~]{1,128}$",
+        description="Of the client's choice: a repeated submission with the same key makes no second job.",
+    ),
+]
+IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=100, description="The ETag that was read.")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`next` of the page before.")]
+Since = Annotated[int, Query(ge=0, le=LARGEST_NUMBER_OF_ROW, description="What follows this number.")]
+
+
+@router.post("/jobs", status_code=201, response_model=JobAnswer)
+async def submit_job(body: JobBody, caller: TheCaller, service: TheService, key: Key = None) -> Response:
+    """Submit a job. It is in the books when this answers."""
+    job = checked_job(service.books, service.settings, caller.user, body)
+    digest, at = digest_of(body), service.now()
+    row, is_new = await service.commit(lambda books: submit(books, service.settings, caller.user, job, key, digest, at))
+    headers = {"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'}
+    if not is_new:
+        headers["Idempotency-Replayed"] = "true"
+    return Response(job_answer(row).model_dump_json(), 201, headers, "application/json")
+
+
+@router.post("/jobs/validate")
+async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> Validation:
+    """What would be submitted, and what it would take; nothing is kept."""
+    job = checked_job(service.books, service.settings, caller.user, body)
+    waiting = status.queue(service.books)
+    ahead = sum(row.gpus for row in list_jobs(service.books, states=("queued",), limit=200))
+    return Validation(
+        job=job_answer(JobRow(**vars(job))),
+        preview=[Preview(**one) for one in previews_for(service.books, job)],
+        waiting=len(waiting),
+        gpus_ahead=ahead,
+    )
+
+
+@router.get("/jobs")
+async def jobs(
+    caller: TheCaller,
+    service: TheService,
+    state: Annotated[list[State] | None, Query(max_length=len(STATES), description="In any of these states.")] = None,
+    owner: Annotated[PlainName | None, Query(description="Of this user; users see their own only.")] = None,
+    label: Annotated[str | None, Query(max_length=100, description="With this label, as key=value.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> JobPage:
+    """Jobs, newest first, page by page."""
+    whose = owner if caller.user.sees_all else caller.name
+    if owner is not None and owner != whose:
+        return JobPage(jobs=[], next=None)
+    found = list_jobs(
+        service.books,
+        owner=whose,
+        states=list(dict.fromkeys(state or ())),
+        label=label,
+        before=None if cursor is None else int(cursor),
+        limit=limit + 1,
+    )
+    page = found[:limit]
+    return JobPage(jobs=[job_answer(row) for row in page], next=str(page[-1].seq) if len(found) > limit else None)
+
+
+@router.get("/jobs/{job}")
+async def job(job: JobId, caller: TheCaller, service: TheService, response: Response) -> JobAnswer:
+    """A job, with its place in the queue and the prediction of its start and finish."""
+    row = job_for(service, caller, job)
+    response.headers["ETag"] = f'"{row.version}"'
+    return _whole_answer(service, row)
+
+
+@router.patch("/jobs/{job}")
+async def change_job(
+    job: JobId, body: JobChange, caller: TheCaller, service: TheService, response: Response, if_match: IfMatch = None
+) -> JobAnswer:
+    """Change the priority or the labels of a job."""
+    row = job_for(service, caller, job)
+    check_match(if_match, row.version)
+    if row.is_over and body.priority not in (None, row.priority):
+        raise Problem(409, "job-over", f"the job is {row.state}; its priority means nothing any more")
+    priority = body.priority or row.priority
+    labels = row.labels if body.labels is None else body.labels
+    at = service.now()
+
+    def write(books: Books) -> JobRow:
+        if not change_asked(books, row, at, priority, labels):
+            raise stale()
+        if priority != row.priority:
+            requests.ask(books, "priority", caller.name, at, row.id, {"priority": priority})
+            audit.note(books, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
+        add_event(books, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
+        return replace(row, priority=priority, labels=labels, version=row.version + 1, changed=at)
+
+    changed = await service.commit(write)
+    response.headers["ETag"] = f'"{changed.version}"'
+    return _whole_answer(service, changed)
+
+
+@router.post("/jobs/{job}/cancel", status_code=202)
+async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> CancelAnswer:
+    """Let a job end; asked again, nothing more happens. What it has reported stays."""
+    row = job_for(service, caller, job)
+    at = service.now()
+
+    def write(books: Books) -> None:
+        now = get_job(books, row.id)
+        if now is None or now.is_over or requests.is_asked(books, "cancel", row.id):
+            return
+        requests.ask(books, "cancel", caller.name, at, row.id)
+        audit.note(books, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+
+    await service.commit(write)
+    now = get_job(service.books, row.id) or row
+    return CancelAnswer(id=now.id, state=now.state)
+
+
+@router.get("/jobs/{job}/logs")
+async def logs(
+    job: JobId,
+    caller: TheCaller,
+    service: TheService,
+    start: Annotated[
+        int, Query(alias="from", ge=-10_000, le=LARGEST_NUMBER_OF_ROW, description="First number; -10: the last ten.")
+    ] = -200,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> LogPage:
+    """What rank 0 has printed."""
+    row = job_for(service, caller, job)
+    found = await asyncio.to_thread(log_lines, service.settings.folder, row.id, start, limit)
+    next_line = found[-1].n + 1 if found else max(start, 1)
+    return LogPage(lines=[LogLineAnswer(**vars(line)) for line in found], next=next_line, over=row.is_over)
+
+
+@router.get("/jobs/{job}/curves")
+async def curves(
+    job: JobId,
+    caller: TheCaller,
+    service: TheService,
+    since: Since = 0,
+    limit: Annotated[int, Query(ge=1, le=2000)] = 2000,
+) -> Curves:
+    """Loss, accuracy, GPUs, goodput and noise scale over time."""
+    row = job_for(service, caller, job)
+    found = points_after(service.books, row.id, since, limit)
+    return Curves(points=[PointAnswer(**vars(point)) for point in found], next=found[-1].seq if found else since)
+
+
+@router.get("/jobs/{job}/events")
+async def events(job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200) -> EventPage:
+    """What has happened to a job."""
+    row = job_for(service, caller, job)
+    found = events_of_job(service.books, row.id, since, limit)
+    return EventPage(
+        events=[EventAnswer(seq=one.seq, at=one.at, kind=one.kind, job=one.job, body=dict(one.body)) for one in found]
+    )
+
+
+def check_match(given: str | None, version: int) -> None:
+    """Raise Problem 428 where no If-Match is given, 412 where it is not of this version."""
+    if given is None:
+        raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
+    tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
+    if f'"{version}"' not in tags:
+        raise stale()
+
+
+def stale() -> Problem:
+    """Somebody else was first."""
+    return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
+
+
+def _whole_answer(service: Service, row: JobRow) -> JobAnswer:
+    return job_answer(row, status.queue_row(service.books, row.id), status.prediction(service.books, row.id))

@@ -1,0 +1,38 @@
+"""For those who operate the service: whether it lives, whether it is ready, and its counts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from rlpto.service.books.status import heartbeat
+from rlpto.service.web.access import TheCaller
+from rlpto.service.web.answers import Health
+from rlpto.service.web.problems import Problem
+from rlpto.service.web.state import TheService
+
+router = APIRouter(tags=["operations"])
+SILENCE_S = 15.0
+"""A scheduler that has given no sign of life for so long is taken to be gone."""
+
+
+@router.get("/healthz")
+async def healthz() -> Health:
+    """The web process answers."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"description": "The scheduler is not at work."}})
+async def readyz(service: TheService) -> Health:
+    """The books can be read, and the scheduler is at work."""
+    found = heartbeat(service.books)
+    if found is None or service.now() - found[0] > SILENCE_S:
+        raise Problem(
+            503, "no-scheduler", "the scheduler gives no sign of life; jobs are taken and wait", {"Retry-After": "5"}
+        )
+    return Health(status="ready")
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(_: TheCaller, service: TheService) -> Response:
+    """Counts for Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,230 @@
+"""Pages for browsers: whole ones, and the parts of them that are fetched again when something happens."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from rlpto.performance.metrics import METRIC_NAMES
+from rlpto.service.books import audit, programs, status, users
+from rlpto.service.books.events import events_of_job
+from rlpto.service.books.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
+from rlpto.service.web.access import Caller, caller_of, job_for
+from rlpto.service.web.answers import ASSUMES
+from rlpto.service.web.problems import not_found
+from rlpto.service.web.rendering import page, static_response
+from rlpto.service.web.routes.account import user_answer
+from rlpto.service.web.routes.admin import program_answers
+from rlpto.service.web.routes.cluster import is_drained, node_answers, policy_answer, queue_entries
+from rlpto.service.web.routes.operations import SILENCE_S
+from rlpto.service.web.state import Service, TheService
+
+router = APIRouter(include_in_schema=False)
+_SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 50, 100, 50
+
+
+class SignInNeeded(Exception):  # noqa: N818 - it is no error
+    """Nobody has signed in in this browser. address: where to go on."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+async def sign_in_first(request: Request, error: Exception) -> Response:
+    """Lead to the page where one signs in; parts of pages are told to reload all of it."""
+    assert isinstance(error, SignInNeeded)
+    address = f"/login?next={quote(error.address, safe='')}"
+    if "hx-request" in request.headers:
+        return Response(None, 204, {"HX-Redirect": "/login"})
+    return RedirectResponse(address, 303)
+
+
+async def _viewer(request: Request, service: TheService) -> Caller:
+    caller = caller_of(service, request)
+    if caller is None:
+        raise SignInNeeded(request.url.path)
+    return caller
+
+
+AViewer = Annotated[Caller, Depends(_viewer)]
+
+
+@router.get("/static/{name}")
+async def static(name: str, request: Request) -> Response:
+    """A script, a style or a licence."""
+    found = static_response(name, "gzip" in request.headers.get("accept-encoding", ""))
+    if found is None:
+        raise not_found("file")
+    return found
+
+
+@router.get("/login")
+async def login(service: TheService) -> Response:
+    """Where one signs in with a token."""
+    return page("login.html", user=None, hours=service.settings.web.session_hours)
+
+
+@router.get("/")
+async def overview(caller: AViewer, service: TheService) -> Response:
+    """How the cluster stands."""
+    values = _tiles(service, caller) | _queue(service, caller) | _running(service, caller) | _nodes(service, caller)
+    return page("overview.html", **values, here="overview")
+
+
+@router.get("/parts/tiles")
+async def tiles(caller: AViewer, service: TheService) -> Response:
+    """Policy, GPUs, jobs and scheduler in numbers."""
+    return page("parts/tiles.html", **_tiles(service, caller))
+
+
+@router.get("/parts/queue")
+async def queue(caller: AViewer, service: TheService) -> Response:
+    """Waiting jobs."""
+    return page("parts/queue.html", **_queue(service, caller))
+
+
+@router.get("/parts/running")
+async def running(caller: AViewer, service: TheService) -> Response:
+    """Jobs that train."""
+    return page("parts/running.html", **_running(service, caller))
+
+
+@router.get("/parts/nodes")
+async def nodes(caller: AViewer, service: TheService) -> Response:
+    """The map of nodes and GPUs."""
+    return page("parts/nodes.html", **_nodes(service, caller))
+
+
+@router.get("/jobs/{job}")
+async def job(job: str, caller: AViewer, service: TheService) -> Response:
+    """One job."""
+    return page("job.html", **_job(service, caller, job), user=caller.user, here="")
+
+
+@router.get("/parts/jobs/{job}")
+async def job_part(job: str, caller: AViewer, service: TheService) -> Response:
+    """What changes of one job."""
+    return page("parts/job.html", **_job(service, caller, job))
+
+
+@router.get("/submit")
+async def submit(caller: AViewer, service: TheService) -> Response:
+    """The form for a new job."""
+    catalogue = [row for row in program_answers(service, all_of_them=False) if row.enabled]
+    return page(
+        "submit.html", user=caller.user, here="submit", programs=catalogue, metrics=METRIC_NAMES,
+        prefixes=service.settings.scheduler.training_prefixes,
+    )  # fmt: skip
+
+
+@router.get("/history")
+async def history(
+    caller: AViewer,
+    service: TheService,
+    state: Annotated[list[State] | None, Query(max_length=len(STATES))] = None,
+    owner: str = "",
+    label: Annotated[str, Query(max_length=100)] = "",
+    before: Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$")] = None,
+) -> Response:
+    """Jobs of the past with filters, page by page."""
+    whose = (owner or None) if caller.user.sees_all else caller.name
+    found = list_jobs(
+        service.books,
+        owner=whose,
+        states=state or ENDED,
+        label=label or None,
+        before=None if before is None else int(before),
+        limit=_PAGE + 1,
+    )
+    shown = found[:_PAGE]
+    older = None
+    if len(found) > _PAGE:
+        wanted: list[tuple[str, Any]] = [("state", one) for one in state or ()]
+        wanted += [(key, value) for key, value in (("owner", owner), ("label", label)) if value]
+        older = "/history?" + urlencode([*wanted, ("before", shown[-1].seq)])
+    return page(
+        "history.html", user=caller.user, here="history", jobs=shown, older=older, first=before is None,
+        wanted=state or (), owner=owner, label=label, states=STATES,
+    )  # fmt: skip
+
+
+@router.get("/account")
+async def account(caller: AViewer, service: TheService) -> Response:
+    """The caller's own tokens and quotas."""
+    return page(
+        "account.html",
+        user=caller.user,
+        here="account",
+        me=user_answer(service, caller.user),
+        tokens=users.tokens_of(service.books, caller.name),
+    )
+
+
+@router.get("/admin")
+async def admin(
+    caller: AViewer, service: TheService, before: Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$")] = None
+) -> Response:
+    """Users, programs and the audit trail."""
+    if caller.user.role != "admin":
+        raise not_found("page")
+    trail = audit.audit_trail(service.books, None if before is None else int(before), _PAGE + 1)
+    return page(
+        "admin.html",
+        user=caller.user,
+        here="admin",
+        users=[user_answer(service, one) for one in users.all_users(service.books)],
+        programs=programs.all_programs(service.books),
+        trail=trail[:_PAGE],
+        older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
+        prefixes=service.settings.scheduler.training_prefixes,
+    )
+
+
+def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
+    alive = [node for node in status.nodes(service.books) if node.alive]
+    beat = status.heartbeat(service.books)
+    silent = None if beat is None else service.now() - beat[0]
+    return {
+        "user": caller.user,
+        "policy": policy_answer(service),
+        "policies": status.policies(service.books),
+        "gpus": sum(node.gpus for node in alive),
+        "held": sum(sum(node.jobs.values()) for node in alive),
+        "counts": count_by_state(service.books),
+        "scheduler": "not started" if silent is None else "at work" if silent < SILENCE_S else "silent",
+        "silent": silent,
+        "drained": is_drained(service.books),
+    }
+
+
+def _queue(service: Service, caller: Caller) -> dict[str, Any]:
+    found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
+    new = jobs_in(service.books, ("submitted", "checking"), limit=_SHOWN_QUEUE)
+    seen = {entry.job for entry in found}
+    mine = [row for row in new if (caller.user.sees_all or row.owner == caller.name) and row.id not in seen]
+    return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": mine, "assumes": ASSUMES}
+
+
+def _running(service: Service, caller: Caller) -> dict[str, Any]:
+    whose = None if caller.user.sees_all else caller.name
+    found = list_jobs(service.books, owner=whose, states=("running", "starting"), limit=_SHOWN_RUNNING)
+    return {"running": found, "said": status.predictions(service.books), "user": caller.user}
+
+
+def _nodes(service: Service, caller: Caller) -> dict[str, Any]:
+    return {"nodes": node_answers(service, caller)}
+
+
+def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:
+    row = job_for(service, caller, job)
+    return {
+        "job": row,
+        "place": status.queue_row(service.books, row.id),
+        "said": status.prediction(service.books, row.id),
+        "events": events_of_job(service.books, row.id)[::-1],
+        "assumes": ASSUMES,
+    }

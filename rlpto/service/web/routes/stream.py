@@ -1,0 +1,109 @@
+"""The stream of events: one for a browser or a client, which resumes where it broke off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rlpto.service.books.events import Event, events_after, first_event, last_event
+from rlpto.service.books.jobs import get_job
+from rlpto.service.web.access import Caller, TheCaller, job_for
+from rlpto.service.web.limits import Limits
+from rlpto.service.web.state import Service, TheService
+
+router = APIRouter(tags=["events"])
+COMMENT_INTERVAL_S = 15.0
+"""A stream without events says at least so often that it lives."""
+_AT_ONCE = 500
+_EVENT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"type": "string", "description": "Its kind; gap: older events are gone; end: the stream is over."},
+        "data": {"type": "string", "description": "JSON with seq, at, kind, job and body."},
+    },
+}
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": _EVENT_SCHEMA}}, "description": "Events."}},
+)
+async def events(
+    caller: TheCaller,
+    service: TheService,
+    job: Annotated[
+        str | None, Query(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Of this job alone, until it is over.")
+    ] = None,
+    last: Annotated[
+        str | None,
+        Header(
+            alias="Last-Event-ID", pattern=r"^[0-9]{1,15}$", description="Go on after this event; none: from now on."
+        ),
+    ] = None,
+    once: Annotated[bool, Query(description="End after the events there are.")] = False,
+) -> StreamingResponse:
+    """Server-sent events. `end` is the last of a stream that ends in good order; after any other end, come again."""
+    row = None if job is None else job_for(service, caller, job)
+    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.books)
+    lines = _lines(service, caller, start, None if row is None else row.id, once)
+    return _Stream(lines, service.limits, caller.token.id)
+
+
+class _Stream(StreamingResponse):
+    """Counts as open until it ends, however that is. Raises Problem 429 where too many are open."""
+
+    def __init__(self, lines: AsyncIterator[str], limits: Limits, token: str) -> None:
+        headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+        super().__init__(lines, headers=headers, media_type="text/event-stream")
+        limits.check_stream(token)
+        self._limits, self._token = limits, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all."""
+        with self._limits.stream(self._token):
+            await super().__call__(scope, receive, send)
+
+
+async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
+    """The stream's text, piece by piece."""
+    at = start
+    yield "retry: 1000\n\n"
+    if at and at + 1 < first_event(service.books):
+        yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
+    while True:
+        is_over = job is not None and _is_over(service, job)
+        found = events_after(service.books, at, _AT_ONCE)
+        text = "".join(_text(event) for event in found if _may_see(caller, event) and job in (None, event.job))
+        at = found[-1].seq if found else at
+        if text:
+            yield text
+        if len(found) == _AT_ONCE:
+            continue
+        if once or is_over or service.bell.closing:
+            yield f'event: end\ndata: {{"over": {json.dumps(is_over)}}}\n\n'
+            return
+        if service.bell.last <= at and not await service.bell.wait(COMMENT_INTERVAL_S):
+            yield ":\n\n"
+
+
+def _is_over(service: Service, job: str) -> bool:
+    row = get_job(service.books, job)
+    return row is None or row.is_over
+
+
+def _may_see(caller: Caller, event: Event) -> bool:
+    return event.owner is None or caller.user.sees_all or event.owner == caller.name
+
+
+def _text(event: Event) -> str:
+    data = json.dumps(
+        {"seq": event.seq, "at": event.at, "kind": event.kind, "job": event.job, "body": dict(event.body)}
+    )
+    return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"

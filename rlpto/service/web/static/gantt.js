@@ -1,0 +1,127 @@
+// Which job held which GPUs when: one lane a GPU, nodes one below the other, on a canvas, for up to 10,000 spans.
+"use strict";
+(() => {
+  const canvas = document.getElementById("gantt");
+  const said = document.getElementById("gantt-said");
+  const hint = said.textContent;
+  const LEFT = 84, BOTTOM = 22, LEAST_LANE = 3, MOST_LANE = 22;
+  let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], nodes = [];
+  const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // A lane for every GPU of a node: each span takes as many as it has GPUs, the first that are free then.
+  const place = () => {
+    const byNode = new Map(nodes.map((node) => [node.id, { id: node.id, gpus: node.gpus, spans: [] }]));
+    for (const span of spans) {
+      if (!byNode.has(span.node)) byNode.set(span.node, { id: span.node, gpus: 0, spans: [] });
+      byNode.get(span.node).spans.push(span);
+    }
+    bars = [];
+    lanes = [];
+    for (const node of byNode.values()) {
+      const first = lanes.length, free = new Array(node.gpus).fill(-Infinity);
+      for (const span of node.spans.sort((a, b) => a.started - b.started)) {
+        let need = span.gpus;
+        for (let lane = 0; need > 0; lane++) {
+          if (lane === free.length) free.push(-Infinity);
+          if (free[lane] > span.started + 1e-6) continue;
+          free[lane] = span.ended ?? Infinity;
+          bars.push({ lane: first + lane, span });
+          need--;
+        }
+      }
+      free.forEach((_, lane) => lanes.push({ node: node.id, first: lane === 0, gpus: free.length }));
+    }
+    bars.sort((a, b) => a.span.started - b.span.started || a.lane - b.lane);
+  };
+
+  const draw = () => {
+    const scale = devicePixelRatio || 1;
+    const laneHeight = Math.max(LEAST_LANE, Math.min(MOST_LANE, 210 / Math.max(lanes.length, 1)));
+    const height = Math.max(60, Math.round(lanes.length * laneHeight) + BOTTOM);
+    canvas.style.height = `${height}px`;
+    const width = canvas.clientWidth;
+    canvas.width = width * scale;
+    canvas.height = height * scale;
+    const pen = canvas.getContext("2d");
+    pen.scale(scale, scale);
+    pen.clearRect(0, 0, width, height);
+    pen.font = "11px system-ui, sans-serif";
+    const x = (at) => LEFT + ((at - since) / (until - since)) * (width - LEFT - 4);
+    axis(pen, x, width, height);
+    lanes.forEach((lane, number) => {
+      pen.fillStyle = style("--ground");
+      pen.fillRect(LEFT, number * laneHeight + 0.5, width - LEFT - 4, Math.max(1, laneHeight - 1));
+      if (!lane.first) return;
+      if (number) { pen.fillStyle = style("--line"); pen.fillRect(0, number * laneHeight - 0.5, width, 1); }
+      if (lane.gpus * laneHeight < 10) return;
+      pen.fillStyle = style("--faint");
+      pen.textBaseline = "middle";
+      pen.fillText(lane.node.slice(0, 12), 0, (number + Math.min(lane.gpus, 2) / 2) * laneHeight);
+    });
+    const drawn = bars.map((bar, number) => {
+      const begin = Math.max(LEFT, x(bar.span.started)), end = Math.min(width - 4, x(bar.span.ended ?? until));
+      if (end <= LEFT || begin >= width) return null;
+      pen.fillStyle = bar.span.job ? window.rlptoColour(bar.span.job) : style("--other");
+      pen.fillRect(begin, bar.lane * laneHeight + 1, Math.max(1, end - begin), Math.max(1, laneHeight - 2));
+      if (number === chosen) { pen.strokeStyle = style("--text"); pen.lineWidth = 2; pen.strokeRect(begin, bar.lane * laneHeight + 1, Math.max(2, end - begin), laneHeight - 2); }
+      return { begin, end: Math.max(begin + 2, end), top: bar.lane * laneHeight, bottom: (bar.lane + 1) * laneHeight };
+    });
+    canvas.rlptoDrawn = drawn;
+    canvas.dataset.bars = String(drawn.filter(Boolean).length);
+  };
+
+  const axis = (pen, x, width, height) => {
+    const length = until - since;
+    const step = [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800].find((one) => length / one <= width / 90) ?? 604800;
+    pen.textBaseline = "alphabetic";
+    const zone = new Date().getTimezoneOffset() * 60;
+    for (let at = Math.ceil((since - zone) / step) * step + zone; at <= until; at += step) {
+      const moment = new Date(at * 1000);
+      const text = length > 172800 ? moment.toLocaleDateString(undefined, { month: "short", day: "numeric" })
+        : moment.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: step < 60 ? "2-digit" : undefined });
+      pen.fillStyle = style("--grid");
+      pen.fillRect(x(at), 0, 1, height - BOTTOM + 4);
+      pen.fillStyle = style("--faint");
+      pen.fillText(text, Math.min(x(at), width - 50), height - 5);
+    }
+  };
+
+  const tell = (number) => {
+    chosen = number;
+    const span = bars[number]?.span;
+    if (!span) { said.textContent = hint; draw(); return; }
+    const took = Math.round((span.ended ?? until) - span.started);
+    const from = new Date(span.started * 1000).toLocaleTimeString();
+    said.textContent = `${span.job ? span.name || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${span.node} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
+    draw();
+  };
+  const at = (event) => {
+    const box = canvas.getBoundingClientRect(), left = event.clientX - box.left, top = event.clientY - box.top;
+    return (canvas.rlptoDrawn ?? []).findLastIndex((bar) => bar && left >= bar.begin && left <= bar.end && top >= bar.top && top < bar.bottom);
+  };
+  const open = () => { const job = bars[chosen]?.span.job; if (job && job !== canvas.dataset.of) location.href = `/jobs/${job}`; };
+  canvas.addEventListener("pointermove", (event) => { const found = at(event); if (found !== chosen) tell(found); });
+  canvas.addEventListener("pointerleave", () => tell(-1));
+  canvas.addEventListener("click", open);
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (event.key === "Enter") open();
+    if (!step || !bars.length) return;
+    event.preventDefault();
+    tell((Math.max(chosen, step > 0 ? -1 : 0) + step + bars.length) % bars.length);
+  });
+  new ResizeObserver(draw).observe(canvas.parentElement);
+  addEventListener("rlpto-theme", draw);
+
+  // found: {now, spans}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
+  window.rlptoGantt = (found, all, seconds) => {
+    spans = found.spans;
+    nodes = all;
+    const first = Math.min(...spans.map((span) => span.started));
+    const last = Math.max(...spans.map((span) => span.ended ?? found.now));
+    until = seconds === null && spans.length ? last : found.now;
+    since = seconds === null ? (spans.length ? Math.min(first, until - 10) : until - 60) : until - seconds;
+    place();
+    draw();
+  };
+})();

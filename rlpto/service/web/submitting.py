@@ -1,0 +1,150 @@
+"""From what a user asks for to a job in the books: the catalogue, roles and quotas decide."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from functools import lru_cache
+
+from rlpto.service.books.audit import keep_key, submitted_before
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
+from rlpto.service.books.programs import get_program
+from rlpto.service.books.status import previews
+from rlpto.service.books.users import User
+from rlpto.service.settings import CatalogueProgram, ServiceSettings
+from rlpto.service.web.problems import Problem
+from rlpto.service.web.values import JobBody
+
+_USUAL_EPOCHS = 10.0
+
+
+@lru_cache(maxsize=256)
+def entry_of(spec: str) -> CatalogueProgram:
+    """A program of the catalogue from its JSON."""
+    return CatalogueProgram.model_validate_json(spec)
+
+
+def usual_epochs(entry: CatalogueProgram) -> float:
+    """Epochs of a job that names none."""
+    epochs = entry.program.get("epochs", _USUAL_EPOCHS)
+    return float(epochs) if isinstance(epochs, int | float) else _USUAL_EPOCHS
+
+
+def checked_job(books: Books, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
+    """The job that a body asks for. Raises Problem for what catalogue, role or quota do not allow."""
+    program = get_program(books, body.program)
+    if program is None or not program.enabled:
+        raise Problem(403, "program-not-allowed", f"the catalogue has no program {body.program}")
+    if program.checked == "refused":
+        raise Problem(403, "program-not-allowed", f"the program {body.program} cannot train: {program.problem}")
+    entry = entry_of(json.dumps(program.spec, sort_keys=True))
+    most = body.gpus if body.max_gpus is None else body.max_gpus
+    if not body.min_gpus <= body.gpus <= most:
+        raise _wrong(f"expected min_gpus <= gpus <= max_gpus, got {body.min_gpus}, {body.gpus}, {most}")
+    if most > entry.most_gpus:
+        raise _wrong(f"{body.program} may have {entry.most_gpus} GPUs at most, got {most}")
+    epochs = usual_epochs(entry) if body.epochs is None else body.epochs
+    if epochs > entry.most_epochs:
+        raise _wrong(f"{body.program} may train for {entry.most_epochs:g} epochs at most, got {epochs:g}")
+    usual = entry.program.get("batch_size")
+    if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
+        known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
+        raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
+    quota = user.gpus_held or settings.quotas.gpus_held or math.inf
+    if body.min_gpus > quota:
+        raise Problem(403, "quota-exceeded", f"you may hold {quota:g} GPUs, the job needs {body.min_gpus} at least")
+    return NewJob(
+        owner=user.name,
+        name=body.name or body.program,
+        program=body.program,
+        training=_training(body, user, settings),
+        options=_options(body, entry),
+        epochs=epochs,
+        batch_size=body.batch_size,
+        metric=body.metric,
+        gpus=body.gpus,
+        min_gpus=body.min_gpus,
+        max_gpus=most,
+        priority=body.priority,
+        labels=body.labels,
+    )
+
+
+def previews_for(books: Books, job: NewJob) -> list[dict[str, str | int | float]]:
+    """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
+    program = get_program(books, job.program)
+    whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
+    share = job.epochs / whole
+    return [
+        {"metric": row.metric, "gpus": row.gpus, "hours": row.hours * share, "gpu_hours": row.gpu_hours * share}
+        for row in previews(books, job.program)
+    ]
+
+
+def digest_of(body: JobBody) -> str:
+    """By which a repeated submission is known to be the same."""
+    return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+def submit(
+    books: Books, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
+) -> tuple[JobRow, bool]:
+    """Write a job; whether it is new: the same key and body give the job there already is.
+
+    Raises Problem for a key that was used for another body, and for more jobs than the user may have.
+    """
+    seen = None if key is None else submitted_before(books, user.name, key)
+    if seen is not None:
+        before = get_job(books, seen[1])
+        if seen[0] != digest or before is None:
+            raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
+        return before, False
+    quota = user.jobs_queued or settings.quotas.jobs_queued
+    if count_open(books, user.name) >= quota:
+        raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
+    row = insert_job(books, job, at)
+    add_event(books, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
+    if key is not None:
+        keep_key(books, user.name, key, digest, row.id, at)
+    return row, True
+
+
+def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | None:
+    """A developer's class path. Raises Problem for anybody else's, and outside the allowed packages."""
+    if body.training is None:
+        return None
+    if user.role != "developer":
+        raise Problem(403, "role-needed", "training: only the role developer may name a class; choose a program")
+    prefixes = settings.scheduler.training_prefixes
+    if not any(body.training.partition(":")[0] == one or body.training.startswith(f"{one}.") for one in prefixes):
+        known = ", ".join(prefixes) or "none"
+        raise Problem(
+            403, "program-not-allowed", f"training: expected a class below one of the allowed packages: {known}"
+        )
+    return body.training
+
+
+def _options(body: JobBody, entry: CatalogueProgram) -> dict[str, Scalar]:
+    """Options that the user gave or the catalogue has defaults for. Raises Problem for any other."""
+    found: dict[str, Scalar] = {
+        name: option.default for name, option in entry.options.items() if option.default is not None
+    }
+    for name, value in body.options.items():
+        if name not in entry.options:
+            if body.training is not None and not isinstance(value, str):
+                found[name] = value  # a developer's class has options of its own; texts may be paths
+                continue
+            known = ", ".join(entry.options) or "none"
+            raise _wrong(f"options.{name}: {body.program} lets users choose: {known}")
+        try:
+            found[name] = entry.options[name].checked(value)
+        except ValueError as wrong:
+            raise _wrong(f"options.{name}: {wrong}") from None
+    return found
+
+
+def _wrong(detail: str) -> Problem:
+    return Problem(422, "not-valid", detail)

@@ -1,0 +1,126 @@
+"""Values that come over the network, by kind: each with bounds, so that nothing later has to look again."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Annotated, Literal
+
+from fastapi import Path
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from rlpto.performance.metrics import MetricName
+from rlpto.service.settings import PLAIN_NAME
+
+_PLAIN_MARKS = " .,:;+=_()#@[]-"
+_PLAIN_CATEGORIES = ("L", "M", "N")
+
+
+def _is_plain(text: str) -> str:
+    """Letters and digits of any script, and marks that mean nothing to a shell, a page or a file system."""
+    wrong = next(
+        (c for c in text if c not in _PLAIN_MARKS and unicodedata.category(c)[0] not in _PLAIN_CATEGORIES), None
+    )
+    if wrong is not None:
+        raise ValueError(f"expected letters, digits, spaces and any of {_PLAIN_MARKS.strip()}")
+    if text and not (text.strip(" .") and text == text.strip()):
+        raise ValueError("expected a name that has letters or digits, without spaces around it")
+    return text
+
+
+Label = Annotated[str, Field(max_length=128), AfterValidator(_is_plain)]
+"""Text that people read: names of jobs, reasons, labels."""
+PlainName = Annotated[str, Field(pattern=PLAIN_NAME)]
+LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$")]
+LabelValue = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_is_plain)]
+OptionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
+OptionText = Annotated[str, Field(max_length=64)]
+OptionNumber = Annotated[float, Field(ge=-1e15, le=1e15)]
+OptionInteger = Annotated[int, Field(ge=-(10**15), le=10**15)]
+Gpus = Annotated[int, Field(ge=1, le=16_384)]
+PriorityName = Literal["high", "normal", "low"]
+JobId = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="Id of a job.")]
+NameInPath = Annotated[str, Path(pattern=PLAIN_NAME)]
+LARGEST_NUMBER_OF_ROW = 2**53
+
+
+class Body(BaseModel):
+    """The body of a request: no further keys, no kinds that are only similar, no infinite numbers."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class JobBody(Body):
+    """A job to submit."""
+
+    name: Label = Field("", description="A label for people; empty: the program's name.")
+    program: PlainName = Field(description="What to train: a program of GET /programs.")
+    training: str | None = Field(
+        None,
+        max_length=200,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+        description="Role developer only: a class in place of the program's, as package.module:Class.",
+    )
+    options: dict[OptionName, bool | OptionInteger | OptionNumber | OptionText] = Field(
+        default_factory=dict, max_length=64, description="Options that the program lets users choose."
+    )
+    epochs: float | None = Field(None, gt=0, le=1e6, description="Work; null: as the program says.")
+    batch_size: int | None = Field(None, ge=1, le=10**9, description="Samples of a step; null: as the program says.")
+    metric: MetricName | None = Field(None, description="What its batch size is chosen by; null: as the service says.")
+    gpus: Gpus = Field(1, description="GPUs it asks for.")
+    min_gpus: Gpus = Field(1, description="Fewest it can train on.")
+    max_gpus: Gpus | None = Field(None, description="Most it can use; null: what it asks for.")
+    priority: PriorityName = Field("normal", description="Priority class.")
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=16, description="To find it by.")
+
+
+class JobChange(Body):
+    """What may be changed of a job; what is left out stays."""
+
+    priority: PriorityName | None = None
+    labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=16)
+
+
+class PolicyChange(Body):
+    """Another policy."""
+
+    policy: PlainName = Field(description="One of GET /policies.")
+    reason: Label = Field("", description="Why, for the audit trail.")
+
+
+class TokenBody(Body):
+    """A token to make."""
+
+    label: Label = Field("", description="What it is for.")
+    days: float | None = Field(None, gt=0, le=3650, description="Until it expires; null: never.")
+
+
+class SessionBody(Body):
+    """Signing in with a browser."""
+
+    token: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class UserBody(Body):
+    """A user to add."""
+
+    name: PlainName
+    role: Literal["user", "developer", "operator", "admin"] = "user"
+
+
+class UserChange(Body):
+    """What may be changed of a user; what is left out stays."""
+
+    role: Literal["user", "developer", "operator", "admin"] | None = None
+    disabled: bool | None = None
+    gpus_held: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
+        None, description="GPUs that all jobs of the user may hold; 0: as the settings say."
+    )
+    jobs_queued: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
+        None, description="Jobs of the user that are not over; 0: as the settings say."
+    )
+
+
+class DrainBody(Body):
+    """Whether to let no further job start."""
+
+    on: bool

@@ -1,0 +1,77 @@
+"""What a job prints, and how its training goes, in its log."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlpto.ray_cluster.job.output_log import LOG, OLDER, OutputLog
+from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.worker.output import MOST_LINES, PrintedLines
+from rlpto.service.books.logs import log_lines
+from tests.ray_cluster.running import make_spec, running
+
+
+def numbers(path: Path) -> list[int]:
+    return [json.loads(line)["n"] for line in path.read_text().splitlines()]
+
+
+def test_lines_are_numbered_on_over_two_files(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, file_bytes=600)
+    for number in range(30):
+        log.write(f"line {number}")
+    older, newer = numbers(tmp_path / OLDER), numbers(tmp_path / LOG)
+    assert [*older, *newer] == list(range(older[0], 31))
+    assert all((tmp_path / name).stat().st_size <= 600 for name in (LOG, OLDER))
+
+
+def test_another_writer_goes_on_where_one_was_killed_within_a_line(tmp_path: Path) -> None:
+    OutputLog(tmp_path).write("first\nsecond", 5.0)
+    with (tmp_path / LOG).open("ab") as file:
+        file.write(b'{"n": 3, "at": 5')
+    OutputLog(tmp_path).write("third", 6.0)
+    lines = (tmp_path / LOG).read_text().splitlines()
+    assert [json.loads(line)["text"] for line in (*lines[:2], lines[3])] == ["first", "second", "third"]
+    assert json.loads(lines[3]) == {"n": 3, "at": 6.0, "text": "third"}
+
+
+def test_the_service_reads_what_a_job_has_written(tmp_path: Path) -> None:
+    OutputLog(tmp_path / "jobs" / "jabc").write("a\nb", 7.0)
+    assert [(line.n, line.text) for line in log_lines(tmp_path, "jabc", 2, 10)] == [(2, "b")]
+
+
+def test_printed_lines_are_kept_and_passed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    lines = PrintedLines()
+    lines.install()
+    print("one\ntwo", end="")
+    print(" and more")
+    print("bar 1\rbar 2\rdone", file=sys.stderr)
+    assert [text for _, text in lines.take()] == ["one", "two and more", "done"]
+    assert lines.take() == ()
+    for number in range(MOST_LINES + 5):
+        print(number)
+    taken = lines.take()
+    assert taken[0][1] == "(5 lines are left out)"
+    assert len(taken) == MOST_LINES + 1
+    assert capsys.readouterr().out.startswith("one\ntwo and more\n0\n")
+
+
+def test_a_job_that_trains_is_followed_line_by_line(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    spec = make_spec(
+        tmp_path, id="logged", training="tests.ray_cluster.programs:Talking", epochs=3.0, logs=True, options={}
+    )
+    with running(ray_cluster, spec) as job:
+        job.command([ray_cluster.node_ids[0]])
+        job.until(lambda report: report.ended)
+    texts = [json.loads(line)["text"] for line in (tmp_path / LOG).read_text().splitlines()]
+    assert "training on 1 GPU of 1 node" in texts
+    assert "a batch of 16" in texts
+    assert texts[-1] == "finished after 3 epochs"
+    assert any(text.startswith("epoch 3 of 3: loss") for text in texts)

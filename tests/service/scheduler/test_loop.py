@@ -1,0 +1,210 @@
+"""The scheduler of a service, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpto.cluster import Allocation, ClusterState
+from rlpto.policies.base import Policy
+from rlpto.policies.registry import make_policy
+from rlpto.service.books.curves import points_after, spans_of_job
+from rlpto.service.books.events import events_of_job
+from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.service.books.requests import ask, get_request, switch_in_force, switches
+from rlpto.service.books.status import decisions, heartbeat, nodes, policies, previews, queue
+from rlpto.service.books.users import add_user, change_user
+from tests.service.scheduler.virtual import VirtualService, config
+
+HOUR = 3600.0
+
+
+def submit(service: VirtualService, owner: str = "ann", epochs: float = 2.0, **more: Any) -> str:
+    return insert_job(service.books, NewJob(owner, "a job", "tiny", epochs, **more), service.now()).id
+
+
+def row_of(service: VirtualService, job: str) -> JobRow:
+    found = get_job(service.books, job)
+    assert found is not None
+    return found
+
+
+def until(service: VirtualService, job: str, *states: str) -> Callable[[], bool]:
+    return lambda: row_of(service, job).state in states
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> VirtualService:
+    return VirtualService(tmp_path, config(60.0, 5.0))
+
+
+def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -> None:
+    job = submit(service, gpus=2, max_gpus=2)
+    service.run(until(service, job, "running"))
+    assert row_of(service, job).gpus_held == 2
+    assert sum(span.gpus for span in spans_of_job(service.books, job)) == 2
+    service.run(until(service, job, "finished"))
+    for _ in range(3):
+        service.loop.step()
+    row = row_of(service, job)
+    assert row.progress == pytest.approx(2.0)
+    assert row.gpu_seconds > 0
+    assert row.gpus_held == 0
+    assert all(span.ended is not None for span in spans_of_job(service.books, job))
+    seen = [event.body["state"] for event in events_of_job(service.books, job) if "state" in event.body]
+    assert list(dict.fromkeys(seen)) == ["queued", "starting", "running", "finished"]
+    epochs = [point.epoch for point in points_after(service.books, job)]
+    assert epochs == sorted(epochs)
+    assert len(epochs) > 10
+    assert decisions(service.books, 0.0)[-1].policy == "fifo"
+    found = heartbeat(service.books)
+    assert found is not None
+    assert found[1].decisions > 0
+    assert [(node.gpus, node.alive) for node in nodes(service.books)] == [(2, True), (2, True)]
+    assert "elastic_fifo" in {row.name for row in policies(service.books)}
+    assert previews(service.books, "tiny")
+
+
+def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService) -> None:
+    jobs = [submit(service, gpus=2, max_gpus=2, epochs=50.0) for _ in range(4)]
+    service.run(until(service, jobs[1], "running"))
+    rows = queue(service.books)
+    assert [(row.job, row.position, row.gpus_ahead) for row in rows] == [(jobs[2], 1, 0), (jobs[3], 2, 2)]
+    assert rows[0].reason == "it asks for 2 GPUs, and 0 of 4 are free"
+
+
+def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService) -> None:
+    wrong = {
+        submit(service, gpus=9, max_gpus=9): "it asks for 9 GPUs, and the cluster has 4 for one job",
+        submit(service, training="other:Class"): "other:Class cannot be used: no such class",
+        insert_job(service.books, NewJob("ann", "x", "nothing", 1.0), service.now()).id: "no program nothing in the "
+        "catalogue",
+    }
+    service.loop.step()
+    for job, reason in wrong.items():
+        assert (row_of(service, job).state, row_of(service, job).reason) == ("rejected", reason)
+
+
+def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
+    running, waiting = (submit(service, gpus=4, max_gpus=4, epochs=50.0) for _ in range(2))
+    service.run(until(service, running, "running"))
+    asked = [ask(service.books, "cancel", "ann", service.now(), job) for job in (running, waiting)]
+    service.run(until(service, running, "cancelled"))
+    for _ in range(3):
+        service.loop.step()
+    for job, request in zip((running, waiting), asked, strict=True):
+        assert row_of(service, job).state == "cancelled"
+        answered = get_request(service.books, request)
+        assert answered is not None
+        assert (answered.problem, answered.done_at is not None) == ("", True)
+    assert not service.backend.controllers
+    late = ask(service.books, "cancel", "ann", service.now(), running)
+    service.loop.step()
+    answered = get_request(service.books, late)
+    assert answered is not None
+    assert answered.problem == "it has ended"
+
+
+def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
+    jobs = [submit(service, gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
+    service.run(until(service, jobs[0], "running"))
+    ask(service.books, "priority", "ann", service.now(), jobs[2], {"priority": "high"})
+    service.run(until(service, jobs[2], "running"))
+    assert row_of(service, jobs[1]).state == "queued"
+
+
+def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualService) -> None:
+    first = ask(
+        service.books, "policy", "op", service.now(), body={"policy": "elastic_fifo", "reason": "more", "number": 1}
+    )
+    stale = ask(service.books, "policy", "op", service.now(), body={"policy": "las", "reason": "", "number": 1})
+    wrong = ask(service.books, "policy", "op", service.now(), body={"policy": "none_such", "reason": "", "number": 2})
+    service.loop.step()
+    service.loop.step()
+    found = {request: get_request(service.books, request) for request in (first, stale, wrong)}
+    assert [one.problem for one in found.values() if one] == [
+        "",
+        "the policy was switched before: elastic_fifo is in force",
+        found[wrong].problem,  # type: ignore[union-attr]
+    ]
+    assert "no policy 'none_such' in the catalogue" in str(found[wrong])
+    now = switch_in_force(service.books)
+    assert now is not None
+    assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
+    service.downtime = 10.0
+    service.restart()
+    assert service.parts.policy.name == "elastic_fifo", "a restart takes up the policy in force"
+
+
+class Broken:
+    """A policy that fails at its third decision."""
+
+    name = "broken"
+    decisions = 0
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        self.decisions += 1
+        if self.decisions == 3:
+            raise ZeroDivisionError("by a plug-in")
+        return Allocation(state.jobs.requested_gpus * 0 if self.decisions > 5 else state.jobs.requested_gpus)
+
+
+def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
+    def make(spec: str) -> Policy:
+        return Broken() if spec == "las" else make_policy(spec)
+
+    service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
+    jobs = [submit(service, epochs=3.0 + number) for number in range(5)]
+    service.run(until(service, jobs[-1], "finished"))
+    assert [one.policy for one in switches(service.books)] == ["fifo", "las"]
+    assert switches(service.books)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+
+
+def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:
+    running = submit(service, epochs=5.0)
+    service.run(until(service, running, "running"))
+    ask(service.books, "drain", "op", service.now(), body={"on": True})
+    waiting = submit(service)
+    service.run(until(service, running, "finished"))
+    assert row_of(service, waiting).state == "queued"
+    assert queue(service.books)[0].reason == "no job starts: the service is drained"
+    ask(service.books, "drain", "op", service.now(), body={"on": False})
+    service.run(until(service, waiting, "finished"))
+
+
+def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
+    service = VirtualService(tmp_path, config(60.0, 5.0), settings={"scheduler": {"policy": "equal_share"}})
+    change_user(service.books, add_user(service.books, "ann", "user", 0.0).__class__(
+        "ann", "user", 0.0, False, 2, None))  # fmt: skip
+    mine = [submit(service, epochs=20.0, max_gpus=4) for _ in range(3)]
+    other = submit(service, owner="bob", epochs=5.0, max_gpus=4)
+    most = 0
+
+    def over() -> bool:
+        nonlocal most
+        most = max(most, sum(row_of(service, job).gpus_held for job in mine))
+        return all(row_of(service, job).state == "finished" for job in (*mine, other))
+
+    service.run(over)
+    assert most == 2
+
+
+def test_ended_jobs_are_forgotten_and_the_books_keep_them(tmp_path: Path) -> None:
+    service = VirtualService(tmp_path, config(60.0, 20.0), rate=0.1)
+    service.parts.retention.in_memory = 5
+    jobs = [submit(service, epochs=1.0) for _ in range(40)]
+    service.run(until(service, jobs[-1], "finished"))
+    for _ in range(5):
+        service.loop.step()
+    assert len(service.parts.cluster.ids) <= 6
+    assert len(service.parts.cluster.database.jobs()) <= 6
+    assert not service.parts.cluster.reports.keys() - set(service.parts.cluster.ids)
+    assert {row_of(service, job).state for job in jobs} == {"finished"}
+    starts = [row_of(service, job).started for job in jobs]
+    assert starts == sorted(starts), "first come, first served"  # type: ignore[type-var]

@@ -1,0 +1,188 @@
+"""A job service in virtual time: the real scheduler, its session database and the books, over controllers in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlpto.config import Config
+from rlpto.policies.base import Policy
+from rlpto.policies.registry import make_policy
+from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.scheduler.gpu_claims import Command
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.service.books.database import Books
+from rlpto.service.books.programs import set_program
+from rlpto.service.scheduler.catalogue import ProgramChecks
+from rlpto.service.scheduler.loop import Parts, SchedulerLoop
+from rlpto.service.scheduler.session import Outside, open_session
+from rlpto.service.settings import ServiceSettings
+from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
+
+PROGRAM: dict[str, Any] = {
+    "program": {"training": "some.module:Program", "samples": 100, "epochs": 5, "batch_size": 8, "pace": 0.5},
+    "options": {},
+}
+Act = tuple[float, Callable[["VirtualService"], object]]
+"""When [s of the world], and what happens then."""
+
+
+class KilledError(BaseException):
+    """The scheduler process is gone in the middle of what it did."""
+
+
+class Inline(Executor):
+    """Runs what it is given at once."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(call(*given, **more))
+        return done
+
+
+@dataclass
+class VirtualBackend(FakeBackend):
+    """Users act while time passes. held: GPU-seconds of every job, as they really were."""
+
+    acts: list[Act] = field(default_factory=list)
+    service: VirtualService | None = None
+    held: Counter[str] = field(default_factory=Counter)
+    told_now: bool = False
+
+    def command(self, command: Command) -> None:
+        self.told_now = True
+        super().command(command)
+
+    def reports(self, timeout: float) -> list[JobReport]:
+        until = self._next(self.world.wall + max(timeout, 0.001))
+        if self.told_now:  # a controller answers a command at once
+            until, self.told_now = self.world.wall + 0.001, False
+        if self.acts and self.acts[0][0] <= until:
+            at, act = self.acts.pop(0)
+            self.pass_time(max(at - self.world.wall, 0.0))
+            act(self.service)  # type: ignore[arg-type]
+        else:
+            self.pass_time(until - self.world.wall)
+        return [self.report(controller) for controller in self.controllers.values()]
+
+    def _next(self, until: float) -> float:
+        """When the next controller has something to say, or `until`."""
+        now = self.world.wall
+        for one in self.controllers.values():
+            if now < one.ready_at and one.applied != one.generation:
+                until = min(until, one.ready_at)
+            if one.training_on and one.state == "running":
+                left = (one.spec.epochs - one.progress) / (one.rate * len(one.training_on))
+                until = min(until, now + max(left, 0.001))
+        return until
+
+    def report(self, controller: FakeController) -> JobReport:
+        """A real job stops at its last epoch, however rarely somebody looks."""
+        found = super().report(controller)
+        return replace(found, progress=min(found.progress, controller.spec.epochs))
+
+    def pass_time(self, seconds: float) -> None:
+        for controller in [*self.controllers.values(), *self._ending.values()]:
+            self.held[controller.spec.id] += len(controller.holding) * seconds
+        super().pass_time(seconds)
+
+
+def config(interval: float, poll: float, nodes: Sequence[int] = (2, 2), **more: Any) -> Config:
+    """An experiment with nodes of so many GPUs. poll: as long as need be, which real clusters do not allow."""
+    groups = [{"gpus": gpus} for gpus in nodes]
+    made = Config.model_validate({"cluster": {"nodes": groups}, "simulator": {"interval": interval}, **more})
+    return made.model_copy(update={"ray": made.ray.model_copy(update={"poll": poll})})
+
+
+class VirtualService:
+    """The service. Whoever kills its scheduler starts it anew; the cluster goes on meanwhile.
+
+    books: a connection of users. downtime: seconds from a kill to the next start.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        setup: Config,
+        acts: Sequence[Act] = (),
+        *,
+        rate: float = 0.001,
+        settings: dict[str, Any] | None = None,
+        make: Callable[[str], Policy] = make_policy,
+        nodes: Sequence[int] = (2, 2),
+    ) -> None:
+        self.world = FakeTime()
+        self.began = self.world.wall
+        gpus = {f"n{number}": count for number, count in enumerate(nodes)}
+        self.backend = VirtualBackend(self.world, gpus, delay=5.0, rate=rate, acts=list(acts), service=self)
+        given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
+        self.settings = ServiceSettings.model_validate(given, context={"folder": folder})
+        self.setup, self._make = setup, make
+        self.books = Books(self.settings.books, durable=False)
+        self.books.rows("PRAGMA synchronous = OFF")
+        set_program(self.books, "tiny", PROGRAM, "admin", self.now())
+        self.downtime = 0.0
+        self.starts = 0
+        self._open: list[Any] = []
+        self.parts: Parts
+        self.loop: SchedulerLoop
+        self.start()
+
+    def now(self) -> float:
+        """Time of the world [s]."""
+        return self.world.wall
+
+    def start(self) -> None:
+        """Start the scheduler."""
+        self.starts += 1
+        books = Books(self.settings.books, durable=False)
+        books.rows("PRAGMA synchronous = OFF")
+        self._open = [books]
+        database = SessionDatabase(self.settings.folder / "session.sqlite", lambda _: None)
+        self._open.append(database)
+        database.rows("PRAGMA synchronous = OFF")
+        outside = Outside(
+            backend=self.backend,
+            wall=self.now,
+            clock=lambda began: self.world.clock(began),
+            make=self._make,
+            checks=ProgramChecks(lambda training: "" if training.startswith("some.") else "no such class", Inline()),
+            session="service",
+            look_ahead=False,
+        )
+        self.parts, self.loop = open_session(self.settings, self.setup, books, database, outside)
+
+    def kill(self) -> None:
+        """Have the scheduler end wherever it is."""
+        raise KilledError
+
+    def restart(self) -> None:
+        """Start the scheduler that was killed."""
+        for opened in self._open:
+            with suppress(Exception):
+                opened.close()
+        self.backend.pass_time(self.downtime)
+        self.start()
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Serve until something holds, whoever is killed."""
+        while not until():
+            try:
+                self.loop.step()
+            except KilledError:
+                while True:
+                    try:
+                        self.restart()
+                        break
+                    except KilledError:
+                        continue
+
+    def close(self) -> None:
+        """Leave."""
+        for opened in [*self._open, self.books]:
+            opened.close()

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlpto.errors import ConfigError
+from rlpto.ray_cluster.settings import ProgramSettings
+from rlpto.service.settings import OptionSettings, ServiceSettings, load_service
+
+CONFIG = Path(__file__).parents[2] / "configs" / "service.yaml"
+
+
+def load(tmp_path: Path, text: str) -> ServiceSettings:
+    (tmp_path / "s.yaml").write_text(f"experiment: e.yaml\n{text}", encoding="utf-8")
+    return load_service(tmp_path / "s.yaml")
+
+
+def test_the_example_is_found_by_its_name_and_its_programs_can_be_read() -> None:
+    found = load_service("service")
+    assert found == load_service(CONFIG)
+    assert found.experiment == CONFIG.parent / "ray_smoke.yaml"
+    for entry in found.programs.values():
+        ProgramSettings.model_validate(entry.program)
+
+
+def test_defaults_listen_on_loopback_alone(tmp_path: Path) -> None:
+    found = load(tmp_path, "")
+    assert (found.web.host, found.books) == ("127.0.0.1", Path("runs/service/service.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wbe: {}", "did you mean web"),
+        ("web: {host: 0.0.0.0}", "s.yaml:2: web: host 0.0.0.0 can be reached by others"),
+        ("web: {certificate: a.pem}", "certificate and key are given together"),
+        ("on_stop: leave", "s.yaml:2: on_stop: expected 'keep' or 'end'"),
+        ("programs: {../x: {program: {}}}", "programs"),
+        ("programs: {x: {program: {}, options: {lr: {type: number}}}}", "needs a minimum and a maximum"),
+        ("programs: {x: {program: {}, options: {a: {type: choice}}}}", "choices are listed"),
+        (
+            "programs: {x: {program: {}, options: {a: {type: integer, minimum: 1, maximum: 2, default: 3}}}}",
+            "from 1 to 2",
+        ),
+    ],
+)
+def test_wrong_settings_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, text)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "bad"),
+    [
+        (OptionSettings(type="integer", minimum=1, maximum=4), [1, 4], [0, 5, 2.0, True, "2", None, [], {}]),
+        (OptionSettings(type="number", minimum=-1, maximum=1), [0, 0.5, -1], [1.1, False, "0", float("nan"), None]),
+        (OptionSettings(type="boolean"), [True, False], [0, 1, "true", None]),
+        (OptionSettings(type="choice", choices=("sgd", "adam")), ["sgd"], ["../sgd", 1, True, "", None]),
+    ],
+)
+def test_options_take_what_the_catalogue_allows(option: OptionSettings, good: list[object], bad: list[object]) -> None:
+    assert [option.checked(value) for value in good] == good
+    for value in bad:
+        with pytest.raises(ValueError, match="expected"):
+            option.checked(value)

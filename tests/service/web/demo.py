@@ -1,0 +1,147 @@
+"""Books as a busy service has them, for pages: jobs of two users in every state, nodes, allocations, curves."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+from rlpto.service.books import curves, requests, status
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import NewJob, change_job, insert_job
+from rlpto.service.books.logs import LogWriter, log_files
+from rlpto.service.settings import ServiceSettings
+
+NODES, GPUS = 4, 2
+
+
+def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[str, str]:
+    """Fill books that have users and a program. The id of one job in each state."""
+    rng, now = random.Random(seed), time.time()
+    books = Books(settings.books, durable=False)
+    ids: dict[str, str] = {}
+    with books.transaction():
+        began = now - 3600.0
+        free = [[began] * GPUS for _ in range(NODES)]
+        for number in range(jobs):
+            owner = rng.choice(("ann", "ann", "bob"))
+            gpus = rng.choice((1, 1, 2))
+            new = NewJob(
+                owner, f"{rng.choice(('resnet', 'bert', 'digits', 'ncf'))} {number}", "digits", 20.0, gpus, 1, 4
+            )
+            node = min(range(NODES), key=lambda one: sorted(free[one])[gpus - 1])
+            lanes = sorted(range(GPUS), key=lambda lane: free[node][lane])[:gpus]
+            start = max(free[node][lane] for lane in lanes) + rng.uniform(1, 20)
+            took = rng.uniform(200, 900)
+            job = insert_job(books, new, max(began, start - rng.uniform(10, 200)))
+            if start < now:
+                for lane in lanes:
+                    free[node][lane] = start + took
+                _trained(books, job.id, owner, node, gpus, start, start + took, now, rng)
+                state = "finished" if start + took < now else "running"
+            else:
+                state = "queued"
+                change_job(books, job.id, now, state=state, queued=now - 50)
+            ids[state] = job.id
+        failed = insert_job(books, NewJob("ann", "broken", "digits", 5.0), now - 800)
+        change_job(books, failed.id, now - 700, state="failed", ended=now - 700, reason="ValueError: no such layer")
+        ids["failed"] = failed.id
+        ids["submitted"] = insert_job(books, NewJob("ann", "just now", "digits", 5.0), now).id
+        _state(books, now, rng)
+    writer = LogWriter(log_files(settings.folder, ids["running"])[1])
+    for epoch in range(80):
+        writer.write(
+            f"epoch {epoch:3d}  loss {2.3 * math.exp(-epoch / 20):.4f}  <b>not bold</b>", now - 400 + 5 * epoch
+        )
+    writer.close()
+    books.close()
+    return ids
+
+
+def _trained(
+    books: Books, job: str, owner: str, node: int, gpus: int, start: float, end: float, now: float, rng: random.Random
+) -> None:
+    """What a job that has trained from start to end has left."""
+    curves.open_span(books, job, owner, f"node-{node}", gpus, start)
+    over = end < now
+    if over:
+        curves.close_spans(books, job, end)
+    share = min(1.0, (now - start) / (end - start))
+    accuracy = loss = 0.0
+    for step in range(int(60 * share) + 1):
+        epoch = step / 3
+        loss = 2.3 * math.exp(-epoch / 6) + rng.uniform(0, 0.1)
+        accuracy = 0.97 * (1 - math.exp(-epoch / 4)) - rng.uniform(0, 0.02)
+        at = start + (end - start) * step / 60
+        curves.add_point(
+            books,
+            job,
+            at,
+            epoch,
+            gpus,
+            loss=loss,
+            accuracy=accuracy,
+            goodput=900 * gpus**0.8,
+            noise_scale=300 + 90 * epoch,
+        )
+    if over:
+        change_job(books, job, end, state="finished", started=start, ended=end, progress=20.0, loss=loss,
+                   accuracy=accuracy, gpu_seconds=gpus * (end - start))  # fmt: skip
+    else:
+        change_job(books, job, now, state="running", started=start, progress=20.0 * share, gpus_held=gpus, loss=loss,
+                   accuracy=accuracy, gpu_seconds=gpus * (now - start))  # fmt: skip
+    add_event(books, "job", start, job, owner, {"state": "running"})
+
+
+def _state(books: Books, now: float, rng: random.Random) -> None:
+    """What the scheduler writes at every decision."""
+    status.beat(books, status.Heartbeat(1, now - 3600, "local", 200, 0.01), now + 3600)
+    spans = curves.spans_between(books, now - 1, now)
+    held: dict[str, dict[str, int]] = {f"node-{number}": {} for number in range(NODES)}
+    for span in spans:
+        if span.ended is None:
+            held[span.node][span.job] = span.gpus
+    status.set_nodes(books, [status.NodeRow(node, GPUS, True, "", jobs) for node, jobs in held.items()], now)
+    waiting = [row[0] for row in books.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
+    running = [row[0] for row in books.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
+    status.set_queue(
+        books,
+        [
+            status.QueueRow(
+                job, place, 2 * place - 2, f"jobs before it ask for {2 * place - 2} GPUs, and 0 of 8 are free"
+            )
+            for place, job in enumerate(waiting, 1)
+        ],
+    )
+    said = [
+        status.PredictionRow(
+            job,
+            now,
+            "fifo",
+            now + 90 * place,
+            now + 60 * place,
+            now + 130 * place,
+            now + 700 + 90 * place,
+            now + 600 + 60 * place,
+            now + 900 + 130 * place,
+        )
+        for place, job in enumerate(waiting, 1)
+    ]
+    said += [
+        status.PredictionRow(job, now, "fifo", None, None, None, now + 300, now + 280, now + 330) for job in running
+    ]
+    status.set_predictions(books, said)
+    requests.add_switch(books, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
+    for number in range(60):
+        at = now - 3600 + 60 * number
+        parts = {"throughput": rng.uniform(1, 3), "waiting": -rng.uniform(0, 2), "rescales": -rng.uniform(0, 0.5)}
+        steering = {"shrink": rng.uniform(-1, 1), "spread": rng.uniform(-1, 1)} if number > 30 else {}
+        row = status.DecisionRow(at, "elastic_fifo", 0.004, 8, 7, 9, 3, sum(parts.values()), parts, steering)
+        status.add_decision(books, row)
+    rows = []
+    for number in range(-30, 10):
+        level = 7200 * (1 + 0.5 * math.sin(number / 5))
+        seen = level * rng.uniform(0.6, 1.4) if number < 0 else None
+        rows.append(status.VolumeRow(now + 600 * number, seen, level, 0.5 * level, 1.6 * level))
+    status.set_volume(books, rows)

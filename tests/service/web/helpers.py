@@ -1,0 +1,138 @@
+"""A service without a cluster: its books, users of every role, and the web application in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from rlpto.service.books import requests, status
+from rlpto.service.books.database import Books
+from rlpto.service.books.programs import set_program
+from rlpto.service.books.users import Role, add_token, add_user
+from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
+
+PROGRAM = CatalogueProgram(
+    description="A small network.",
+    program={
+        "training": "rlpto.ray_cluster.programs.digits:DigitsMlp",
+        "samples": 1437,
+        "epochs": 20,
+        "batch_size": 64,
+    },
+    options={
+        "learning_rate": OptionSettings(type="number", minimum=1e-5, maximum=1, default=0.1),
+        "hidden": OptionSettings(type="integer", minimum=1, maximum=512),
+        "optimizer": OptionSettings(type="choice", choices=("sgd", "adam")),
+    },
+    batch_sizes=(32, 64),
+    most_epochs=100,
+    most_gpus=8,
+)
+ROLES: tuple[tuple[str, Role], ...] = (
+    ("ann", "user"),
+    ("bob", "user"),
+    ("dev", "developer"),
+    ("olga", "operator"),
+    ("root", "admin"),
+)
+POLICIES = ("fifo", "elastic_fifo", "round_robin", "las")
+
+
+def make_settings(folder: Path, **changes: Any) -> ServiceSettings:
+    """Settings of a service in a folder."""
+    values: dict[str, Any] = {
+        "folder": folder,
+        "experiment": "ray_smoke.yaml",
+        "scheduler": {"training_prefixes": ["rlpto.ray_cluster.programs"]},
+        "web": {"posts_per_second": 1000},
+    }
+    return ServiceSettings.model_validate({**values, **changes})
+
+
+def fill(settings: ServiceSettings) -> dict[str, str]:
+    """A program, policies, nodes, and users of every role; their tokens by name."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    books, now = Books(settings.books), time.time()
+    with books.transaction():
+        set_program(books, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
+        status.set_policies(books, [status.PolicyRow(name, name, f"the policy {name}", "a paper") for name in POLICIES])
+        status.set_nodes(books, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)], now)
+        rows = [
+            status.PreviewRow("digits", metric, gpus, 0.5 / gpus**power, 0.5 * gpus ** (1 - power))
+            for metric, power in (("goodput", 0.8), ("throughput", 0.9), ("efficiency", 0.6))
+            for gpus in (1, 2, 4, 8)
+        ]
+        status.set_previews(books, "digits", rows)
+        requests.add_switch(books, "fifo", "settings", "", now, now)
+        tokens = {}
+        for name, role in ROLES:
+            add_user(books, name, role, now)
+            tokens[name] = add_token(books, name, "test", now)[1]
+    books.close()
+    return tokens
+
+
+@dataclass
+class Api:
+    """The application, asked as several users."""
+
+    client: TestClient
+    settings: ServiceSettings
+    tokens: Mapping[str, str]
+    books: Books = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.books = Books(self.settings.books)
+
+    def __call__(self, method: str, path: str, user: str | None = "ann", **given: Any) -> Any:
+        headers = dict(given.pop("headers", {}))
+        if user is not None:
+            headers.setdefault("Authorization", f"Bearer {self.tokens[user]}")
+        url = path if path.startswith("/") else f"/api/v1/{path}"
+        return self.client.request(method, url, headers=headers, **given)
+
+    def submit(self, user: str = "ann", **body: Any) -> Any:
+        answer = self("POST", "jobs", user, json={"program": "digits", **body})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+
+class Answering:
+    """Answers requests as the scheduler process does, in a thread, while the block runs."""
+
+    def __init__(self, path: Path, policy: Callable[[requests.Request], str] = lambda _: "") -> None:
+        self._path, self._policy, self._stop = path, policy, Event()
+        self._thread = Thread(target=self._run)
+
+    def __enter__(self) -> Answering:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        books = Books(self._path, durable=False)
+        while not self._stop.wait(0.01):
+            for request in requests.open_requests(books):
+                with books.transaction():
+                    self._answer(books, request)
+        books.close()
+
+    def _answer(self, books: Books, request: requests.Request) -> None:
+        now, problem = time.time(), ""
+        if request.kind == "policy":
+            problem = self._policy(request)
+            if not problem:
+                said = request.body
+                requests.add_switch(books, said["policy"], request.by, said["reason"], request.at, now)
+        if request.kind == "drain":
+            status.set_status(books, status.DRAIN, now, request.body["on"])
+        requests.answer(books, request.seq, now, problem)

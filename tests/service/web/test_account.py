@@ -1,0 +1,127 @@
+"""Tokens, sessions, users, programs, and where a request comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlpto.service.books.programs import note_check
+from tests.service.web.helpers import PROGRAM, Api
+from tests.service.web.test_jobs import problem
+
+ORIGIN = {"Origin": "http://127.0.0.1:8765"}
+
+
+class TestTokens:
+    @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Bearer x", "Basic YTpi", "bearer rlpto_" + "A" * 43])
+    def test_nobody_without_a_token(self, api: Api, header: str) -> None:
+        answer = api("GET", "me", None, headers={"Authorization": header})
+        problem(answer, 401, "unauthorized")
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+    def test_a_further_token_and_its_end(self, api: Api) -> None:
+        made = api("POST", "tokens", json={"label": "laptop", "days": 1}).json()
+        header = {"Authorization": f"Bearer {made['token']}"}
+        assert api("GET", "me", None, headers=header).json()["name"] == "ann"
+        assert made["token"] not in api("GET", "tokens").text
+        problem(api("DELETE", f"tokens/{made['id']}", "bob"), 404, "not-found")
+        assert api("DELETE", f"tokens/{made['id']}").status_code == 204
+        problem(api("GET", "me", None, headers=header), 401, "unauthorized")
+
+    def test_changes_are_bounded_by_token(self, api: Api) -> None:
+        service: Any = api.client.app.state.service  # type: ignore[attr-defined]
+        service.limits._per_second = 0.2
+        codes = [api("POST", "jobs/validate", json={"program": "digits"}).status_code for _ in range(4)]
+        assert codes == [200, 200, 429, 429]
+        assert api("POST", "jobs/validate", "bob", json={"program": "digits"}).status_code == 200
+        assert api("GET", "me").status_code == 200, "reading goes on"
+
+
+class TestSessions:
+    def test_a_browser_signs_in_and_out(self, api: Api) -> None:
+        answer = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        cookie = answer.headers["set-cookie"]
+        assert answer.status_code == 201
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert api.tokens["ann"] not in cookie
+        assert api("GET", "me", None).json()["name"] == "ann"
+        made = api("POST", "jobs", None, json={"program": "digits"}, headers=ORIGIN)
+        assert made.status_code == 201
+        assert api("DELETE", "session", None, headers=ORIGIN).status_code == 204
+        problem(api("GET", "me", None), 401, "unauthorized")
+
+    @pytest.mark.parametrize("origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999"])
+    def test_pages_of_others_change_nothing(self, api: Api, origin: str | None) -> None:
+        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        headers = {} if origin is None else {"Origin": origin}
+        answer = api("POST", "jobs", None, json={"program": "digits"}, headers=headers)
+        problem(answer, 403, "wrong-origin")
+        assert api("GET", "jobs").json()["jobs"] == []
+
+    def test_a_session_is_no_token_and_a_token_no_session(self, api: Api) -> None:
+        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        secret = api.client.cookies["rlpto_session"]
+        problem(api("GET", "me", None, headers={"Authorization": f"Bearer {secret}"}), 401, "unauthorized")
+        api.client.cookies.set("rlpto_session", api.tokens["ann"])
+        api.client.cookies.clear()
+        answer = api("GET", "me", None, headers={"Cookie": f"rlpto_session={api.tokens['ann']}"})
+        problem(answer, 401, "unauthorized")
+
+
+class TestHosts:
+    @pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:80"])
+    def test_of_this_machine(self, api: Api, host: str) -> None:
+        assert api("GET", "/healthz", None, headers={"Host": host}).status_code == 200
+
+    @pytest.mark.parametrize(
+        "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost@evil", "a b", "127.0.0.2"]
+    )
+    def test_of_others(self, api: Api, host: str) -> None:
+        problem(api("GET", "/healthz", None, headers={"Host": host}), 421, "wrong-host")
+
+
+class TestUsers:
+    def test_an_admin_adds_and_disables_them(self, api: Api) -> None:
+        assert api("POST", "users", "root", json={"name": "eve", "role": "user"}).status_code == 201
+        problem(api("POST", "users", "root", json={"name": "eve"}), 409, "name-taken")
+        token = api("POST", "users/eve/tokens", "root", json={}).json()["token"]
+        header = {"Authorization": f"Bearer {token}"}
+        assert api("GET", "me", None, headers=header).json()["role"] == "user"
+        assert api("PATCH", "users/eve", "root", json={"disabled": True}).json()["disabled"] is True
+        problem(api("GET", "me", None, headers=header), 401, "unauthorized")
+
+    def test_the_last_admin_stays(self, api: Api) -> None:
+        problem(api("PATCH", "users/root", "root", json={"role": "user"}), 409, "last-admin")
+        assert api("GET", "me", "root").json()["role"] == "admin"
+
+    @pytest.mark.parametrize("path", ["users", "audit"])
+    def test_others_are_no_admins(self, api: Api, path: str) -> None:
+        for user in ("ann", "dev", "olga"):
+            problem(api("GET", path, user), 403, "role-needed")
+
+
+class TestPrograms:
+    def test_the_catalogue_says_what_users_may_choose(self, api: Api) -> None:
+        found = api("GET", "programs").json()["programs"][0]
+        assert (found["name"], found["epochs"], found["batch_sizes"], found["most_gpus"]) == ("digits", 20, [32, 64], 8)
+        assert found["options"]["hidden"]["maximum"] == 512
+        assert len(found["preview"]) == 12
+        assert "DigitsMlp" not in api("GET", "programs").text, "class paths are the admin's"
+
+    def test_an_admin_adds_programs_below_the_allowed_packages(self, api: Api) -> None:
+        body = PROGRAM.model_dump(mode="json")
+        assert api("PUT", "programs/mine", "root", json=body).json()["checked"] == "unchecked"
+        api.submit(program="mine")
+        body["program"] |= {"training": "os:system"}
+        problem(api("PUT", "programs/mine", "root", json=body), 403, "program-not-allowed")
+        problem(api("PUT", "programs/mine", "olga", json=body), 403, "role-needed")
+        assert api("DELETE", "programs/mine", "root").status_code == 204
+        problem(api("POST", "jobs", json={"program": "mine"}), 403, "program-not-allowed")
+
+    def test_a_program_that_cannot_train_is_not_taken(self, api: Api) -> None:
+        note_check(api.books, "digits", 1, "refused", "no module named x")
+        answer = api("POST", "jobs", json={"program": "digits"})
+        assert "no module named x" in problem(answer, 403, "program-not-allowed")
+        assert api("GET", "programs").json()["programs"] == []

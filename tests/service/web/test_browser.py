@@ -1,0 +1,208 @@
+"""The pages in a real Chromium: what two users do, and that nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlpto.service.books import status
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import change_job
+from rlpto.service.books.requests import open_requests
+from rlpto.service.settings import ServiceSettings
+from rlpto.service.web import rendering
+from tests.service.web.demo import fill_demo
+from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.serving import WebProcess, web_process
+
+STATIC = Path(rendering.__file__).parent / "static"
+CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if os.path.exists(path)), None)
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+REFUSED = "the server responded with a status of 422"
+"""What the browser notes where a form was filled in wrongly, as a test does."""
+SOON_MS = 5000
+KINDS = ("error", "warning")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+
+
+def test_vendored_files_are_those_that_were_published() -> None:
+    listed = dict(line.split()[::-1] for line in (STATIC / "VENDORED.sha256").read_text().splitlines())
+    assert {name for name in os.listdir(STATIC) if re.match(r"(htmx|uplot)-", name)} == set(listed)
+    for name, digest in listed.items():
+        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == digest, name
+
+
+class Site:
+    def __init__(self, web: WebProcess, settings: ServiceSettings, tokens: dict[str, str], ids: dict[str, str]) -> None:
+        self.web, self.settings, self.tokens, self.ids = web, settings, tokens, ids
+        self.books = Books(settings.books, durable=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    settings = make_settings(tmp_path_factory.mktemp("browser") / "service")
+    tokens = fill(settings)
+    ids = fill_demo(settings)
+    with web_process(settings) as web:
+        yield Site(web, settings, tokens, ids)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def sign_in(site: Site, browser: Any) -> Iterator[Callable[..., Any]]:
+    contexts, wrong = [], []
+
+    def open_page(user: str, **given: Any) -> Any:
+        context = browser.new_context(**given)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(SOON_MS)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "console", lambda said: wrong.append(said.text) if said.type in KINDS and REFUSED not in said.text else None
+        )
+        page.on(
+            "request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(site.web.address) else None
+        )
+        page.goto(f"{site.web.address}/login#{site.tokens[user]}")
+        page.wait_for_url(f"{site.web.address}/")
+        page.wait_for_selector("#live[data-state=on]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == [], "no error, no warning, nothing of other origins"
+
+
+@needs_browser
+class TestPages:
+    def test_submit_watch_and_cancel(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("ann")
+        page.goto(f"{site.web.address}/submit")
+        page.wait_for_selector("#preview tr.chosen")
+        page.fill("input[name=name]", "from the page")
+        page.fill("input[name=gpus]", "2")
+        page.wait_for_selector("#preview tr.chosen td:first-child:text('2')")
+        page.fill("input[name='options.hidden']", "9999")
+        page.wait_for_selector("#submit .problem:text('from 1 to 512')")
+        page.fill("input[name='options.hidden']", "32")
+        page.click("#submit button")
+        page.wait_for_url("**/jobs/j*")
+        job = page.url.rpartition("/")[2]
+        assert page.inner_text("h1").startswith("from the page")
+        page.wait_for_selector("#live[data-state=on]")
+        began = time.monotonic()
+        change_job(site.books, job, time.time(), state="running", started=time.time(), gpus_held=2, progress=5.0)
+        add_event(site.books, "job", time.time(), job, "ann", {"state": "running"})
+        page.wait_for_selector("#job[data-state=running]")
+        assert time.monotonic() - began < SOON_MS / 1000
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.click("#cancel")
+        page.wait_for_timeout(300)
+        assert [(one.kind, one.job) for one in open_requests(site.books)] == [("cancel", job)]
+        change_job(site.books, job, time.time(), state="cancelled", ended=time.time(), gpus_held=0)
+        add_event(site.books, "job", time.time(), job, "ann", {"state": "cancelled"})
+        page.wait_for_selector("#job[data-state=cancelled]")
+        assert page.query_selector("#cancel") is None
+
+    def test_an_operator_switches_and_everybody_sees_it(self, site: Site, sign_in: Any) -> None:
+        operator, user = sign_in("olga"), sign_in("ann")
+        assert user.query_selector("#switch") is None
+        operator.click("#switch summary")
+        operator.select_option("#switch select", "las")
+        operator.fill("#switch input", "long jobs")
+        with Answering(site.settings.books):
+            operator.click("#switch button")
+            operator.wait_for_selector("#policy-name:text-is('las')")
+        add_event(site.books, "policy", time.time(), body={"policy": "las"})
+        user.wait_for_selector("#policy-name:text-is('las')")
+
+    def test_two_users_see_their_own(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("bob")
+        shown = page.inner_text("#queue")
+        assert "another user's" in shown
+        own = {row[0] for row in site.books.rows("SELECT id FROM jobs WHERE owner = 'bob'")}
+        links = page.eval_on_selector_all("main a[href^='/jobs/']", "all => all.map(one => one.pathname.split('/')[2])")
+        assert links
+        assert set(links) <= own
+        others = next(row[0] for row in site.books.rows("SELECT id FROM jobs WHERE owner = 'ann'"))
+        answer = page.request.get(f"{site.web.address}/jobs/{others}", headers={"Accept": "text/html"})
+        assert answer.status == 404
+        assert page.query_selector("a[href='/admin']") is None
+
+    def test_eight_tabs_hear_of_one_event(self, site: Site, sign_in: Any) -> None:
+        first = sign_in("root")
+        tabs = [first]
+        for _ in range(7):
+            tab = first.context.new_page()
+            tab.goto(site.web.address)
+            tabs.append(tab)
+        for tab in tabs:
+            tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
+        status.set_status(site.books, status.DRAIN, time.time(), True)
+        add_event(site.books, "drain", time.time(), body={"on": True})
+        for tab in tabs:
+            tab.bring_to_front()
+            tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
+        status.set_status(site.books, status.DRAIN, time.time(), False)
+
+    @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/submit", "/history", "/admin", "/account"])
+    def test_is_readable_at_400_pixels(self, site: Site, sign_in: Any, path: str) -> None:
+        page = sign_in("root", viewport={"width": 400, "height": 800}, color_scheme="dark")
+        page.goto(site.web.address + path.format(site.ids["running"]))
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(14, 20, 21)"
+
+    def test_is_used_by_keyboard(self, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.wait_for_selector("#gantt[data-bars]")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.focus("#gantt")
+        page.keyboard.press("ArrowRight")
+        assert " GPU" in page.inner_text("#gantt-said")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs/j*")
+
+    def test_logs_are_text(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.goto(f"{site.web.address}/jobs/{site.ids['running']}")
+        page.wait_for_selector("#logs:has-text('epoch  79')")
+        assert "<b>not bold</b>" in page.inner_text("#logs")
+        assert page.query_selector("#logs b") is None
+
+    def test_history_by_state_and_page(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.goto(f"{site.web.address}/history")
+        page.check("input[value=failed]")
+        page.click("text=Show")
+        assert "ValueError: no such layer" in page.inner_text("table")
+        assert page.locator("tbody tr").count() == 1
+
+    def test_signing_out(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("ann")
+        page.click("text=Sign out")
+        page.wait_for_url("**/login")
+        page.goto(f"{site.web.address}/history")
+        assert page.url.endswith("/login?next=%2Fhistory")

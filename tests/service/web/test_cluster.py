@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rlpto.service.books import requests, status
+from rlpto.service.web.routes import cluster
+from tests.service.web.helpers import Answering, Api
+from tests.service.web.test_jobs import problem
+
+
+class TestPolicies:
+    def test_a_switch_answers_once_it_is_in_force(self, api: Api) -> None:
+        before = api("GET", "policy", "olga")
+        assert (before.json()["policy"], before.headers["ETag"]) == ("fifo", '"1"')
+        with Answering(api.settings.books):
+            answer = api("PUT", "policy", "olga", json={"policy": "las", "reason": "busy"}, headers={"If-Match": '"1"'})
+        assert (answer.status_code, answer.headers["ETag"]) == (200, '"2"')
+        assert api("GET", "policy").json()["policy"] == "las"
+        newest = api("GET", "policy/history").json()["switches"][0]
+        assert (newest["policy"], newest["before"], newest["by"], newest["reason"]) == ("las", "fifo", "olga", "busy")
+        trail = api("GET", "audit", "root").json()["audit"]
+        assert [(row["by"], row["action"], row["target"]) for row in trail] == [("olga", "policy.switch", "las")]
+
+    def test_of_two_switches_of_one_etag_one_is_made(self, api: Api) -> None:
+        def put(policy: str) -> int:
+            answer = api("PUT", "policy", "olga", json={"policy": policy}, headers={"If-Match": '"1"'})
+            return int(answer.status_code)
+
+        with Answering(api.settings.books), ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(put, ("las", "round_robin"))) == [200, 412]
+        assert len(api("GET", "policy/history").json()["switches"]) == 2
+
+    def test_who_may_not_and_what_is_missing(self, api: Api) -> None:
+        problem(api("PUT", "policy", "ann", json={"policy": "las"}), 403, "role-needed")
+        problem(api("PUT", "policy", "olga", json={"policy": "las"}), 428, "if-match-needed")
+        stale = {"If-Match": '"0"'}
+        problem(api("PUT", "policy", "olga", json={"policy": "las"}, headers=stale), 412, "stale")
+        for name in ("nothing", "agent:run=/etc", "fifo>3600:las"):
+            problem(api("PUT", "policy", "olga", json={"policy": name}, headers={"If-Match": '"1"'}), 422, "not-valid")
+        assert requests.open_requests(api.books) == []
+
+    def test_a_policy_that_cannot_decide_leaves_the_one_in_force(self, api: Api) -> None:
+        with Answering(api.settings.books, lambda _: "las needs something"):
+            answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
+        assert problem(answer, 409, "policy-refused") == "las needs something"
+        assert api("GET", "policy").json()["number"] == 1
+
+    def test_a_switch_is_withdrawn_when_no_scheduler_answers(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
+        answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
+        problem(answer, 503, "no-scheduler")
+        assert requests.open_requests(api.books) == [], "it is not made later either"
+
+
+def test_draining(api: Api) -> None:
+    assert api("GET", "drain").json() == {"on": False}
+    problem(api("PUT", "drain", "ann", json={"on": True}), 403, "role-needed")
+    with Answering(api.settings.books):
+        assert api("PUT", "drain", "olga", json={"on": True}).status_code == 202
+        until = time.time() + 5
+        while not api("GET", "drain").json()["on"] and time.time() < until:
+            time.sleep(0.01)
+    assert api("GET", "drain").json() == {"on": True}
+
+
+def test_decisions_and_volume(api: Api) -> None:
+    now = time.time()
+    status.add_decision(api.books, status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0}))
+    status.set_volume(api.books, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
+    assert api("GET", "decisions").json()["decisions"][0]["parts"] == {"waiting": -1.0}
+    assert api("GET", "volume").json()["volume"][0]["high"] == 9.0
+    assert api("GET", "decisions", params={"since": now + 1}).json() == {"decisions": []}
+
+
+def test_whether_it_is_ready(api: Api) -> None:
+    assert api("GET", "/healthz", None).json() == {"status": "ok"}
+    problem(api("GET", "/readyz", None), 503, "no-scheduler")
+    status.beat(api.books, status.Heartbeat(1, 0.0), time.time())
+    assert api("GET", "/readyz", None).json() == {"status": "ready"}
+    status.beat(api.books, status.Heartbeat(1, 0.0), time.time() - 60)
+    problem(api("GET", "/readyz", None), 503, "no-scheduler")
+
+
+def test_metrics_for_prometheus(api: Api) -> None:
+    problem(api("GET", "/metrics", None), 401, "unauthorized")
+    api.submit()
+    text = api("GET", "/metrics").text
+    assert 'rlpto_jobs{state="submitted"} 1.0' in text
+    assert 'rlpto_http_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in text
+    assert "rlpto_gpus 8.0" in text

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from rlpto.service.books import curves, requests, status
+from rlpto.service.books.jobs import change_job
+from rlpto.service.books.logs import LogWriter, log_files
+from tests.service.web.helpers import Api
+
+
+def problem(answer: Any, code: int, kind: str) -> str:
+    """The detail of an answer that must be a problem."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert (answer.status_code, body["status"], body["type"]) == (code, code, f"urn:rlpto:{kind}"), body
+    return str(body["detail"])
+
+
+class TestSubmitting:
+    def test_a_job_is_taken_as_asked(self, api: Api) -> None:
+        body = {"program": "digits", "name": "Größe 3", "gpus": 2, "max_gpus": 4, "epochs": 5, "labels": {"team": "x"}}
+        answer = api("POST", "jobs", json=body | {"options": {"hidden": 64, "optimizer": "adam"}})
+        assert answer.status_code == 201
+        job = answer.json()
+        assert answer.headers["Location"] == f"/api/v1/jobs/{job['id']}"
+        assert {name: job[name] for name in body} == body
+        assert (job["state"], job["owner"], job["min_gpus"]) == ("submitted", "ann", 1)
+        assert job["options"] == {"learning_rate": 0.1, "hidden": 64, "optimizer": "adam"}
+        assert api("GET", f"jobs/{job['id']}").json() == job
+
+    def test_what_is_left_out_is_the_programs(self, api: Api) -> None:
+        job = api.submit()
+        assert (job["name"], job["epochs"], job["gpus"], job["max_gpus"], job["priority"]) == (
+            "digits",
+            20,
+            1,
+            1,
+            "normal",
+        )
+
+    def test_the_same_key_makes_one_job(self, api: Api) -> None:
+        key = {"Idempotency-Key": "k1"}
+        first = api("POST", "jobs", json={"program": "digits"}, headers=key)
+        again = api("POST", "jobs", json={"program": "digits"}, headers=key)
+        assert (again.status_code, again.json()) == (201, first.json())
+        assert again.headers["Idempotency-Replayed"] == "true"
+        other = api("POST", "jobs", json={"program": "digits", "gpus": 2}, headers=key)
+        problem(other, 422, "key-reused")
+        assert api("POST", "jobs", "bob", json={"program": "digits"}, headers=key).json()["id"] != first.json()["id"]
+        assert len(api("GET", "jobs", "root").json()["jobs"]) == 2
+
+    def test_a_check_keeps_nothing_and_says_what_it_takes(self, api: Api) -> None:
+        found = api("POST", "jobs/validate", json={"program": "digits", "epochs": 40}).json()
+        assert found["job"]["epochs"] == 40
+        hours = {row["gpus"]: row["hours"] for row in found["preview"] if row["metric"] == "goodput"}
+        assert hours[1] == 1.0, "twice the epochs of the preview"
+        assert hours[8] < hours[4] < hours[1]
+        assert api("GET", "jobs").json()["jobs"] == []
+
+    @pytest.mark.parametrize(
+        ("body", "code", "kind", "said"),
+        [
+            ({"program": "nothing"}, 403, "program-not-allowed", "no program nothing"),
+            ({"gpus": 9, "max_gpus": 9}, 422, "not-valid", "8 GPUs at most"),
+            ({"gpus": 2, "max_gpus": 1}, 422, "not-valid", "min_gpus <= gpus <= max_gpus"),
+            ({"epochs": 101}, 422, "not-valid", "100 epochs at most"),
+            ({"batch_size": 63}, 422, "not-valid", "expected one of 32, 64"),
+            ({"options": {"hidden": 0}}, 422, "not-valid", "options.hidden: expected a whole number from 1 to 512"),
+            ({"options": {"path": 1}}, 422, "not-valid", "lets users choose: hidden, learning_rate, optimizer"),
+            ({"training": "os:system"}, 403, "role-needed", "only the role developer"),
+            ({"gpu": 1}, 422, "not-valid", "body.gpu"),
+        ],
+    )
+    def test_what_is_not_allowed_is_said(self, api: Api, body: dict[str, Any], code: int, kind: str, said: str) -> None:
+        assert said in problem(api("POST", "jobs", json={"program": "digits", **body}), code, kind)
+        assert api("GET", "jobs").json()["jobs"] == []
+
+    def test_developers_name_classes_below_the_allowed_packages_alone(self, api: Api) -> None:
+        allowed = "rlpto.ray_cluster.programs.digits:DigitsCnn"
+        assert api.submit("dev", training=allowed, options={"channels": 8})["training"] == allowed
+        for path in ("os:system", "rlpto.ray_cluster.programsx:A", "rlpto.cli.main:run"):
+            answer = api("POST", "jobs", "dev", json={"program": "digits", "training": path})
+            assert "allowed packages" in problem(answer, 403, "program-not-allowed")
+        text = {"program": "digits", "training": allowed, "options": {"folder": "/etc"}}
+        problem(api("POST", "jobs", "dev", json=text), 422, "not-valid")
+        problem(api("POST", "jobs", "root", json={"program": "digits", "training": allowed}), 403, "role-needed")
+
+    def test_quotas(self, api: Api) -> None:
+        api("PATCH", "users/ann", "root", json={"jobs_queued": 2, "gpus_held": 3})
+        jobs = [api.submit() for _ in range(2)]
+        problem(api("POST", "jobs", json={"program": "digits"}), 403, "quota-exceeded")
+        wide = {"program": "digits", "gpus": 4, "min_gpus": 4, "max_gpus": 4}
+        assert "hold 3 GPUs" in problem(api("POST", "jobs", json=wide), 403, "quota-exceeded")
+        change_job(api.books, jobs[0]["id"], time.time(), state="finished")
+        api.submit()
+        assert api("GET", "me").json()["jobs_queued"] == 2
+
+
+class TestListing:
+    def test_pages(self, api: Api) -> None:
+        made = [api.submit(name=f"job {number}")["id"] for number in range(5)]
+        found, cursor = [], None
+        while True:
+            page = api("GET", "jobs", params={"limit": 2} | ({} if cursor is None else {"cursor": cursor})).json()
+            found += [job["id"] for job in page["jobs"]]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        assert found == made[::-1]
+
+    def test_filters(self, api: Api) -> None:
+        first = api.submit(labels={"team": "x"})
+        change_job(api.books, first["id"], time.time(), state="running")
+        second = api.submit("bob")
+        states = api("GET", "jobs", "root", params={"state": ["running", "queued"]}).json()["jobs"]
+        assert [job["id"] for job in states] == [first["id"]]
+        assert [job["id"] for job in api("GET", "jobs", "root", params={"owner": "bob"}).json()["jobs"]] == [
+            second["id"]
+        ]
+        assert [job["id"] for job in api("GET", "jobs", params={"label": "team=x"}).json()["jobs"]] == [first["id"]]
+        problem(api("GET", "jobs", params={"state": "asleep"}), 422, "not-valid")
+
+
+class TestOtherPeoplesJobs:
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("GET", "jobs/{}"),
+            ("PATCH", "jobs/{}"),
+            ("POST", "jobs/{}/cancel"),
+            ("GET", "jobs/{}/logs"),
+            ("GET", "jobs/{}/curves"),
+            ("GET", "jobs/{}/events"),
+            ("GET", "events?job={}&once=1"),
+            ("GET", "allocations?job={}"),
+        ],
+    )
+    def test_are_not_there(self, api: Api, method: str, path: str) -> None:
+        job = api.submit("ann")["id"]
+        body: dict[str, Any] = {"json": {}, "headers": {"If-Match": '"1"'}} if method == "PATCH" else {}
+        theirs = api(method, path.format(job), "bob", **body)
+        missing = api(method, path.format("jaaaaaaaaaaaa"), "bob", **body)
+        assert problem(theirs, 404, "not-found") == problem(missing, 404, "not-found")
+        assert api(method, path.format(job), "olga", **body).status_code < 300
+
+    def test_are_in_no_list(self, api: Api) -> None:
+        job = api.submit("ann", name="secret")["id"]
+        now = time.time()
+        status.set_queue(api.books, [status.QueueRow(job, 1, 0, "because of secret")])
+        status.set_nodes(api.books, [status.NodeRow("n", 2, True, jobs={job: 2})], now)
+        curves.open_span(api.books, job, "ann", "n", 2, now)
+        for path in ("jobs", "jobs?owner=ann", "queue", "nodes", "allocations", "events?once=1", "audit", "users"):
+            text = api("GET", path, "bob").text
+            assert job not in text
+            assert "secret" not in text
+        assert api("GET", "nodes", "bob").json()["nodes"][0]["jobs"] == {"": 2}
+        assert api("GET", "queue", "bob").json()["queue"][0]["gpus"] == 1, "the place is no secret"
+        assert job in api("GET", "allocations", "ann").text
+
+
+class TestChanging:
+    def test_priority_and_labels_need_the_etag(self, api: Api) -> None:
+        answer = api("POST", "jobs", json={"program": "digits"})
+        path, tag = f"jobs/{answer.json()['id']}", answer.headers["ETag"]
+        problem(api("PATCH", path, json={"priority": "high"}), 428, "if-match-needed")
+        changed = api("PATCH", path, json={"priority": "high", "labels": {"a": "b"}}, headers={"If-Match": tag})
+        assert (changed.json()["priority"], changed.json()["labels"]) == ("high", {"a": "b"})
+        problem(api("PATCH", path, json={"priority": "low"}, headers={"If-Match": tag}), 412, "stale")
+        asked = requests.open_requests(api.books)
+        assert [(one.kind, one.body) for one in asked] == [("priority", {"priority": "high"})]
+        job = answer.json()["id"]
+        change_job(api.books, job, time.time(), state="finished")
+        again = api("PATCH", path, json={"priority": "low"}, headers={"If-Match": changed.headers["ETag"]})
+        problem(again, 409, "job-over")
+
+    def test_cancelling_twice_asks_once(self, api: Api) -> None:
+        job = api.submit()["id"]
+        for _ in range(2):
+            assert api("POST", f"jobs/{job}/cancel").status_code == 202
+        assert [(one.kind, one.job) for one in requests.open_requests(api.books)] == [("cancel", job)]
+        requests.answer(api.books, 1, time.time())
+        change_job(api.books, job, time.time(), state="cancelled")
+        assert api("POST", f"jobs/{job}/cancel").json() == {"id": job, "state": "cancelled"}
+        assert requests.open_requests(api.books) == []
+
+
+class TestReports:
+    def test_logs_go_on_where_they_stopped(self, api: Api) -> None:
+        job = api.submit()["id"]
+        writer = LogWriter(log_files(api.settings.folder, job)[1])
+        for number in range(5):
+            writer.write(f"<b>line</b> {number}", float(number))
+        page = api("GET", f"jobs/{job}/logs", params={"from": -2}).json()
+        assert [line["n"] for line in page["lines"]] == [4, 5]
+        assert (page["next"], page["over"]) == (6, False)
+        assert api("GET", f"jobs/{job}/logs", params={"from": 6}).json()["lines"] == []
+        writer.write("last", 9.0)
+        change_job(api.books, job, time.time(), state="finished")
+        page = api("GET", f"jobs/{job}/logs", params={"from": 6}).json()
+        assert ([line["text"] for line in page["lines"]], page["over"]) == (["last"], True)
+
+    def test_curves_since_a_number(self, api: Api) -> None:
+        job = api.submit()["id"]
+        for epoch in range(3):
+            curves.add_point(api.books, job, float(epoch), float(epoch), 2, loss=1.0, noise_scale=50.0)
+        page = api("GET", f"jobs/{job}/curves", params={"limit": 2}).json()
+        rest = api("GET", f"jobs/{job}/curves", params={"since": page["next"]}).json()
+        assert [point["epoch"] for point in page["points"] + rest["points"]] == [0.0, 1.0, 2.0]
+
+    def test_queue_and_prediction(self, api: Api) -> None:
+        job = api.submit()["id"]
+        status.set_queue(api.books, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
+        status.set_predictions(api.books, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
+        shown = api("GET", f"jobs/{job}").json()
+        assert shown["queue"] == {"position": 1, "gpus_ahead": 3, "reason": "3 GPUs are ahead"}
+        assert (shown["prediction"]["start"], shown["prediction"]["policy"]) == (2.0, "fifo")
+        assert "nobody submits" in shown["prediction"]["assumes"]
+        assert api("GET", "queue").json()["queue"][0]["prediction"]["finish"] == 9.0

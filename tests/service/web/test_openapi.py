@@ -1,0 +1,93 @@
+"""What the committed description of the API says, and that answers keep to it, whatever is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from rlpto.service.books.database import Books
+from rlpto.service.books.status import Heartbeat, beat
+from rlpto.service.web.app import openapi_text
+from tests.service.web.helpers import fill, make_settings
+from tests.service.web.serving import WebProcess, web_process
+
+COMMITTED = Path(__file__).parents[3] / "docs" / "openapi.json"
+CASES_PER_OPERATION = 6
+"""So many that all operations together take some twenty seconds."""
+STREAM = "/api/v1/events"
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def test_the_committed_description_is_that_of_the_code(tmp_path: Path) -> None:
+    text = openapi_text(make_settings(tmp_path))
+    again = "python -m rlpto.service.web configs/service.yaml --openapi > docs/openapi.json"
+    assert COMMITTED.read_text(encoding="utf-8") == text, f"the API has changed: {again}"
+
+
+def test_every_error_is_described_as_a_problem() -> None:
+    described = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert "application/problem+json" in operation["responses"]["4XX"]["content"], path
+    assert "HTTPValidationError" not in described["components"]["schemas"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebProcess, dict[str, str]]]:
+    settings = make_settings(tmp_path_factory.mktemp("fuzz"))
+    tokens = fill(settings)
+    beat(Books(settings.books), Heartbeat(1, 0.0), time.time() + 3600.0)  # a scheduler that is there for an hour
+    with web_process(settings) as web:
+        yield web, tokens
+
+
+@pytest.mark.parametrize("user", ["ann", "root"])
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_whatever_is_asked_is_answered_as_described(
+    served: tuple[WebProcess, dict[str, str]], user: str, mode: GenerationMode
+) -> None:
+    web, tokens = served
+    headers = {"Authorization": f"Bearer {tokens[user]}"}
+    schema = schemathesis.openapi.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) >= 30
+    for operation in operations:
+        _ask_often(operation, mode, web.address, headers)
+    assert "Traceback" not in web.log()
+
+
+def _ask_often(operation: Any, mode: GenerationMode, address: str, headers: dict[str, str]) -> None:
+    @settings(
+        max_examples=CASES_PER_OPERATION,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        if case.operation.path == STREAM:
+            case.query = {**(case.query or {}), "once": "true"}
+        if (case.operation.path, case.method) == ("/api/v1/policy", "PUT"):
+            return  # it waits for a scheduler, which is not there
+        case.call_and_validate(base_url=address, headers=headers, checks=CHECKS, timeout=10)
+
+    with suppress(Unsatisfiable):  # nothing can be wrong about an operation without input
+        ask()

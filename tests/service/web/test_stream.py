@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import change_job
+from tests.service.web.helpers import Api
+from tests.service.web.test_jobs import problem
+
+
+def parsed(text: str) -> list[tuple[str, Any]]:
+    """Kind and data of every event of a stream."""
+    found = []
+    for part in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in part.splitlines() if ": " in line)
+        if "event" in fields:
+            found.append((fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def test_a_stream_resumes_and_ends(api: Api) -> None:
+    job = api.submit()["id"]
+    numbers = [
+        add_event(api.books, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
+    ]
+    first = parsed(api("GET", "events", params={"once": "true"}).text)
+    assert [data["body"].get("state") for kind, data in first if kind == "job"] == ["submitted", "queued", "running"]
+    assert first[-1] == ("end", {"over": False})
+    resumed = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
+    assert [data["seq"] for kind, data in parsed(resumed.text) if kind == "job"] == [numbers[1]]
+
+
+def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
+    job = api.submit()["id"]
+    add_event(api.books, "job", time.time(), job, "ann", {"state": "finished"})
+    change_job(api.books, job, time.time(), state="finished")
+    found = parsed(api("GET", "events", params={"job": job}).text)
+    assert [kind for kind, _ in found] == ["job", "job", "end"]
+    assert found[-1][1] == {"over": True}
+
+
+def test_nobody_hears_of_other_peoples_jobs(api: Api) -> None:
+    api.submit("ann")
+    add_event(api.books, "policy", time.time(), body={"policy": "las"})
+    kinds = [kind for kind, _ in parsed(api("GET", "events", "bob", params={"once": "true"}).text)]
+    assert kinds == ["policy", "end"]
+
+
+def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
+    numbers = [add_event(api.books, "nodes", 1.0) for _ in range(5)]
+    api.books.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
+    answer = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
+    assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
+
+
+def test_streams_are_bounded_by_token(api: Api) -> None:
+    service: Any = api.client.app.state.service  # type: ignore[attr-defined]
+    service.limits._most_streams = 0
+    problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")

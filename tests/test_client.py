@@ -1,0 +1,222 @@
+"""The Python client and the verbs that use it, against a real web process; a thread answers as the scheduler does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rlpto.cli.main import make_app
+from rlpto.client import Client, ServiceError, note_service
+from rlpto.errors import RlptoError
+from rlpto.service.books import curves, status
+from rlpto.service.books.database import Books
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import change_job
+from rlpto.service.books.logs import LogWriter, log_files
+from tests.service.web.helpers import Answering, fill, make_settings
+from tests.service.web.serving import WebProcess, web_process
+
+
+class Running:
+    """A service that answers."""
+
+    def __init__(self, web: WebProcess, folder: Path, tokens: dict[str, str], books: Books) -> None:
+        self.web, self.folder, self.tokens, self.books = web, folder, tokens, books
+
+    def client(self, user: str = "ann", **given: Any) -> Client:
+        return Client(self.web.address, self.tokens[user], **given)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    settings = make_settings(tmp_path_factory.mktemp("service"))
+    tokens = fill(settings)
+    with web_process(settings) as web, Answering(settings.books):
+        yield Running(web, settings.folder, tokens, Books(settings.books))
+
+
+@pytest.fixture
+def command(running: Running, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("RLPTO_SERVICE", running.web.address)
+    monkeypatch.setenv("RLPTO_TOKEN", running.tokens["ann"])
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, code: int = 0, given: str | None = None) -> str:
+        done = CliRunner().invoke(make_app(), list(arguments), input=given)
+        assert done.exit_code == code, done.output
+        return str(done.output)
+
+    return run
+
+
+def refused(*arguments: str) -> RlptoError:
+    error = CliRunner().invoke(make_app(), list(arguments)).exception
+    assert isinstance(error, RlptoError)
+    assert "\n" not in str(error)
+    return error
+
+
+def finish(books: Books, job: str, state: str = "finished") -> None:
+    """What the scheduler does when a job is over."""
+    with books.transaction():
+        change_job(books, job, time.time(), state=state, ended=time.time(), reason="as asked")
+        add_event(books, "job", time.time(), job, "ann", {"state": state})
+
+
+class TestClient:
+    def test_submit_watch_and_cancel(self, running: Running) -> None:
+        with running.client() as client:
+            job = client.submit("digits", gpus=2, options={"hidden": 8})["id"]
+            assert client.job(job)["gpus"] == 2
+            assert client.set_priority(job, "high")["priority"] == "high"
+            assert client.cancel(job)["state"] == "submitted"
+            ending = Thread(target=lambda: (time.sleep(0.7), _finish_elsewhere(running, job, "cancelled")))
+            ending.start()
+            assert [found["state"] for found in client.wait(job, 30)] == ["submitted", "cancelled"]
+            ending.join()
+            assert [event["body"]["state"] for event in client.events(0, job)][-1] == "cancelled"
+
+    def test_pages_are_fetched_as_needed(self, running: Running) -> None:
+        with running.client("bob") as client:
+            made = [client.submit("digits")["id"] for _ in range(5)]
+            assert [job["id"] for job in client.jobs(limit=3)] == made[:1:-1]
+            assert [job["id"] for job in client.jobs()] == made[::-1]
+
+    def test_logs_and_curves(self, running: Running) -> None:
+        with running.client() as client:
+            job = client.submit("digits")["id"]
+            writer = LogWriter(log_files(running.folder, job)[1])
+            for number in range(3):
+                writer.write(f"epoch {number}", time.time())
+                curves.add_point(running.books, job, time.time(), number, 1, loss=1.0)
+            assert [line["text"] for line in client.logs(job)] == ["epoch 0", "epoch 1", "epoch 2"]
+            assert [line["n"] for line in client.logs(job, -1)] == [3]
+            assert [point["epoch"] for point in client.curves(job)] == [0, 1, 2]
+            finish(running.books, job)
+            assert len(list(client.logs(job, follow=True))) == 3, "it ends with the job"
+
+    def test_policies(self, running: Running) -> None:
+        with running.client("olga") as client:
+            assert {"fifo", "las"} <= {policy["name"] for policy in client.policies()}
+            before = client.policy()["number"]
+            assert client.switch("las", "busy")["number"] == before + 1
+            with pytest.raises(ServiceError, match="no policy nothing") as error:
+                client.switch("nothing")
+            assert (error.value.status, error.value.kind) == (422, "not-valid")
+
+    def test_a_killed_web_process_is_waited_for(self, running: Running) -> None:
+        with running.client() as client:
+            client.me()
+            running.web.process.kill()
+            running.web.process.wait()
+            again = Thread(target=lambda: (time.sleep(1.0), running.web.start()))
+            again.start()
+            job = client.submit("digits", name="through the gap")
+            again.join()
+            assert client.job(job["id"])["name"] == "through the gap"
+            assert sum(found["name"] == "through the gap" for found in client.jobs()) == 1
+
+    def test_what_is_wrong_is_one_line(self, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        monkeypatch.delenv("RLPTO_TOKEN", raising=False)
+        with pytest.raises(ServiceError, match="no token for"):
+            Client(running.web.address)
+        with pytest.raises(ServiceError, match="expected a token"):
+            Client(running.web.address, "rlpto_wrong").me()
+        with pytest.raises(ServiceError, match="no job service answers at"):
+            Client("http://127.0.0.1:9", "x", patience=0.1).me()
+        with pytest.raises(ServiceError, match="no id of a job"):
+            running.client().job("../etc")
+
+    def test_the_service_of_this_machine_is_remembered(
+        self, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        for variable in ("RLPTO_TOKEN", "RLPTO_SERVICE"):
+            monkeypatch.delenv(variable, raising=False)
+        file = tmp_path / "token"
+        file.write_text(running.tokens["root"] + "\n")
+        note_service(running.web.address, file)
+        assert Client().me()["name"] == "root"
+        with pytest.raises(ServiceError, match="no token for http://other"):
+            Client("http://other")
+
+
+class TestCommand:
+    def test_submit_from_options_a_file_and_stdin(self, command: Any, tmp_path: Path) -> None:
+        said = command("submit", "-p", "digits", "--gpus", "2", "--epochs", "3", "-o", "hidden=8", "-l", "team=x")
+        assert "submitted: digits, 2 GPUs, 3 epochs" in said
+        file = tmp_path / "job.yaml"
+        file.write_text("program: digits\nname: from a file\noptions: {optimizer: adam}\n")
+        found = json.loads(command("submit", str(file), "--gpus", "4", "--json"))
+        assert (found["name"], found["gpus"], found["options"]["optimizer"]) == ("from a file", 4, "adam")
+        assert json.loads(command("submit", "-", "--json", given="{program: digits, epochs: 2}"))["epochs"] == 2
+        assert found["id"] in command("jobs")
+        assert "team" not in command("jobs", "--label", "team=y")
+
+    def test_a_check_shows_what_it_takes(self, command: Any) -> None:
+        said = command("submit", "-p", "digits", "--check")
+        assert "GPU-hours" in said
+        assert "goodput" in said
+
+    @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1)])
+    def test_waiting_ends_with_the_outcome(self, command: Any, running: Running, state: str, code: int) -> None:
+        def end() -> None:
+            time.sleep(0.5)
+            books = Books(running.folder / "service.sqlite", durable=False)
+            with running.client() as client:
+                for job in client.jobs(limit=1):
+                    finish(books, job["id"], state)
+            books.close()
+
+        ending = Thread(target=end)
+        ending.start()
+        assert state in command("submit", "-p", "digits", "--wait", code=code)
+        ending.join()
+
+    def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
+        job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
+        status.set_queue(running.books, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
+        said = status.PredictionRow(job, time.time(), "fifo", start=time.time() + 600, finish=time.time() + 7200)
+        status.set_predictions(running.books, [said])
+        assert "place 1, 3 GPUs ahead" in command("job", "show", job)
+        assert "in 10 min" in command("queue", "--start")
+        assert "This assumes that" in command("queue", "--start")
+        assert "priority low now" in command("job", "priority", job, "low")
+        assert "will end" in command("job", "cancel", job)
+        finish(running.books, job, "cancelled")
+        assert "is cancelled already" in command("job", "cancel", job)
+        assert job in command("history", "--state", "cancelled")
+        assert job not in command("history", "--state", "finished")
+        writer = LogWriter(log_files(running.folder, job)[1])
+        writer.write("line \x1b[31mred", 1.0)
+        assert command("job", "logs", job).startswith("line \ufffd[31mred")
+
+    def test_policies(self, command: Any, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "decides since" in command("policy", "show")
+        assert "expected a user of role operator" in str(refused("policy", "switch", "las"))
+        monkeypatch.setenv("RLPTO_TOKEN", running.tokens["olga"])
+        assert "round_robin decides now" in command("policy", "switch", "round_robin", "--reason", "busy")
+
+    @pytest.mark.usefixtures("command")
+    def test_wrong_input_is_one_line(self, tmp_path: Path) -> None:
+        assert "expected -p PROGRAM" in str(refused("submit"))
+        assert "expected KEY=VALUE" in str(refused("submit", "-p", "digits", "-o", "hidden"))
+        assert "no program" in str(refused("submit", "-p", "nothing"))
+        assert "--state asleep" in str(refused("history", "--state", "asleep"))
+        assert "no such job" in str(refused("job", "show", "jaaaaaaaaaaaa"))
+        assert "expected high, normal, low" in str(refused("job", "priority", "j1", "urgent"))
+        assert str(tmp_path / "none.yaml") in str(refused("serve", str(tmp_path / "none.yaml")))
+
+
+def _finish_elsewhere(running: Running, job: str, state: str) -> None:
+    books = Books(running.folder / "service.sqlite", durable=False)
+    finish(books, job, state)
+    books.close()
