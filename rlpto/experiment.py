@@ -19,6 +19,7 @@ from rlpto.cluster import ClusterShape, Node
 from rlpto.config import Config, KnowledgeSettings
 from rlpto.errors import ConfigError, JobError, TraceError
 from rlpto.evaluation.runner import Cell
+from rlpto.futures import FUTURES, SourceName
 from rlpto.job_store import JobStore
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.outcome import outcome_of
@@ -40,7 +41,7 @@ from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
-from rlpto.task_volume.futures import FUTURES, FutureSampler, OracleFutures, SourceName
+from rlpto.task_volume.futures import FutureSampler, OracleFutures
 from rlpto.task_volume.paths import RatePaths
 from rlpto.task_volume.windows import WindowForecasts
 from rlpto.window_traces import WindowTrace, WindowTraces
@@ -261,6 +262,7 @@ class Experiment:
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
+        self.with_futures(policy, window, seed)
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
@@ -280,10 +282,10 @@ class Experiment:
     ) -> FutureSampler | OracleFutures:
         """What gives one run on a window its sampled futures, in steps and as far ahead as `forecast` says.
 
-        `true` is an oracle. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
+        `oracle` tells the truth. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
         """
         settings, cut = self.config.forecast, self.window_traces[window].window
-        if source == "true":
+        if source == "oracle":
             return OracleFutures(settings.horizon * settings.step)
         own = self.window_seed(window, seed)
         if source == "forecast":
@@ -291,6 +293,16 @@ class Experiment:
         traces = self._window_traces
         paths = RatePaths(traces.usual_rates, traces.local_start(cut), settings.step, settings.horizon)
         return FutureSampler(paths, settings.step, futures=count, seed=own, ends=cut.end - cut.start)
+
+    def with_futures(self, policy: Policy, window: str, seed: int) -> Policy:
+        """The policy, after those in it that plan for arrivals were given those of a run on a window.
+
+        Raises as `futures`.
+        """
+        for one in policy.policies if isinstance(policy, SwitchingPolicy) else (policy,):
+            if isinstance(one, Planner) and one.options.futures is not None:
+                one.expect(self.futures(one.options.futures, window, seed, one.options.samples))
+        return policy
 
     @cached_property
     def _forecasts_on(self) -> WindowForecasts:

@@ -65,7 +65,10 @@ def test_values_are_read_and_the_rest_are_defaults(write) -> None:
         ),
         ("simulator:\n  interval: .nan\n", "exp.yaml:2: simulator.interval: expected a finite number, got nan"),
         ("simulator:\n  interval: .inf\n", "exp.yaml:2: simulator.interval: expected a finite number, got inf"),
-        ("queue:\n  inside: lifo\n", "exp.yaml:2: queue.inside: expected 'fifo', 'shortest_first' or 'fair_users', got 'lifo'"),
+        (
+            "queue:\n  inside: lifo\n",
+            "exp.yaml:2: queue.inside: expected 'fifo', 'shortest_first' or 'fair_users', got 'lifo'",
+        ),
         ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
         ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
         ("seed: 1\nseed: 2\n", "exp.yaml:2: seed: key given twice, first on line 1"),

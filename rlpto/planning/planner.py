@@ -16,8 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import Allocation, ClusterState
+from rlpto.cluster import Allocation, ClusterState, Future
 from rlpto.errors import PolicyError
+from rlpto.futures import FUTURES, FutureSource, SourceName
 from rlpto.paths import example_config, example_names
 from rlpto.planning.loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
@@ -56,6 +57,10 @@ class PlannerOptions(Settings):
     RLPTO and were tuned for reward or JCT."""
     proposals: Path | None = None
     """File of a network that proposes further candidates in each state, see docs/notes/planning-learnt.md."""
+    futures: SourceName | None = None
+    """Where jobs that may arrive are sampled from: a forecaster, usual rates, or the truth; null: none arrive."""
+    samples: int = Field(FUTURES, ge=1, le=1000)
+    """Futures that every candidate is tried in, the same for all; it costs the mean."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -103,8 +108,13 @@ class Planner(BasePolicy[PlannerOptions]):
         self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
         self._proposer = proposer
+        self._futures: FutureSource | None = None
         self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)
+
+    def expect(self, futures: FutureSource | None) -> None:
+        """From now on, jobs that may arrive are sampled from these. They are of one run alone."""
+        self._futures = futures
 
     def reset(self, seed: int) -> None:
         """Forget the plan that stands, and the jobs that were planned for."""
@@ -116,6 +126,10 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Plan if it is time to, and decide by the plan."""
+        if self._futures is not None:
+            self._futures.notice(state)
+        elif self.options.futures is not None:
+            raise PolicyError(f"policy {self.name}: futures: only a run of an experiment on a window has some")
         seen = (state.capacity, *sorted(state.jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
             self._seen, self._due = seen, state.time + self.options.every
@@ -132,8 +146,9 @@ class Planner(BasePolicy[PlannerOptions]):
         if len(state.jobs) == 1:
             return self._base
         candidates = self._candidates(state)
-        loop, start = self._scenes.build(state)
-        cost = self._costs(loop, start, candidates)
+        futures: Sequence[Future | None] = (None,) if self._futures is None else self._futures(state)
+        scenes = [self._scenes.build(state, one) for one in futures]
+        cost = np.mean([self._costs(*scene, candidates, 1.0 / len(scenes)) for scene in scenes], axis=0)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
@@ -148,10 +163,11 @@ class Planner(BasePolicy[PlannerOptions]):
             raise PolicyError(f"policy {self.name}: proposals: only an experiment can load a network")
         return np.concatenate([*known, near])
 
-    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
-        """[C] what each candidate costs; infinity for those that there was no time for."""
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray, share: float) -> FloatArray:
+        """[C] what each candidate costs; infinity for those that there was no time for, in this share of the budget."""
         cost, threads = np.full(len(candidates), np.inf), min(self._threads, len(candidates))
-        until = np.inf if self.options.budget_ms is None else time.perf_counter() + self.options.budget_ms / 1000.0
+        budget = np.inf if self.options.budget_ms is None else share * self.options.budget_ms / 1000.0
+        until = time.perf_counter() + budget
 
         def try_every(first: int, own: Loop) -> None:
             for i in range(first, len(candidates), threads):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import ClusterState
+from rlpto.cluster import ClusterState, Future
 from rlpto.compiled import njit
 from rlpto.job_store import JobStore
 from rlpto.job_table import Told
@@ -24,6 +24,8 @@ SPANS = 2
 FIRST_SLOTS = 64
 """Jobs that tables with rows of each job's own have room for at first; twice as many whenever it runs out."""
 NO_NOISE = np.zeros((1, 0, 0))
+NOBODY = -1
+"""In place of a job's number: of jobs that are sampled, errors are not known."""
 
 
 class Scenes:
@@ -53,16 +55,20 @@ class Scenes:
         """Another run begins: its jobs have the numbers of others, and errors of their own."""
         self._own = None
 
-    def build(self, state: ClusterState) -> tuple[Loop, Start]:
-        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
+    def build(self, state: ClusterState, future: Future | None = None) -> tuple[Loop, Start]:
+        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up.
+
+        future: jobs that then arrive; None: no job comes.
+        """
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, told, store = state.placement(table.index), table.told(), table.columns()
-        tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
+        coming = store.records[:0] if future is None else future.jobs.copy()
+        tables, noise = self._tables(told, table.index, store, coming, state.gpus_per_node)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         world = build_world(
-            store.records[None],
+            np.concatenate([store.records, coming])[None],
             *(state.shape.node_gpus, tables, self._simulator, 0),
             keep_log=False,
             follow_accuracy=self._follow_accuracy,
@@ -72,21 +78,27 @@ class Scenes:
         return loop, start_of(world)
 
     def _tables(
-        self, told: Told, index: IntArray, store: JobStore, gpus_per_node: int
+        self, told: Told, index: IntArray, store: JobStore, coming: AnyArray, gpus_per_node: int
     ) -> tuple[SpeedTables, FloatArray]:
-        """Tables by which jobs get on in rollouts, of which `store.type_index` tells types, and [1, n, ...] noise."""
+        """Tables by which jobs get on in rollouts, and [1, n + m, ...] noise. coming: [m] JOB that are sampled.
+
+        Their types, and those of the store, are made to be of these tables.
+        """
         tables = told.tables
         store.type_index[:] = store.told_type[:] = told.type_index
         if told.noise is not None:
             if self._own is None or self._own.told is not tables:
                 self._own = _OwnRows(tables, gpus_per_node)
-            store.type_index[:] = self._own.types_of(index, told)
-            return self._own.tables, told.noise.factors(tables.max_gpus + 1)[None]
+            types = self._own.types_of(index, told, coming["told_type"])
+            store.type_index[:], coming["type_index"] = types[: len(index)], types[len(index) :]
+            known = told.noise.factors(tables.max_gpus + 1)
+            return self._own.tables, np.concatenate([known, np.ones((len(coming), known.shape[1]))])[None]
         if tables.elapsed.size == 0:  # rewritten as jobs learn
             if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
                 self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
                 self._elapsed[0, 1:] = np.inf
-            fill_elapsed(tables.rates, tables.row, told.type_index, store.max_gpus, self._elapsed)
+            types, most = np.unique(told.type_index), tables.max_gpus
+            fill_elapsed(tables.rates, tables.row, types, np.full(len(types), most), self._elapsed)
             return replace(tables, elapsed=self._elapsed), NO_NOISE
         return tables, NO_NOISE
 
@@ -104,9 +116,10 @@ class _OwnRows:
         self._slots: dict[tuple[int, int], int] = {}  # by job and type: on another kind of GPU it has other speeds
         self._make_room(FIRST_SLOTS)
 
-    def types_of(self, index: IntArray, told: Told) -> IntArray:
-        """[n] types in `tables` of jobs number `index` [n]."""
+    def types_of(self, index: IntArray, told: Told, coming: IntArray) -> IntArray:
+        """[n + m] types in `tables` of jobs number `index` [n], and of ones without errors of told types [m]."""
         jobs = list(zip(index.tolist(), told.type_index.tolist(), strict=True))
+        jobs += [(NOBODY, kind) for kind in coming.tolist()]
         present = set(jobs)
         for gone in [job for job in self._slots if job not in present]:
             self._free.append(self._slots.pop(gone))
@@ -115,12 +128,15 @@ class _OwnRows:
             self._make_room(2 * len(present))
         noise = told.noise
         assert noise is not None
-        new = [(row, job) for row, job in enumerate(jobs) if job not in self._slots]
         gpus = np.maximum(np.arange(self.told.max_gpus + 1), 1)
-        for row, job in new:
+        for row, job in enumerate(jobs):
+            if job in self._slots:
+                continue
             slot = self._slots[job] = self._free.pop()
-            kind = int(told.type_index[row])
-            factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
+            kind = job[1]
+            factor = np.ones(len(gpus))
+            if job[0] != NOBODY:
+                factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
             several = np.where(-(-gpus // self._gpus_per_node) > 1, self._packed[kind], self._row_on_two(kind))
             rows = np.stack([self.told.row[kind, 0], several])
             fill_own(self.told.rates, rows, factor, self.tables.row[slot], self.tables.rates, self.tables.elapsed)

@@ -34,6 +34,11 @@ class SwitchingPolicy:
         return self._policies[bisect_right(self._starts, time) - 1]
 
     @property
+    def policies(self) -> tuple[Policy, ...]:
+        """All that decide at some time, in order of time."""
+        return tuple(self._policies)
+
+    @property
     def chooses_batch_sizes(self) -> bool:
         """Whether any of the policies does."""
         return any(map(chooses_batch_sizes, self._policies))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlpto.jobs import Job
     from rlpto.planning.live import LivePredictor
     from rlpto.planning.prediction import Prediction
+    from rlpto.policies.base import Policy
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
@@ -313,7 +314,10 @@ def run_session(
     from rlpto.scheduler import run
 
     config, resumed = experiment.config, bool(cluster.database.decisions())
-    make = partial(experiment.policy, real=True)
+
+    def make(spec: str) -> Policy:
+        return experiment.with_futures(experiment.policy(spec, real=True), cell.window, cell.seed)
+
     deciding = switching(make(cell.policy))
     ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
     policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)

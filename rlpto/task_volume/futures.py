@@ -9,31 +9,23 @@ that follow one another, are compared on the same ones (common random numbers).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from rlpto.arrays import AnyArray, FloatArray, IntArray
 from rlpto.cluster import ClusterState, Future
+from rlpto.futures import FUTURES
 from rlpto.jobs import JOB
 from rlpto.task_volume.online import Newcomers
 from rlpto.task_volume.past import CLASSES
 from rlpto.task_volume.paths import PathSource
 
-FUTURES = 16
-"""Futures that are sampled where nothing else is said."""
 OWN_CLASS_JOBS = 10
 """Jobs of a class from which on its sampled jobs are like those of the class, rather than like any."""
 MOST_JOBS = 5000
 """Of one future; later ones are left out."""
-
-SourceName = Literal["forecast", "rates", "true"]
-"""Where futures come from: a forecaster, usual rates by hour of the week, or an oracle that knows what comes."""
-Futures: TypeAlias = Callable[[ClusterState], tuple[Future, ...]]
-"""Gives the futures of a state, one or more. See `FutureSampler` and `OracleFutures`."""
 
 
 class FutureSampler:

@@ -8,8 +8,9 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Forecast
+from rlpto.futures import FUTURES
 from rlpto.jobs import Job
-from rlpto.task_volume.futures import FUTURES, FutureSampler
+from rlpto.task_volume.futures import FutureSampler
 from rlpto.task_volume.online import (
     ClassForecasts,
     KnownTotals,

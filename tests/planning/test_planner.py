@@ -57,8 +57,8 @@ class Noted(Planner):
         self.costs: list[FloatArray] = []
         self.tried: list[FloatArray] = []
 
-    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
-        cost = super()._costs(loop, start, candidates)
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray, share: float) -> FloatArray:
+        cost = super()._costs(loop, start, candidates, share)
         self.costs.append(cost)
         self.tried.append(candidates)
         return cost

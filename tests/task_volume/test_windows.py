@@ -267,7 +267,7 @@ class TestFutures:
         assert np.corrcoef(sampled, forecast)[0, 1] > 0.9
 
     def test_usual_rates_and_what_comes_need_no_forecast(self) -> None:
-        rates, true = self.played("rates"), self.played("true")
+        rates, true = self.played("rates"), self.played("oracle")
         assert {len(futures) for futures in rates.asked} == {1, 16}
         assert {len(futures) for futures in true.asked} == {1}
         state, (future,) = true.states[0], true.asked[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlpto.cluster import ClusterState, Forecast, Future
+from rlpto.futures import FUTURES
 from rlpto.jobs import Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.service.books.status import VolumeRow
@@ -14,8 +15,6 @@ from rlpto.task_volume.past import CLASSES, Past, load_model
 from rlpto.task_volume.paths import ForecastPaths
 from rlpto.task_volume.settings import ForecastSettings
 
-FUTURES = 16
-"""Futures that are sampled for an interval."""
 MOST_STEPS = 1000
 """Steps that are over of which is told at once."""
 MEAN_KEEP = 0.95
