@@ -21,13 +21,14 @@ from rlpto.errors import ConfigError
 from rlpto.experiment import Experiment
 from rlpto.forecasting.registry import make_forecaster
 from rlpto.forecasting.series import TimeSeries
+from rlpto.futures import SourceName
 from rlpto.policies.base import Policy
 from rlpto.policies.index import Index
 from rlpto.rewards import REWARD_PARTS
 from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
-from rlpto.task_volume.futures import FutureSampler, OracleFutures, SourceName
+from rlpto.task_volume.futures import FutureSampler, OracleFutures
 
 from ..builders import random_jobs
 from ..envs.builders import WHOLE as WHOLE_EPISODE
