@@ -1,7 +1,9 @@
 """What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md.
 
-PART is one of: windows (test windows of the workloads of docs/results.md, drawn anew), pollux (Pollux's workloads with
-jobs that choose their batch sizes, by what is known), latency. Time alone counts: the reward's other weights are 0.
+PART is one of: windows (test windows of the workloads of docs/results.md, drawn anew), reward (the same by total
+reward, against all policies that are compared there), futures (what it is worth to plan for jobs that may arrive),
+pollux (Pollux's workloads with jobs that choose their batch sizes, by what is known), latency. But in reward, time
+alone counts: other weights are 0.
 With `--write` the block of the page is replaced by what was measured.
 """
 
@@ -23,12 +25,16 @@ from rlpto.arrays import FloatArray
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import completion_times
 from rlpto.experiment import Experiment
+from rlpto.policies.base import Policy
 from rlpto.queues import Queue
 from rlpto.simulator.cluster import SimulatedCluster
 
 PAGE = _common.ROOT / "docs" / "planning.md"
-PARTS = ("windows", "pollux", "latency")
+PARTS = ("windows", "reward", "futures", "pollux", "latency")
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
+DRAWS = 3
+"""Of the jobs of a window, where total reward is compared."""
+SOURCES = ("forecast", "rates", "oracle")
 FRESH_SEED = 71
 """Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
 LOADS = (0.5, 0.7, 0.9, 1.1)
@@ -62,16 +68,26 @@ def interval(ratio_of: tuple[FloatArray, FloatArray]) -> tuple[float, float, flo
     return float(one.mean() / other.mean()), float(low), float(high)
 
 
+def cell(workload: str, load: float, limit: int, *settings: str) -> Experiment:
+    """Fresh windows of a workload at a load."""
+    given = (f"workload.load={load}", f"workload.windows.limit={limit}", f"seed={FRESH_SEED}", *settings)
+    return Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", given))
+
+
+def tuned_for_jct(workload: str) -> Path:
+    """Constants of the index, for weighted classes where there are some."""
+    weighted = _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
+    return weighted if weighted.exists() else _common.CONFIGS / "tuned" / f"{workload}-jct.yaml"
+
+
 def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
     """The twelve cells under weighted classes, each against the index tuned for JCT."""
     rows: Rows = []
     ratios = []
     for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
-        base = _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
-        base = base if base.exists() else _common.CONFIGS / "tuned" / f"{workload}-jct.yaml"
-        settings = [*TIME_ONLY, f"workload.load={load}", f"workload.windows.limit={limit}", f"seed={FRESH_SEED}"]
-        settings += ["queue.classes=weighted", *(["knowledge.mode=noisy"] if noisy else [])]
-        experiment = Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", settings))
+        base = tuned_for_jct(workload)
+        settings = [*TIME_ONLY, "queue.classes=weighted", *(["knowledge.mode=noisy"] if noisy else [])]
+        experiment = cell(workload, load, limit, *settings)
         names = experiment.windows()
         index = mean_jct(experiment, f"index:weights={base}", names)
         began = time.process_time()
@@ -89,6 +105,80 @@ def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
         Check(f"{what}geometric mean of the cells", overall, "of the tuned index's mean JCT", 0.965, False),
         Check(f"{what}worst cell", max(ratios), "of the tuned index's mean JCT", 1.003, False),
     ], rows
+
+
+def rewards(experiment: Experiment, policy: Policy, names: Sequence[str], draws: int) -> FloatArray:
+    """[W] total reward of each window, mean over draws."""
+    found = [
+        [experiment.run_policy(policy, name, draw).decisions.reward.sum() for draw in range(draws)] for name in names
+    ]
+    return np.array(found).mean(axis=1)
+
+
+def above(one: FloatArray, other: FloatArray) -> tuple[float, float, float]:
+    """Mean difference over windows, and its 95 % bootstrap interval."""
+    draws = np.random.default_rng(0).integers(0, len(one), (2000, len(one)))
+    low, high = np.percentile((one - other)[draws].mean(axis=1), [2.5, 97.5])
+    return float((one - other).mean()), float(low), float(high)
+
+
+def reward(limit: int) -> tuple[list[Check], Rows]:
+    """The twelve cells by total reward: against every policy of the configs, and against the planner's own base."""
+    rows: Rows = []
+    ahead = beyond = 0
+    for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
+        experiment = cell(workload, load, limit)
+        names, start = experiment.windows(), _common.CONFIGS / "tuned" / f"{workload}-steering.yaml"
+        others = {spec: rewards(experiment, experiment.policy(spec), names, 1) for spec in experiment.config.policies}
+        best = sorted(others, key=lambda spec: float(others[spec].mean()))[-2:]
+        rivals = {spec: rewards(experiment, experiment.policy(spec), names, DRAWS) for spec in best}
+        runner_up = max(rivals, key=lambda spec: float(rivals[spec].mean()))
+        base = rewards(experiment, experiment.policy(f"index:weights={start}"), names, DRAWS)
+        planned = rewards(experiment, experiment.policy(f"planner:base={start}"), names, DRAWS)
+        against, beside = above(planned, rivals[runner_up]), above(planned, base)
+        ahead, beyond = ahead + (against[1] > 0), beyond + (beside[1] > 0)
+        rows.append(
+            {"workload": workload, "load": load, "windows x draws": f"{len(names)} x {DRAWS}"}
+            | {"planner": f"{planned.mean():.1f}", "runner-up": f"{experiment.policy(runner_up).name}"}
+            | {"planner - runner-up": difference(against), "planner - agent_start": difference(beside)}
+        )
+    return [
+        Check("cells where the planner's total reward is above every other policy's", ahead, "of 12", 12, True),
+        Check("cells where it is above its base's, agent_start", beyond, "of 12", 8, True),
+    ], rows
+
+
+def difference(found: tuple[float, float, float]) -> str:
+    """A mean and its interval."""
+    return f"{found[0]:+.2f} [{found[1]:+.2f}, {found[2]:+.2f}]"
+
+
+def futures(limit: int) -> tuple[list[Check], Rows]:
+    """Pollux's workload with weighted classes: plans for sampled futures against plans without arrivals."""
+    rows: Rows = []
+    base = tuned_for_jct("pollux")
+    for load in (0.9, 1.1):
+        experiment = cell("pollux", load, limit, *TIME_ONLY, "queue.classes=weighted")
+        names = experiment.windows()
+        index = mean_jct(experiment, f"index:weights={base}", names)
+        without = mean_jct(experiment, f"planner:base={base}", names)
+        for source in (None, *SOURCES):
+            began = time.process_time()
+            spec = f"planner:base={base}" + (f",futures={source}" if source else "")
+            found = mean_jct(experiment, spec, names)
+            taken = time.process_time() - began
+            (own, *_), (ratio, low, high) = interval((found, index)), interval((found, without))
+            rows.append(
+                {
+                    "load": load,
+                    "futures": source or "none",
+                    "windows": len(names),
+                    "planner / tuned index": f"{own:.3f}",
+                }
+                | {"against none": f"{ratio:.3f}", "95 % interval": f"{low:.3f} to {high:.3f}"}
+                | {"CPU s a window": f"{taken / len(names):.1f}"}
+            )
+    return [], rows
 
 
 def pollux(data: Path) -> tuple[list[Check], Rows]:
@@ -168,11 +258,13 @@ def main() -> None:
         with _common.bad_input():
             if part == "windows":
                 found, rows = windows(options.limit, options.noisy)
+            elif part in ("reward", "futures"):
+                found, rows = (reward if part == "reward" else futures)(options.limit)
             else:
                 found, rows = pollux(data) if part == "pollux" else latency()
         checks += found
         label = f"{part} --noisy" if part == "windows" and options.noisy else part
-        command = f"python benchmarks/planning.py {label}" + (f" --limit {options.limit}" if part == "windows" else "")
+        command = f"python benchmarks/planning.py {label}" + (f" --limit {options.limit}" if part in PARTS[:3] else "")
         text = f"`{command}`, {time.process_time() - began:.0f} CPU-s:\n\n{as_table(rows)}"
         if options.write:
             write(label, text)
