@@ -1,4 +1,4 @@
-"""The proof: trains agents, evaluates them beside all other policies, and writes docs/results.md.
+"""The proof: trains agents, evaluates them beside all other policies, and writes docs/results.md and its details.
 
 Every training and every cell of an evaluation is kept in the folder of results (runs/results) as soon as
 it is done, and is done anew only if its inputs have changed: interrupt the program when you like, and call
@@ -46,8 +46,9 @@ def main() -> None:
         )
         for name in chosen("--only", options.only, tuple(studies)):
             run_study(plan, name, studies[name])
-            write_page(options.page, page_text(plan, studies))
-            print(f"{options.page}: {name}", file=sys.stderr)
+            write_page(options.page, page_text(plan, studies, "results.md.j2"))
+            write_page(options.details, page_text(plan, studies, "results_details.md.j2"))
+            print(f"{options.page}, {options.details}: {name}", file=sys.stderr)
     except RlptoError as error:
         _common.refuse(f"{error}")
     except KeyboardInterrupt:
@@ -74,8 +75,8 @@ def plain(value: pd.DataFrame | pd.Series[float]) -> object:
     return value.to_dict("records") if isinstance(value, pd.DataFrame) else value.item()
 
 
-def page_text(plan: Plan, studies: Iterable[str]) -> str:
-    """Claims first, then a section for every study that has been run. Raises ConfigError if one cannot be read."""
+def page_text(plan: Plan, studies: Iterable[str], template: str) -> str:
+    """What a template makes of the studies that have been run. Raises ConfigError if one cannot be read."""
     found = dict.fromkeys(studies)
     for name in found:
         path = plan.folder / "numbers" / f"{name}.json"
@@ -85,7 +86,7 @@ def page_text(plan: Plan, studies: Iterable[str]) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("results.md.j2").render(found, cpu=cpu_account(plan)).rstrip() + "\n"
+    return environment.get_template(template).render(found, cpu=cpu_account(plan)).rstrip() + "\n"
 
 
 def write_page(path: Path, text: str) -> None:
@@ -116,6 +117,8 @@ def arguments(studies: Iterable[str]) -> argparse.ArgumentParser:
     parser.add_argument("--jobs", "-j", type=int, default=1, help="processes that run cells side by side")
     parser.add_argument("--folder", type=Path, default=_common.ROOT / "runs" / "results", help="where work is kept")
     parser.add_argument("--page", type=Path, default=_common.ROOT / "docs" / "results.md", help="page to write into")
+    details = _common.ROOT / "docs" / "notes" / "results-details.md"
+    parser.add_argument("--details", type=Path, default=details, help="page for what the verdicts do not need")
     return parser
 
 

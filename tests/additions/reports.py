@@ -80,7 +80,7 @@ def longest(plan: Plan, study: Study) -> Numbers:
             ),
             (
                 "benchmarks/results.md.j2",
-                "\n## Scale\n",
+                "\n## Ablations\n",
                 """
 {% endif %}
 {% if longest %}
@@ -88,7 +88,7 @@ def longest(plan: Plan, study: Study) -> Numbers:
 
 {{ longest.runs }} run on {{ longest.workloads }} workload.
 {% endif %}
-{% if scale %}
+{% if ablations %}
 """,
             ),
         ),

@@ -43,6 +43,7 @@ evaluation: {reference: fifo}
 
 
 STUDIES = plans.load_studies()
+PAGE = "results.md.j2"
 
 
 @pytest.fixture
@@ -63,7 +64,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
 
 def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, monkeypatch) -> None:
     results.run_study(plan, "reward", STUDIES["reward"])
-    text = results.page_text(plan, STUDIES)
+    text = results.page_text(plan, STUDIES, PAGE)
+    details = results.page_text(plan, STUDIES, "results_details.md.j2")
+    assert all(f"| {policy} |" in details for policy in ("fifo", "agent", "lower bound"))
     verdicts = pd.read_csv(plan.folder / "tables" / "reward.csv")
     cells = pd.read_csv(plan.folder / "tables" / "reward-cells.csv")
     assert list(verdicts["load"]) == [0.5, 0.9]
@@ -101,7 +104,7 @@ def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, m
 
     monkeypatch.setattr(Experiment, "run_policy", never)
     results.run_study(plan, "reward", STUDIES["reward"])
-    assert results.page_text(plan, STUDIES).splitlines()[1:] == text.splitlines()[1:]
+    assert results.page_text(plan, STUDIES, PAGE).splitlines()[1:] == text.splitlines()[1:]
     assert runs.cpu_account(plan)["evaluation"] >= spent
 
 
@@ -191,7 +194,7 @@ def test_the_page_tells_every_study_that_has_been_run(tmp_path: Path) -> None:
         "limits": numbers.JCT_LIMITS,
     }
     (tmp_path / "numbers" / "jct.json").write_text(json.dumps(kept))
-    text = results.page_text(plan, STUDIES)
+    text = results.page_text(plan, STUDIES, PAGE)
     assert text.startswith("CPU time of all that is below: 2.50 h (evaluation 0.50, training 2.00).\n")
     assert "at most 0.97 of the tuned index's | 0.500 to 0.970; reached in 1 of 2 | yes |" in text
     assert "tiresias and equal share | 0.500 to 1.000; reached in 1 of 2 | **no** |" in text.replace(
@@ -201,7 +204,7 @@ def test_the_page_tells_every_study_that_has_been_run(tmp_path: Path) -> None:
     assert "## Total reward" not in text
     (tmp_path / "numbers" / "jct.json").write_text("{")
     with pytest.raises(ConfigError, match=r"jct\.json: .*the numbers of a study"):
-        results.page_text(plan, STUDIES)
+        results.page_text(plan, STUDIES, PAGE)
 
 
 def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path, monkeypatch) -> None:
