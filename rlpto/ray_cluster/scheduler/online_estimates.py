@@ -39,6 +39,8 @@ from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str], float]
 """How many times as fast one GPU of a kind is as one of another, given both."""
+Fit = Callable[[ProgramSettings, tuple[Measured, ...]], ThroughputLaw]
+"""As `estimated_throughput`."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
@@ -84,13 +86,16 @@ class Estimate:
     metric: str = DEFAULT_METRIC
     laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
 
-    def after(self, newer: Evidence) -> Estimate:
-        """What is believed after newer evidence; the very same object unless that says something notably new."""
+    def after(self, newer: Evidence, fit: Fit | None = None) -> Estimate:
+        """What is believed after newer evidence; the very same object unless that says something notably new.
+
+        fit: in place of `estimated_throughput`.
+        """
         kept, profile, laws = self.evidence, self.profile, dict(self.laws)
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
             for gpu, speeds in _by_kind(newer.speeds).items():
                 if gpu not in laws or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
-                    laws[gpu] = estimated_throughput(self.program, speeds)
+                    laws[gpu] = (fit or estimated_throughput)(self.program, speeds)
             kept = replace(kept, speeds=newer.speeds)
             profile = replace(profile, throughput=next(iter(laws.values())))
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
@@ -174,6 +179,7 @@ class OnlineEstimates:
         self._nobody = nobody
         self._pool: dict[str, Evidence] | None = {} if pooled else None
         self._like: list[str] = []
+        self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
         self._size = (max_gpus, dict(kinds))
         self._programs, self._ratio = programs, ratio
         self._ratios: list[Ratio] = []
@@ -200,7 +206,7 @@ class OnlineEstimates:
             estimate = _first_estimate(job, spec, self._programs[job.model], float(own), self._most_epochs)
             like = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
             if self._pool is not None and like in self._pool:
-                estimate = estimate.after(self._pool[like])
+                estimate = estimate.after(self._pool[like], self._fit_of(like))
             self._like.append(like)
             self._ratios.append(ratio)
             self._estimates.append(estimate)
@@ -221,8 +227,21 @@ class OnlineEstimates:
         speeds = tuple(sizes[size] for size in sorted(sizes))
         self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
         if len(self._pool) > POOLED_PROGRAMS:
-            del self._pool[next(iter(self._pool))]
+            lost = next(iter(self._pool))
+            del self._pool[lost]
+            self._fits = {key: kept for key, kept in self._fits.items() if key[0] != lost}
         return Evidence(speeds, noise, own.accuracy)
+
+    def _fit_of(self, like: str) -> Fit:
+        """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
+
+        def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
+            key = like, speeds[0].gpu
+            if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
+                self._fits[key] = speeds, estimated_throughput(program, speeds)
+            return self._fits[key][1]
+
+        return fit
 
     def learn(self) -> bool:
         """Think about what was heard until one job has to be fitted anew, which may take some tenths of a second.
@@ -231,7 +250,8 @@ class OnlineEstimates:
         """
         for job in list(self._news):
             before = self._estimates[job]
-            after = before.after(self._news.pop(job))
+            fit = None if self._pool is None else self._fit_of(self._like[job])
+            after = before.after(self._news.pop(job), fit)
             if after is not before:
                 self._estimates[job] = after
                 self._parts[job] = after.tables(*self._size, self._ratios[job])
@@ -242,6 +262,10 @@ class OnlineEstimates:
     def profile(self, job: int) -> Profile:
         """What is believed of a job now."""
         return self._estimates[job].profile
+
+    def is_measured(self, job: int) -> bool:
+        """Whether the speed of a job, or of like ones, was measured."""
+        return bool(self._estimates[job].evidence.speeds)
 
     def _told_apart(self, evidence: Evidence) -> Evidence:
         """Evidence about kinds of GPU that tables tell apart: where there is one, every GPU is of that."""

@@ -217,8 +217,12 @@ def decisions(books: Books, since: float, limit: int = 500) -> list[DecisionRow]
 
 
 def set_volume(books: Books, rows: Sequence[VolumeRow]) -> None:
-    """Note task volume, seen or forecast, in place of what was noted of the same steps."""
-    statement = "INSERT OR REPLACE INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?)"
+    """Note task volume, seen or forecast, of steps. What was forecast of one stays if nothing else is said of it."""
+    kept = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in ("seen", "forecast", "low", "high"))
+    statement = (
+        "INSERT INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?) "
+        f"ON CONFLICT (at) DO UPDATE SET {kept}"
+    )
     if rows:
         books.write(statement, *((row.at, row.seen, row.forecast, row.low, row.high) for row in rows))
 

@@ -57,7 +57,11 @@ class Retention:
             self._tidy_files(now)
             cluster.database.forget((), DECISIONS_IN_SESSION)
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
-        return cluster.forget_ended(DECISIONS_IN_SESSION) if ended > self.in_memory else ()
+        if ended <= self.in_memory:
+            return ()
+        newest = {job.model: job.name for job in cluster.jobs}  # tells how fast jobs of its program are
+        kept = list(newest.values())[-(self.in_memory // 2) :]
+        return cluster.forget_ended(DECISIONS_IN_SESSION, frozenset(kept))
 
     def _trim_books(self, now: float) -> None:
         """Remove the oldest rows of what there is too much of."""
