@@ -71,7 +71,7 @@ class LawBackend(VirtualBackend):
     def __post_init__(self) -> None:
         self.controller = self._made
 
-    def _made(self, spec: Any, delay: float, rate: float, progress: float) -> LawController:  # noqa: ARG002
+    def _made(self, spec: Any, delay: float, rate: float, progress: float) -> LawController:
         alone = self.speeds[spec.training] * float(np.exp(JOB_OFF * self.rng.standard_normal()))
         return LawController(spec, delay, rate, progress=progress, alone=alone, rng=self.rng)
 
@@ -85,7 +85,9 @@ class LawBackend(VirtualBackend):
 
 
 @contextmanager
-def world(policy: str, seed: int, look_every: float | None = None) -> Iterator[tuple[VirtualService, np.random.Generator]]:
+def world(
+    policy: str, seed: int, look_every: float | None = None
+) -> Iterator[tuple[VirtualService, np.random.Generator]]:
     """A service whose programs are as fast as the seed says. look_every [s]: it predicts by itself."""
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]

@@ -71,8 +71,12 @@ class Retention:
         books.write(
             "DELETE FROM spans WHERE ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?", (kept.spans,)
         )
-        books.write("DELETE FROM volume WHERE at < ?", (now - kept.logs_days * DAY_S,))
-        books.write("DELETE FROM requests WHERE done_at < ?", (now - kept.logs_days * DAY_S,))
+        books.write("DELETE FROM audit WHERE seq <= (SELECT max(seq) FROM audit) - ?", (kept.audit,))
+        books.write("DELETE FROM switches WHERE number <= (SELECT max(number) FROM switches) - ?", (kept.audit,))
+        old = now - kept.logs_days * DAY_S
+        books.write("DELETE FROM volume WHERE at < ?", (old,))
+        books.write("DELETE FROM requests WHERE done_at < ?", (old,))
+        books.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
         forget_keys(books, now - KEYS_KEPT_S)
         marks = ", ".join("?" * len(ENDED))
         over = books.row(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", ENDED)

@@ -40,9 +40,7 @@ class VolumeForecast:
     begins at 0. Raises ConfigError for a model of no use.
     """
 
-    def __init__(
-        self, settings: ForecastSettings, capacity: int, began: float, seed: int, since: float = 0.0
-    ) -> None:
+    def __init__(self, settings: ForecastSettings, capacity: int, began: float, seed: int, since: float = 0.0) -> None:
         model = load_model(settings.model, settings.step) if settings.model is not None else None
         self._step, self._seed = settings.step, seed
         self._most = int(settings.reserve.share * capacity)
