@@ -1,4 +1,4 @@
-"""Predicted finishes of a job service against what came: the scheduler as it is, over controllers that train as laws say.
+"""Predicted finishes of a job service against what came: its scheduler, over controllers in memory that keep to laws.
 
 Programs are other than they were guessed to be, jobs of a program differ a little, and several workers are slower than
 so many times one: the scheduler learns all that from reports, as on a real cluster. Time is virtual.
@@ -119,8 +119,8 @@ def asked(rng: np.random.Generator) -> NewJob:
     """A job of some minutes to some hours on the GPUs it asks for."""
     gpus = int(rng.choice([1, 2, 4], p=[0.5, 0.3, 0.2]))
     epochs = float(np.clip(np.exp(rng.normal(np.log(15.0), 0.7)), 3.0, 150.0)) * gpus
-    number = int(rng.integers(PROGRAMS))
-    return NewJob("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus)
+    number, priority = int(rng.integers(PROGRAMS)), PRIORITY_CLASSES[int(rng.choice(3, p=[0.2, 0.6, 0.2]))]
+    return NewJob("ann", "a job", f"program_{number}", epochs, gpus=gpus, max_gpus=2 * gpus, priority=priority)
 
 
 def submitting(at: float, job: NewJob) -> Act:

@@ -12,7 +12,7 @@ from rlpto.service.books.curves import spans_between, spans_of_job
 from rlpto.service.books.database import Books
 from rlpto.service.books.jobs import get_job
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
-from rlpto.service.web.answers import (
+from rlpto.service.web.answers.cluster import (
     Allocations,
     DecisionAnswer,
     Decisions,
@@ -29,8 +29,8 @@ from rlpto.service.web.answers import (
     Switches,
     Volume,
     VolumeAnswer,
-    prediction_answer,
 )
+from rlpto.service.web.answers.jobs import prediction_answer
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.routes.jobs import Cursor, IfMatch, Limit, check_match, stale
 from rlpto.service.web.state import Service, TheService

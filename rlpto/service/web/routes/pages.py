@@ -13,7 +13,7 @@ from rlpto.service.books import audit, programs, status, users
 from rlpto.service.books.events import events_of_job
 from rlpto.service.books.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 from rlpto.service.web.access import Caller, caller_of, job_for
-from rlpto.service.web.answers import ASSUMES
+from rlpto.service.web.answers.jobs import ASSUMES
 from rlpto.service.web.problems import not_found
 from rlpto.service.web.rendering import page, static_response
 from rlpto.service.web.routes.account import user_answer
