@@ -85,10 +85,8 @@ class LawBackend(VirtualBackend):
 
 
 @contextmanager
-def world(
-    policy: str, seed: int, look_every: float | None = None
-) -> Iterator[tuple[VirtualService, np.random.Generator]]:
-    """A service whose programs are as fast as the seed says. look_every [s]: it predicts by itself."""
+def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualService, np.random.Generator]]:
+    """A service whose programs are as fast as the seed says, and what else is to be drawn. look_every: s."""
     rng = np.random.default_rng(seed)
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
@@ -101,8 +99,8 @@ def world(
             Path(folder),
             setup,
             nodes=NODES,
-            settings={"scheduler": {"policy": policy, "predict_every": look_every or 1.0}},
-            look_ahead=look_every is not None,
+            settings={"scheduler": {"policy": policy, "predict_every": look_every}},
+            look_ahead=True,
             backend=partial(LawBackend, speeds=speeds, rng=rng),
         )
         for name, pace in zip(names, paces.tolist(), strict=True):

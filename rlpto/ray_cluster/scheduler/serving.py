@@ -97,8 +97,8 @@ class ServingCluster(RayCluster):
     def forget_ended(self, decisions: int, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. Those that are left are numbered anew.
 
-        decisions: so many of the newest decisions and events stay in the database. kept: jobs to remember. Whoever remembers jobs by their
-        numbers, such as a policy, has to be reset.
+        decisions: so many of the newest decisions and events stay in the database. kept: ids of jobs to remember.
+        Whoever remembers jobs by their numbers, such as a policy, has to be reset.
         """
         there = np.array([self._commands.has_controller(job) for job in self.ids], dtype=np.bool_)
         ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)

@@ -30,8 +30,8 @@ from rlpto.simulator.settings import SimulatorSettings
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
 GUESSED, MEASURED = 0.4, 0.05
-"""Standard deviation of the logarithm of a job's speed beside what is believed, before like jobs have trained and after:
-guesses are off by half, and what was measured is fitted anew from a change of 5 % on."""
+"""Standard deviation of the logarithm of a job's speed beside what is believed, before like jobs have trained, and
+after: guesses are off by half, and what was measured is fitted anew from a change of 5 % on."""
 MOST_POINTS = 5000
 """Decision points of one future after which what is not known by then is not predicted."""
 BUSY_SHARE = 0.25
