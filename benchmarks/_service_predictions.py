@@ -217,7 +217,7 @@ def drawn_acts(service: VirtualService, futures: Futures) -> list[Act]:
     return acts
 
 
-def predictions_part() -> tuple[list[Check], dict[str, object]]:
+def predicted_finishes() -> tuple[list[Check], dict[str, object]]:
     """Errors without arrivals, and coverage with them, for some policies."""
     checks: list[Check] = []
     facts: dict[str, object] = {}

@@ -1,4 +1,5 @@
-"""The job service: submissions under load and under kills, a long history, the first paint, and its scheduler."""
+"""The job service: submissions under load and under kills, a long history, the first paint, its scheduler, predictions,
+and months of service."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from _common import Check
 
 def main() -> None:
     import _service_web
+    from _service_months import months_of_service
+    from _service_predictions import predicted_finishes
 
+    apart = {"scheduler": scheduler, "predictions": predicted_finishes, "months": months_of_service}
     parser = _common.parser(__doc__ or "")
-    names = (*_service_web.PARTS, "scheduler")
+    programs = {**_service_web.PARTS, **apart}
+    names = tuple(programs)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(names)}; without any: all")
     options = parser.parse_args()
     unknown = sorted(set(options.parts) - set(names))
@@ -19,7 +24,7 @@ def main() -> None:
     checks: list[Check] = []
     facts: dict[str, object] = {}
     for part in options.parts or names:
-        found, said = scheduler() if part == "scheduler" else _service_web.PARTS[part]()
+        found, said = programs[part]()
         checks += found
         facts |= said
     _common.finish(checks, options.json, **facts)

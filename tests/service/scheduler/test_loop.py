@@ -14,10 +14,11 @@ from rlpto.policies.registry import make_policy
 from rlpto.service.books.curves import points_after, spans_of_job
 from rlpto.service.books.events import events_of_job
 from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.service.books.programs import get_program, set_program
 from rlpto.service.books.requests import ask, get_request, switch_in_force, switches
 from rlpto.service.books.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.service.books.users import add_user, change_user
-from tests.service.scheduler.virtual import VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
 
 HOUR = 3600.0
 
@@ -86,6 +87,39 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService
     service.loop.step()
     for job, reason in wrong.items():
         assert (row_of(service, job).state, row_of(service, job).reason) == ("rejected", reason)
+
+
+def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualService) -> None:
+    first = submit(service, gpus=2, max_gpus=2, epochs=20.0)
+    service.run(until(service, first, "running"))
+    spec = {"program": {**PROGRAM["program"], "samples": 400}, "options": {}}
+    set_program(service.books, "late", spec, "root", service.now())
+    jobs = [insert_job(service.books, NewJob("ann", "at once", "late", 2.0), service.now()).id for _ in range(2)]
+    seen: set[str] = set()
+
+    def over() -> bool:
+        seen.update(row_of(service, job).state for job in jobs)
+        return all(row_of(service, job).is_over for job in jobs)
+
+    service.run(over)
+    assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
+    assert [row_of(service, job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
+    hours = {row.gpus: row.hours for row in previews(service.books, "late")}
+    program = get_program(service.books, "late")
+    assert program is not None
+    assert (program.checked, program.problem) == ("usable", "")
+    spec["program"]["samples"] = 800
+    set_program(service.books, "late", spec, "root", service.now())
+    service.run(lambda: previews(service.books, "late")[0].hours > 1.5 * hours[1])
+    again = insert_job(service.books, NewJob("ann", "again", "late", 2.0), service.now()).id
+    broken = {"program": {**PROGRAM["program"], "training": "other:Class"}, "options": {}}
+    set_program(service.books, "broken", broken, "root", service.now())
+    service.run(until(service, again, "finished"))
+    refused = get_program(service.books, "broken")
+    assert refused is not None
+    assert (refused.checked, refused.problem) == ("refused", "no such class")
+    service.run(until(service, first, "finished"))
+    assert row_of(service, first).progress == pytest.approx(20.0)
 
 
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:

@@ -36,6 +36,11 @@ class KilledError(BaseException):
     """The scheduler process is gone in the middle of what it did."""
 
 
+def problem_of(training: str) -> str:
+    """What is wrong with a class path, as if some could be imported."""
+    return "" if training.startswith(("some.", "rlpto.")) else "no such class"
+
+
 class Inline(Executor):
     """Runs what it is given at once."""
 
@@ -103,7 +108,7 @@ class VirtualService:
     """The service. Whoever kills its scheduler starts it anew; the cluster goes on meanwhile.
 
     books: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
-    finishes are predicted, at once and in this process. backend: makes the cluster.
+    finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
     """
 
     def __init__(
@@ -118,10 +123,11 @@ class VirtualService:
         nodes: Sequence[int] = (2, 2),
         look_ahead: bool = False,
         backend: Callable[..., VirtualBackend] = VirtualBackend,
+        began: float | None = None,
     ) -> None:
         self._look_ahead = look_ahead
         self.world = FakeTime()
-        self.began = self.world.wall
+        self.world.wall = self.began = self.world.wall if began is None else began
         gpus = {f"n{number}": count for number, count in enumerate(nodes)}
         self.backend = backend(self.world, gpus, delay=5.0, rate=rate, acts=list(acts), service=self)
         given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
@@ -155,7 +161,7 @@ class VirtualService:
             wall=self.now,
             clock=lambda began: self.world.clock(began),
             make=self._make,
-            checks=ProgramChecks(lambda training: "" if training.startswith("some.") else "no such class", Inline()),
+            checks=ProgramChecks(problem_of, Inline()),
             session="service",
             look_ahead=self._look_ahead,
             executor=Inline(),
