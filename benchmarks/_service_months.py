@@ -1,4 +1,4 @@
-"""A job service for 24 days of virtual time, again and again, with all that users, operators and faults may do to it."""
+"""A job service for 24 days of virtual time, again and again, with what users, operators and faults do to it."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ GUESS_OFF, JOB_OFF, STEP_OFF = 0.4, 0.03, 0.02
 is measured beside the truth."""
 SYNC = 0.08
 """Share of a step with one worker that several spend on each further node, and half of it on each further worker."""
+BATCH, STEPS = 64, 100
+"""Samples of a step, and steps of an epoch; a step is guessed to take 0.5 to 2 seconds."""
 ALONE_RUNS, ALONE_JOBS, ALONE_EVERY_S = 6, 24, 600.0
 RUNS, HISTORY_H, JOBS_PER_HOUR = 30, 5.0, 10.0
 MOST_ERROR, COVERAGE = 0.15, (0.70, 0.90)
@@ -91,8 +93,8 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
     names = [f"program_{number}" for number in range(PROGRAMS)]
     paces = rng.uniform(0.5, 2.0, PROGRAMS)
     off = np.exp(GUESS_OFF * rng.standard_normal(PROGRAMS))
-    # An epoch is 100 samples in batches of 1, each of which is guessed to take `pace` seconds.
-    speeds = {f"some.{name}:Program": 1 / (100 * pace * far) for name, pace, far in zip(names, paces, off, strict=True)}
+    alone = 1 / (STEPS * paces * off)  # epochs per second
+    speeds = {f"some.{name}:Program": speed for name, speed in zip(names, alone.tolist(), strict=True)}
     setup = config(60.0, 60.0, NODES, forecast={"mode": "on"}, seed=seed)
     with tempfile.TemporaryDirectory() as folder:
         service = VirtualService(
@@ -104,7 +106,8 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
             backend=partial(LawBackend, speeds=speeds, rng=rng),
         )
         for name, pace in zip(names, paces.tolist(), strict=True):
-            program = {"training": f"some.{name}:Program", "samples": 100, "epochs": 50, "batch_size": 1, "pace": pace}
+            program = {"training": f"some.{name}:Program", "epochs": 50, "pace": pace}
+            program |= {"samples": STEPS * BATCH, "batch_size": BATCH}
             set_program(service.books, name, {"program": program, "options": {}}, "admin", service.now())
         service.loop.step()
         try:

@@ -29,9 +29,10 @@ from rlpto.simulator.settings import SimulatorSettings
 
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
-GUESSED, MEASURED = 0.4, 0.05
-"""Standard deviation of the logarithm of a job's speed beside what is believed, before like jobs have trained, and
-after: guesses are off by half, and what was measured is fitted anew from a change of 5 % on."""
+GUESSED, MEASURED, OWN = 0.4, 0.05, 0.05
+"""Standard deviations of the logarithm of speeds beside what is believed: of a program before its jobs have trained, as
+guesses are off by half, and after, as sizes that have not been measured are; and of a job beside others of its program.
+"""
 MOST_POINTS = 5000
 """Decision points of one future after which what is not known by then is not predicted."""
 BUSY_SHARE = 0.25
@@ -139,7 +140,7 @@ def _process() -> ProcessPoolExecutor:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Futures of the n jobs of a snapshot. spread: [n] of the logarithm of their speeds."""
+    """Futures of the n jobs of a snapshot. spread: [n] standard deviations of the logarithms of programs' speeds."""
 
     futures: Futures
     spread: FloatArray
@@ -171,10 +172,11 @@ def run_in(
     snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled, one: int
 ) -> FloatArray:
     """[2, n] start and finish of the jobs of a snapshot in one future. What is not known of a program is the same for
-    all of its jobs."""
+    all of its jobs, beside what is their own."""
     count, rng = len(snapshot.index), np.random.default_rng(one)
     off = {model: float(rng.standard_normal()) for model in sorted({job.model for job in snapshot.jobs})}
-    factor = np.exp(sampled.spread * np.array([off[job.model] for job in snapshot.jobs]))
+    common = np.array([off[job.model] for job in snapshot.jobs])
+    factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
     scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))

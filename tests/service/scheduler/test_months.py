@@ -132,7 +132,7 @@ def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: Drawn) -> None:
 
 
 def live_through(drawn: Drawn) -> Users:
-    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError where the books are wrong."""
+    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError for wrong books."""
     monkeypatch, users = pytest.MonkeyPatch(), Users()
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
