@@ -23,7 +23,7 @@ from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 
 router = APIRouter(include_in_schema=False)
-_SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 50, 100, 50
+_SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
 
 
 class SignInNeeded(Exception):  # noqa: N818 - it is no error
