@@ -1,5 +1,5 @@
 """The job service: submissions under load and under kills, a long history, the first paint, its scheduler, predictions,
-and months of service."""
+months of service, and drawn requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from _common import Check
 
 def main() -> None:
     import _service_web
+    from _service_hostile import drawn_requests
     from _service_months import months_of_service
     from _service_predictions import predicted_finishes
 
-    apart = {"scheduler": scheduler, "predictions": predicted_finishes, "months": months_of_service}
+    apart = {
+        "scheduler": scheduler, "predictions": predicted_finishes, "months": months_of_service,
+        "hostile": drawn_requests,
+    }  # fmt: skip
     parser = _common.parser(__doc__ or "")
     programs = {**_service_web.PARTS, **apart}
     names = tuple(programs)

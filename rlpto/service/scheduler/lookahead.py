@@ -29,7 +29,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
-GUESSED, MEASURED, OWN = 0.4, 0.05, 0.05
+GUESSED, MEASURED, OWN = 0.4, 0.05, 0.03
 """Standard deviations of the logarithm of speeds beside what is believed: of a program before its jobs have trained, as
 guesses are off by half, and after, as sizes that have not been measured are; and of a job beside others of its program.
 """
