@@ -48,7 +48,7 @@ class Outside:
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
     spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
-    and finishes are predicted.
+    and finishes are predicted. ready: whether a policy, by its spec, would hold nobody up.
     """
 
     backend: Backend
@@ -59,6 +59,7 @@ class Outside:
     session: str
     address: str = ""
     look_ahead: bool = True
+    ready: Callable[[str], bool] = lambda _: True
 
 
 def open_session(
@@ -89,7 +90,8 @@ def open_session(
         specs_of=source.specs_of,
     )
     rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed)
+    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
+    source.can_switch = policy.can_obey
     volume = None
     if config.forecast.mode == "on":
         volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed)

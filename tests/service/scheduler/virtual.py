@@ -115,7 +115,9 @@ class VirtualService:
         settings: dict[str, Any] | None = None,
         make: Callable[[str], Policy] = make_policy,
         nodes: Sequence[int] = (2, 2),
+        ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._ready = ready
         self.world = FakeTime()
         self.began = self.world.wall
         gpus = {f"n{number}": count for number, count in enumerate(nodes)}
@@ -154,6 +156,7 @@ class VirtualService:
             checks=ProgramChecks(lambda training: "" if training.startswith("some.") else "no such class", Inline()),
             session="service",
             look_ahead=False,
+            ready=self._ready,
         )
         self.parts, self.loop = open_session(self.settings, self.setup, books, database, outside)
 
