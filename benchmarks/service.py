@@ -28,11 +28,13 @@ def main() -> None:
         default=_service_whole.AGENT,
         help="switch: agent as in `scheduler.policies`, agent:run=FOLDER for one",
     )
+    parser.add_argument("--whole", action="store_true", help="submissions: wait until all 1,000 jobs have trained")
     options = parser.parse_args()
     unknown = sorted(set(options.parts) - set(names))
     if unknown:
         _common.refuse(f"there is no part {unknown[0]!r}: expected {', '.join(names)}")
     parts["switch"] = partial(_service_whole.switch, options.agent)
+    parts["submissions"] = partial(_service_whole.submissions, options.whole)
     checks: list[Check] = []
     facts: dict[str, object] = {}
     for part in options.parts or names:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,18 +58,19 @@ def write_settings(folder: Path, nodes: int, gpus: int, **more: Any) -> Path:
 
 
 class Served:
-    """A service that a test starts, kills parts of, and ends. settings: its file.
+    """A service that a test starts, kills parts of, and ends. settings: its file. variables: of its processes.
 
     client: of the admin. books: for reading what happened. process: the parent.
     """
 
-    def __init__(self, settings: Path) -> None:
+    def __init__(self, settings: Path, variables: Mapping[str, str] | None = None) -> None:
         self.path, self.settings = settings, load_service(settings)
         self._state = settings.parent / "state"
         self._log = settings.parent / "serve.log"
         without = {"RAY_ADDRESS", STATE_VARIABLE, "RLPTO_SERVICE", "RLPTO_TOKEN"}
         own = {"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self._state), "PYTHONUNBUFFERED": "1"}
         self.environment = {key: value for key, value in os.environ.items() if key not in without} | own
+        self.environment |= variables or {}
         self.process: subprocess.Popen[bytes]
         self.start()
         self.client: Client
@@ -190,9 +191,11 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, nodes: int = 2, gpus: int = 2, **more: Any) -> Iterator[Served]:
+def served(
+    folder: Path, nodes: int = 2, gpus: int = 2, variables: Mapping[str, str] | None = None, **more: Any
+) -> Iterator[Served]:
     """A service whose scheduler is at work; gone at the end, with its cluster."""
-    service = Served(write_settings(folder, nodes, gpus, **more))
+    service = Served(write_settings(folder, nodes, gpus, **more), variables)
     try:
         service.ready()
         yield service
