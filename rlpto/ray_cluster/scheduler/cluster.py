@@ -111,8 +111,7 @@ class RayCluster:
         self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
         self.estimates = estimates
         if estimates is not None:
-            self.columns.delay = estimates.tables.rescale_delay
-            self.store.told_type[:] = np.arange(len(self.store))  # what is believed of each job has a type of its own
+            self._tell_anew(estimates)
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
@@ -281,8 +280,8 @@ class RayCluster:
             if self.changed or now >= self._written + WRITE_INTERVAL_S:
                 self._write_all()
         self._commands.send_due(now)
-        if self.estimates is not None:
-            self.estimates.learn()
+        if self.estimates is not None and self.estimates.learn():
+            self._tell_anew(self.estimates)
         if self._written == now:
             self._tell()
         if self._fatal is not None:
@@ -436,6 +435,13 @@ class RayCluster:
             number = self._number[job]
             if self.columns.give(number, len(nodes), self.time):
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
+
+    def _tell_anew(self, estimates: OnlineEstimates) -> None:
+        """Policies are told what is believed of each job now: jobs are of other types, by number."""
+        self.store.told_type[:] = estimates.type_of
+        self.columns.delay = estimates.tables.rescale_delay[estimates.type_of]
+        entries = self._commands.claims.entries
+        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
         """What jobs number `index` [n] are told to be from now on: of types [n], by their batch sizes."""
