@@ -41,7 +41,9 @@ ENOUGH_OVER = 200
 """Jobs that have trained when it is looked whether all is right, unless all are to."""
 QUICK = {**TINY, "program": {**TINY["program"], "epochs": 1, "pace": None}}
 """A program of which a job takes as long as its processes take to start."""
-CLIENTS, RATE, SECONDS = 32, 250.0, 15.0
+SLOW = {**TINY, "program": {**TINY["program"], "pace": 2.0}}
+"""A program whose steps take long, so that its jobs hold GPUs and leave the cores to the service."""
+CLIENTS, RATE, SECONDS = 32, 230.0, 15.0
 """Clients, submissions a second of all together, and for how long."""
 ENOUGH_RATE, QUEUED_S, WAIT_MS = 200.0, 0.3, 100.0
 LOOK_S = 0.02
@@ -202,8 +204,8 @@ def _verdict(started: Served, made: list[str], kills: Counter[str], enough: int)
 
 def queued() -> Found:
     """32 clients that submit at a steady rate: how soon the scheduler has put their jobs into the queue."""
-    with service() as started:
-        running = [started.submit(100_000.0) for _ in range(NODES * GPUS)]
+    with service(programs={"tiny": TINY, "slow": SLOW}) as started:
+        running = [started.submit(100_000.0, program="slow") for _ in range(NODES * GPUS)]
         started.until(lambda: started.states(*running) == {"running"})
         secrets = []
         with started.books.transaction():

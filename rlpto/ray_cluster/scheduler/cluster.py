@@ -212,6 +212,8 @@ class RayCluster:
             self._take_types(state.jobs.index, types)
             self._count()
             policy, latency = self._policy
+            # Of a service thousands of jobs may wait for months: only who has GPUs is noted.
+            noted = [job for job in ids if after[job] or present[job].nodes] if self.serves else ids
             self.database.decision(
                 Decision(
                     time=self.time,
@@ -221,8 +223,8 @@ class RayCluster:
                     held=self.held_gpus,
                     active=self.active_jobs,
                     waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={job: len(plan.nodes) for job, plan in present.items()},
-                    action=after,
+                    observation={job: len(present[job].nodes) for job in noted},
+                    action={job: after[job] for job in noted},
                     batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
                 )
             )
