@@ -299,7 +299,7 @@ class _Parts:
 
     @cached_property
     def _facts(self) -> dict[str, ModelFacts]:
-        return {kind.model: part.facts for (kind, _), part in reversed(self.parts.items())}
+        return {kind.model: part.facts for (kind, _), part in self.parts.items()}
 
     @property
     def models(self) -> tuple[str, ...]:

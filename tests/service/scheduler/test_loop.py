@@ -128,6 +128,20 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
         assert answered.problem == ""
 
 
+def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
+    settings = {"scheduler": {"policies": {"agent": "pretrained:philly"}}}
+    service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
+    jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
+    number = ask(service.books, "policy", "op", service.now(), body={"policy": "agent"})
+    service.run(lambda: all(row_of(service, job).state == "finished" for job in jobs))
+    answered = get_request(service.books, number)
+    assert answered is not None
+    assert answered.problem == ""
+    last = decisions(service.books, 0.0)[-1]
+    assert last.policy == "agent"
+    assert last.steering, "what it steers by is shown"
+
+
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
     jobs = [submit(service, gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
     service.run(until(service, jobs[0], "running"))
