@@ -62,7 +62,7 @@ class ServingCluster(RayCluster):
         super()._append(jobs, specs)
         if self.estimates is not None:
             self.estimates.append(jobs, specs, self.tables)
-            self._tell_anew()
+            self._tell_anew(self.estimates)
 
     def _withdraw(self, job: str) -> None:
         """End a job that nobody wants any more. One that has ended before that stays as it is."""
@@ -119,13 +119,5 @@ class ServingCluster(RayCluster):
         self._number_anew(tuple(self.jobs[number] for number in left.tolist()), ids)
         if self.estimates is not None:
             self.estimates.keep(left)
-            self._tell_anew()
+            self._tell_anew(self.estimates)
         return lost
-
-    def _tell_anew(self) -> None:
-        """What is believed of each job has a type of its own, by the job's number."""
-        assert self.estimates is not None
-        self.store.told_type[:] = np.arange(len(self.store))
-        self.columns.delay = self.estimates.tables.rescale_delay[: len(self.store)].copy()
-        entries = self._commands.claims.entries
-        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})

@@ -128,6 +128,17 @@ def get_status(books: Books, key: str) -> tuple[float, Any] | None:
     return None if row is None else (row[0], json.loads(row[1]))
 
 
+def set_drained(books: Books, drained: bool, by: str, at: float) -> None:
+    """Note that no job is to start from now on, or that they may again."""
+    set_status(books, DRAIN, at, {"on": drained, "by": by})
+
+
+def is_drained(books: Books) -> bool:
+    """Whether no job is to start."""
+    found = get_status(books, DRAIN)
+    return found is not None and bool(found[1]["on"])
+
+
 def beat(books: Books, heartbeat: Heartbeat, at: float) -> None:
     """Say that the scheduler is alive."""
     set_status(books, HEARTBEAT, at, asdict(heartbeat))

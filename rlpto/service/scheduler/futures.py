@@ -5,14 +5,13 @@ The scheduler draws them, which takes moments; the process that looks ahead make
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.jobs import Job
-from rlpto.performance.tables import JobType
 from rlpto.planning.snapshot import Snapshot
 
 OWN_CLASS_JOBS = 10
@@ -73,14 +72,16 @@ def sample_arrivals(
     return tuple(found)
 
 
-def as_believed(snapshot: Snapshot, futures: Futures, jobs: Sequence[Job]) -> Futures:
-    """The futures with the speeds that a snapshot tells of their donors. jobs: all that the cluster remembers.
+def as_believed(snapshot: Snapshot, futures: Futures, jobs: Sequence[Job], told_type: IntArray) -> Futures:
+    """The futures with the speeds that a snapshot tells of their donors.
 
-    A donor that is forgotten is as fast as the newest job of its program; without any, what is like it is left out.
+    jobs: M, all that the cluster remembers. told_type: [M] theirs. A donor that is forgotten is as fast as the newest
+    job of its program; without any, what is like it is left out.
     """
-    told: dict[str, JobType] = {kind.model: kind for kind in snapshot.tables.types}
-    programs = {job.model: job.name for job in jobs}
-    types = [_type_of(donor, told, programs) for donor in futures.donors]
+    kinds = [snapshot.tables.types[number] for number in told_type.tolist()]
+    own = {job.name: kind for job, kind in zip(jobs, kinds, strict=True)}
+    programs = {job.model: kind for job, kind in zip(jobs, kinds, strict=True)}
+    types = [own.get(donor.name) or programs.get(donor.model) for donor in futures.donors]
     row = np.cumsum([kind is not None for kind in types]) - 1
     there = np.array([kind is not None for kind in types], dtype=np.bool_)
     donors = tuple(
@@ -93,9 +94,3 @@ def as_believed(snapshot: Snapshot, futures: Futures, jobs: Sequence[Job]) -> Fu
         kept = there[one.donor]
         arrivals.append(Arrivals(one.submit[kept], row[one.donor[kept]], one.priority[kept]))
     return Futures(donors, tuple(arrivals))
-
-
-def _type_of(donor: Job, told: Mapping[str, JobType], programs: Mapping[str, str]) -> JobType | None:
-    """Where jobs learn, every one has a type of its own, by its name; else programs have."""
-    like = programs.get(donor.model, "")
-    return told.get(donor.name) or told.get(like) or told.get(donor.model)

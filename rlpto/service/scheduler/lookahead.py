@@ -102,7 +102,9 @@ class Lookahead:
             sampled = None
             if futures is not None:
                 spread = [MEASURED if measured(number) else GUESSED for number in snapshot.index.tolist()]
-                sampled = Sampled(as_believed(snapshot, futures, cluster.jobs), np.array(spread))
+                sampled = Sampled(
+                    as_believed(snapshot, futures, cluster.jobs, state.jobs.store.told_type), np.array(spread)
+                )
             answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, sampled)
         except BrokenProcessPool:
             self._executor = _process()

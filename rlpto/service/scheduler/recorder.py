@@ -177,7 +177,7 @@ class Recorder:
 
 def goodput(report: JobReport, base: int) -> float:
     """Samples per second times statistical efficiency at a base batch size; all that is known where one is not."""
-    if not report.batch_size or not report.noise_scale > 0:
+    if not report.batch_size or not 0 < report.noise_scale < math.inf:
         return report.samples_per_second
     return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
 

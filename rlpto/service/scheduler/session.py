@@ -52,7 +52,8 @@ class Outside:
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
     spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
-    and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`.
+    and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`. ready: whether a
+    policy, by its spec, would hold nobody up.
     """
 
     backend: Backend
@@ -65,6 +66,7 @@ class Outside:
     look_ahead: bool = True
     executor: Executor | None = None
     timer: Callable[[], float] = time.monotonic
+    ready: Callable[[str], bool] = lambda _: True
 
 
 def open_session(
@@ -95,7 +97,8 @@ def open_session(
         specs_of=source.specs_of,
     )
     rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed)
+    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
+    source.can_switch = policy.can_obey
     volume = _volume(config, catalogue, shape, books, clock, outside.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)

@@ -15,7 +15,7 @@ from rlpto.service.books.curves import points_after, spans_of_job
 from rlpto.service.books.events import events_of_job
 from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.service.books.programs import get_program, set_program
-from rlpto.service.books.requests import ask, get_request, switch_in_force, switches
+from rlpto.service.books.requests import answer, ask, get_request, switch_in_force, switches
 from rlpto.service.books.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.service.books.users import add_user, change_user
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
@@ -140,6 +140,40 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     answered = get_request(service.books, late)
     assert answered is not None
     assert answered.problem == "it has ended"
+
+
+def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
+    ready = set[str]()
+    service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
+    first = submit(service)
+    slow = ask(service.books, "policy", "op", service.now(), body={"policy": "las"})
+    behind = ask(service.books, "policy", "op", service.now(), body={"policy": "sjf"})
+    in_vain = ask(service.books, "policy", "op", service.now(), body={"policy": "srtf"})
+    ready.add("sjf")
+    service.run(until(service, first, "finished"))
+    assert [one.policy for one in switches(service.books)] == ["fifo"], "requests are met in order"
+    answer(service.books, in_vain, service.now(), "withdrawn")
+    ready.update(("las", "srtf"))
+    service.run(lambda: (found := get_request(service.books, behind)) is not None and found.done_at is not None)
+    assert [one.policy for one in switches(service.books)] == ["sjf", "las", "fifo"]
+    for number in (slow, behind):
+        answered = get_request(service.books, number)
+        assert answered is not None
+        assert answered.problem == ""
+
+
+def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
+    settings = {"scheduler": {"policies": {"agent": "pretrained:philly"}}}
+    service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
+    jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
+    number = ask(service.books, "policy", "op", service.now(), body={"policy": "agent"})
+    service.run(lambda: all(row_of(service, job).state == "finished" for job in jobs))
+    answered = get_request(service.books, number)
+    assert answered is not None
+    assert answered.problem == ""
+    last = decisions(service.books, 0.0)[-1]
+    assert last.policy == "agent"
+    assert last.steering, "what it steers by is shown"
 
 
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:

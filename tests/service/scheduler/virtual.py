@@ -124,8 +124,9 @@ class VirtualService:
         look_ahead: bool = False,
         backend: Callable[..., VirtualBackend] = VirtualBackend,
         began: float | None = None,
+        ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._look_ahead = look_ahead
+        self._look_ahead, self._ready = look_ahead, ready
         self.world = FakeTime()
         self.world.wall = self.began = self.world.wall if began is None else began
         gpus = {f"n{number}": count for number, count in enumerate(nodes)}
@@ -166,6 +167,7 @@ class VirtualService:
             look_ahead=self._look_ahead,
             executor=Inline(),
             timer=self.now,
+            ready=self._ready,
         )
         self.parts, self.loop = open_session(self.settings, self.setup, books, database, outside)
 

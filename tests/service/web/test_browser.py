@@ -170,12 +170,12 @@ class TestPages:
             tabs.append(tab)
         for tab in tabs:
             tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
-        status.set_status(site.books, status.DRAIN, time.time(), True)
+        status.set_drained(site.books, True, "olga", time.time())
         add_event(site.books, "drain", time.time(), body={"on": True})
         for tab in tabs:
             tab.bring_to_front()
             tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
-        status.set_status(site.books, status.DRAIN, time.time(), False)
+        status.set_drained(site.books, False, "olga", time.time())
 
     @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/submit", "/history", "/admin", "/account"])
     def test_is_readable_at_400_pixels(self, site: Site, sign_in: Any, path: str) -> None:

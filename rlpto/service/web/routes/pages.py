@@ -18,7 +18,7 @@ from rlpto.service.web.problems import not_found
 from rlpto.service.web.rendering import page, static_response
 from rlpto.service.web.routes.account import user_answer
 from rlpto.service.web.routes.admin import program_answers
-from rlpto.service.web.routes.cluster import is_drained, node_answers, policy_answer, queue_entries
+from rlpto.service.web.routes.cluster import node_answers, policy_answer, queue_entries
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 
@@ -197,7 +197,7 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
         "counts": count_by_state(service.books),
         "scheduler": "not started" if silent is None else "at work" if silent < SILENCE_S else "silent",
         "silent": silent,
-        "drained": is_drained(service.books),
+        "drained": status.is_drained(service.books),
     }
 
 
