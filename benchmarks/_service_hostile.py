@@ -17,7 +17,7 @@ from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import web_process
 from tests.service.web.test_openapi import COMMITTED, ask_often
 
-CASES = 50
+CASES = 20
 """Requests of each operation, for each of two users, well-formed and not."""
 
 
