@@ -11,7 +11,8 @@ from rlpto.service.books.jobs import JobRow
 from rlpto.service.books.status import PredictionRow, QueueRow
 
 ASSUMES = (
-    "the policy in force stays, nobody submits or cancels, no node fails, and speeds are as they are believed to be; "
+    "the policy in force stays, nobody submits or cancels, no quota or drain holds a job back, no node fails, and "
+    "speeds are as they are believed to be; "
     "where an interval is told, it allows for those who are forecast to submit and for speeds that are not known well"
 )
 """What a prediction of start and finish takes for granted."""
