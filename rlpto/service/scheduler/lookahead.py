@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -31,6 +32,8 @@ LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
 MOST_POINTS = 5000
 """Decision points of one future after which what is not known by then is not predicted."""
+NICENESS = 10
+"""Of the process: whoever decides, trains and answers comes first."""
 BUSY_SHARE = 0.25
 """Share of the time that the process may be at work."""
 
@@ -122,7 +125,8 @@ class Lookahead:
 
 
 def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=os.nice, initargs=(NICENESS,))
 
 
 def arrivals_of(snapshot: Snapshot, future: Arrivals) -> list[Job]:
