@@ -199,7 +199,7 @@ def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Se
     lines = log_lines(service.settings.folder, job, 1, 1000)
     assert [line.n for line in lines] == list(range(1, len(lines) + 1))
     assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
-    assert all(span.ended is not None for span in spans_of_job(service.books, job))
+    service.until(lambda: all(span.ended is not None for span in spans_of_job(service.books, job)))
 
 
 def test_s5_the_first_job_takes_three_commands_and_five_minutes(tmp_path: Path) -> None:
