@@ -113,6 +113,7 @@ def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
         service.switch(policy)
         rows = service.over(*submit_together(service, work))
         assert {row.state for row in rows} == {"finished"}
+        service.until(lambda: not service.workers())  # what they held is in the books
         began = min(row.started or 0.0 for row in rows)
         ends = [(row.ended or 0.0) - began for row in rows]
         found[policy] = max(ends), sum(ends) / len(ends), busy_share(service, rows, NODES * GPUS, 4)
@@ -199,7 +200,7 @@ def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Se
     lines = log_lines(service.settings.folder, job, 1, 1000)
     assert [line.n for line in lines] == list(range(1, len(lines) + 1))
     assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
-    assert all(span.ended is not None for span in spans_of_job(service.books, job))
+    service.until(lambda: all(span.ended is not None for span in spans_of_job(service.books, job)))
 
 
 def test_s5_the_first_job_takes_three_commands_and_five_minutes(tmp_path: Path) -> None:

@@ -161,15 +161,19 @@ def nodes(books: Books) -> list[NodeRow]:
     return [] if found is None else [NodeRow(**node) for node in found[1]]
 
 
-def set_queue(books: Books, rows: Sequence[QueueRow]) -> None:
-    """Replace the queue."""
+def set_queue(books: Books, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
+    """Replace the queue. before: what stands there; of thousands of rows only those are written that differ."""
+    known, there = set(before), {row.job for row in rows}
+    gone = [(row.job,) for row in before if row.job not in there]
+    new = [(row.job, row.position, row.gpus_ahead, row.reason) for row in rows if row not in known]
     with books.transaction():
-        books.write("DELETE FROM queue")
-        if rows:
-            books.write(
-                "INSERT INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)",
-                *((row.job, row.position, row.gpus_ahead, row.reason) for row in rows),
-            )
+        if not before:
+            books.write("DELETE FROM queue")
+        if gone:
+            books.write("DELETE FROM queue WHERE job = ?", *gone)
+        if new:
+            statement = "INSERT OR REPLACE INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)"
+            books.write(statement, *new)
 
 
 def queue(books: Books, limit: int = -1) -> list[QueueRow]:

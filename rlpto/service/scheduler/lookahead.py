@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -35,6 +36,8 @@ guesses are off by half, and after, as sizes that have not been measured are; an
 """
 MOST_POINTS = 5000
 """Decision points of one future after which what is not known by then is not predicted."""
+NICENESS = 10
+"""Of the process: whoever decides, trains and answers comes first."""
 BUSY_SHARE = 0.25
 """Share of the time that the process may be at work."""
 
@@ -137,7 +140,8 @@ class Lookahead:
 
 
 def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=os.nice, initargs=(NICENESS,))
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,9 @@ class Recorder:
         """Write down the queue, if it is another."""
         if tuple(rows) == self._queue:
             return
-        self._queue = tuple(rows)
+        before, self._queue = self._queue, tuple(rows)
         with self.books.transaction():
-            set_queue(self.books, rows)
+            set_queue(self.books, rows, before)
             add_event(self.books, "queue", self.wall(), body={"waiting": len(rows)})
 
     def decided(self, row: DecisionRow, reward: FloatArray | None) -> None:
