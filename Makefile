@@ -28,7 +28,7 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster tests/service
 
 lint: $(VENV)/.dev  ## formatting, style, types, and which package may import which
 	$(BIN)/ruff format --check .

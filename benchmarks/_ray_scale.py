@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from _common import Check
-from _ray_job import BATCH, SAMPLES, experiment, load, rlpto
+from _ray_job import experiment, load, rlpto
 
 NODES, GPUS, EACH = 4, 16, 4
 PACE = 4.0
@@ -43,11 +43,15 @@ def run(_: int) -> tuple[list[Check], dict[str, object]]:
 
 
 def judged(database: sqlite3.Connection) -> tuple[list[Check], dict[str, object]]:
-    """What the session database tell."""
+    """What the session database tells."""
     latency = [row[0] for row in database.execute("SELECT latency FROM decisions")]
-    speeds = database.execute("SELECT samples_per_second, workers FROM profile WHERE count >= ?", (ENOUGH,)).fetchall()
-    steps = math.ceil(SAMPLES / BATCH)  # of an epoch, the last one with what is left
-    timing = [abs(SAMPLES / steps / speed * workers / PACE - 1.0) for speed, workers in speeds]
+    # From when all workers of a job trained to its end: of those that nothing has disturbed.
+    spans = database.execute(
+        "SELECT finish_time - min(applied_at), step FROM jobs JOIN allocations ON job = jobs.id WHERE applied_at "
+        "IS NOT NULL AND jobs.state = 'finished' AND rescales = 0 AND recoveries = 0 AND step >= ? GROUP BY jobs.id",
+        (ENOUGH,),
+    )
+    timing = [abs(seconds / step / (PACE / EACH) - 1.0) for seconds, step in spans]
     finished, failed = (
         database.execute("SELECT count(*) FROM jobs WHERE state = ?", (state,)).fetchone()[0]
         for state in ("finished", "failed")
@@ -72,7 +76,7 @@ def judged(database: sqlite3.Connection) -> tuple[list[Check], dict[str, object]
 def most_training(database: sqlite3.Connection) -> int:
     """Most GPUs that trained at once: of jobs whose workers all trained, until the job had finished."""
     query = (
-        "SELECT min(applied_at), finish_time FROM allocations JOIN jobs ON job = name "
+        "SELECT min(applied_at), finish_time FROM allocations JOIN jobs ON job = jobs.id "
         "WHERE applied_at IS NOT NULL GROUP BY job"
     )
     spans = database.execute(query).fetchall()

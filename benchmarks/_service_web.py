@@ -1,4 +1,4 @@
-"""The web process of a job service: submissions under load and under kills, a long history, and the first paint."""
+"""The web process of a job service: submissions under load, a long history, the first paint, and live pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import http.client
 import json
 import multiprocessing
 import os
-import signal
 import statistics
 import tempfile
 import threading
@@ -18,9 +17,9 @@ from typing import Any
 
 from _common import Check
 
-from rlpto.client import Client
 from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import NewJob, change_job, insert_job
+from rlpto.service.books.events import add_event
+from rlpto.service.books.jobs import NewJob, State, change_job, insert_job
 from rlpto.service.books.users import add_token, add_user
 from rlpto.service.settings import ServiceSettings
 from tests.service.web.demo import fill_demo
@@ -30,8 +29,8 @@ from tests.service.web.test_browser import CHROMIUM, FLAGS
 
 Found = tuple[list[Check], dict[str, object]]
 CLIENTS, SECONDS = 32, 15.0
-SUBMISSIONS, SUBMITTERS, KILLS = 1000, 8, 20
 HISTORY, PAGES = 10_000, 200
+CHANGES, LIVE_MS = 20, 1000.0
 
 
 @contextmanager
@@ -94,48 +93,6 @@ def _write_beside(path: Path, until: float, wait: Any) -> None:
         books.write("INSERT OR REPLACE INTO status VALUES ('load', ?, '1')", (time.time(),))
         time.sleep(0.1)
     wait.value = books.longest_wait_s
-
-
-def submissions() -> Found:
-    """Submissions by several clients while the web process is killed again and again."""
-    made: list[str] = []
-    left = iter(range(SUBMISSIONS))
-    lock = threading.Lock()
-    with service() as (web, settings, tokens):
-
-        def submit() -> None:
-            with Client(web.address, tokens["ann"], patience=120.0) as client:
-                while True:
-                    with lock:
-                        number = next(left, None)
-                    if number is None:
-                        return
-                    made.append(client.submit("digits", name=f"job {number}")["id"])
-
-        threads = [threading.Thread(target=submit) for _ in range(SUBMITTERS)]
-        for thread in threads:
-            thread.start()
-        kills = 0
-        while kills < KILLS and any(thread.is_alive() for thread in threads):
-            goal = min(SUBMISSIONS - 1, (kills + 1) * SUBMISSIONS // (KILLS + 5))
-            while len(made) < goal:
-                time.sleep(0.01)
-            web.process.send_signal(signal.SIGKILL)
-            web.process.wait()
-            kills += 1
-            web.start()
-            web.wait()
-        for thread in threads:
-            thread.join()
-        books = Books(settings.books)
-        names = [row[0] for row in books.rows("SELECT name FROM jobs")]
-        kept = {row[0] for row in books.rows("SELECT id FROM jobs")}
-    return [
-        Check("kills of the web process", kills, "", KILLS, True),
-        Check("acknowledged jobs that are lost", len(set(made) - kept), "", 0, False),
-        Check("jobs that were made twice", len(names) - len(set(names)), "", 0, False),
-        Check("jobs in the books", len(names), "", SUBMISSIONS, True),
-    ], {}
 
 
 def history() -> Found:
@@ -232,9 +189,42 @@ def paint() -> Found:
     ], {}
 
 
+def live() -> Found:
+    """From an event in the books to the page that shows it, in Chromium, on a job's page."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        print("live skipped: no Chromium is installed")
+        return [], {}
+    took = []
+    with service() as (web, settings, tokens), sync_playwright() as started:
+        job = fill_demo(settings)["running"]
+        books = Books(settings.books, durable=False)
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        secret = {"token": tokens["root"]}
+        page.request.post(f"{web.address}/api/v1/session", data=secret, headers={"Origin": web.address})
+        page.goto(f"{web.address}/jobs/{job}")
+        page.wait_for_selector("#live[data-state=on]")
+        for number in range(CHANGES):
+            state: State = ("queued", "running")[number % 2]
+            began = time.perf_counter()
+            with books.transaction():
+                change_job(books, job, time.time(), state=state)
+                add_event(books, "job", time.time(), job, "ann", {"state": state})
+            page.wait_for_selector(f"#job[data-state={state}]")
+            took.append(1000 * (time.perf_counter() - began))
+            time.sleep(0.3)  # what comes at once is shown at once
+        browser.close()
+        books.close()
+    return [Check("event to page, slowest of 20", max(took), "ms", LIVE_MS, False)], {
+        "event to page, median [ms]": round(statistics.median(took))
+    }
+
+
 PARTS: dict[str, Callable[[], Found]] = {
     "load": load,
-    "submissions": submissions,
     "history": history,
     "paint": paint,
+    "live": live,
 }

@@ -1,31 +1,57 @@
-"""The job service: submissions under load and under kills, a long history, the first paint, and its scheduler."""
+"""The job service: load, switches and kills of a whole one, a long history, the pages, its scheduler, predictions,
+months of service, and drawn requests."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import _common
 from _common import Check
 
+Found = tuple[list[Check], dict[str, object]]
+
 
 def main() -> None:
     import _service_web
+    import _service_whole
+    from _service_hostile import drawn_requests
+    from _service_months import months_of_service
+    from _service_predictions import predicted_finishes
 
+    parts: dict[str, Callable[[], Found]] = {
+        **_service_web.PARTS,
+        **_service_whole.PARTS,
+        "scheduler": scheduler,
+        "predictions": predicted_finishes,
+        "months": months_of_service,
+        "hostile": drawn_requests,
+    }
     parser = _common.parser(__doc__ or "")
-    names = (*_service_web.PARTS, "scheduler")
+    names = tuple(parts)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(names)}; without any: all")
+    parser.add_argument(
+        "--agent",
+        default=_service_whole.AGENT,
+        help="switch: agent as in `scheduler.policies`, agent:run=FOLDER for one",
+    )
+    parser.add_argument("--whole", action="store_true", help="submissions: wait until all 1,000 jobs have trained")
     options = parser.parse_args()
     unknown = sorted(set(options.parts) - set(names))
     if unknown:
         _common.refuse(f"there is no part {unknown[0]!r}: expected {', '.join(names)}")
+    parts["switch"] = partial(_service_whole.switch, options.agent)
+    parts["submissions"] = partial(_service_whole.submissions, options.whole)
     checks: list[Check] = []
     facts: dict[str, object] = {}
     for part in options.parts or names:
-        found, said = scheduler() if part == "scheduler" else _service_web.PARTS[part]()
+        found, said = parts[part]()
         checks += found
         facts |= said
     _common.finish(checks, options.json, **facts)
 
 
-def scheduler() -> tuple[list[Check], dict[str, object]]:
+def scheduler() -> Found:
     """The scheduler after ten thousand finished jobs."""
     from _service_scheduler import MOST_GROWTH_MB, MOST_RESTART_S, MOST_WAIT_S, scheduler_after_many_jobs
 

@@ -21,6 +21,8 @@ ENDED = ("finished", "failed", "cancelled", "rejected")
 """States of jobs that are over."""
 _RETRIED = (502, 503, 504)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_SWITCH_TIMEOUT_S = 190.0
+"""Longest wait for a policy to be in force; the service itself gives up a little earlier."""
 
 Answer = dict[str, Any]
 """What the service answers, as openapi.json describes it."""
@@ -201,11 +203,10 @@ class Client:
         return self._ask("GET", "/policy")
 
     def switch(self, policy: str, reason: str = "") -> Answer:
-        """Let another policy decide; returns once it is in force."""
-        tag = f'"{self.policy()["number"]}"'
-        return self._ask(
-            "PUT", "/policy", json={"policy": policy, "reason": reason}, headers={"If-Match": tag}, again=False
-        )
+        """Let another policy decide; returns once it is in force, which takes up to a minute the first time that one is
+        asked for which has to be compiled."""
+        wanted = {"json": {"policy": policy, "reason": reason}, "headers": {"If-Match": f'"{self.policy()["number"]}"'}}
+        return self._ask("PUT", "/policy", **wanted, timeout=_SWITCH_TIMEOUT_S, again=False)
 
     def drain(self, on: bool) -> Answer:
         """Let no further job start, or let them start again."""

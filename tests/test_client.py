@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
 from rlpto.errors import RlptoError
+from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.service.books import curves, status
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
 from rlpto.service.books.jobs import change_job
-from rlpto.service.books.logs import LogWriter, log_files
+from rlpto.service.books.logs import job_folder
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
@@ -92,7 +93,7 @@ class TestClient:
     def test_logs_and_curves(self, running: Running) -> None:
         with running.client() as client:
             job = client.submit("digits")["id"]
-            writer = LogWriter(log_files(running.folder, job)[1])
+            writer = OutputLog(job_folder(running.folder, job))
             for number in range(3):
                 writer.write(f"epoch {number}", time.time())
                 curves.add_point(running.books, job, time.time(), number, 1, loss=1.0)
@@ -195,7 +196,7 @@ class TestCommand:
         assert "is cancelled already" in command("job", "cancel", job)
         assert job in command("history", "--state", "cancelled")
         assert job not in command("history", "--state", "finished")
-        writer = LogWriter(log_files(running.folder, job)[1])
+        writer = OutputLog(job_folder(running.folder, job))
         writer.write("line \x1b[31mred", 1.0)
         assert command("job", "logs", job).startswith("line \ufffd[31mred")
 

@@ -142,8 +142,11 @@ class RetentionSettings(Settings):
     """Decisions."""
     spans: int = Field(200_000, ge=1000)
     """Allocations that are over."""
+    audit: int = Field(100_000, ge=1000)
+    """Changes in the audit trail, and as many switches of the policy."""
     logs_days: float = Field(90.0, gt=0)
-    """Days after its end that a job's log lines and checkpoints are kept."""
+    """Days after its end that a job's log lines and checkpoints are kept; as long task volume, answered requests, and
+    tokens and sessions that have ended."""
 
 
 class SchedulerSettings(Settings):
@@ -162,8 +165,6 @@ class SchedulerSettings(Settings):
     """Packages whose classes the role developer may train by path, such as `my_package.programs`."""
     predict_every: float = Field(5.0, gt=0)
     """Seconds from one prediction of starts and finishes to the next, at least."""
-    idle_runner: float = Field(60.0, ge=0)
-    """Seconds after which the processes of a job without GPUs end, until it is given some again."""
 
 
 class ServiceSettings(Settings):

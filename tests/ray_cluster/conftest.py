@@ -25,16 +25,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class OneSharesTheCluster(LoadScopeScheduling):
-    """Gives one process of xdist all tests but those of `OWN`, so that there is one shared cluster."""
+    """Gives one process of xdist all tests but those of `OWN` and of services, so that there is one shared cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = PurePosixPath(nodeid.partition("::")[0]).name
-        return file if file in OWN else "shared"
+        path = PurePosixPath(nodeid.partition("::")[0])
+        return path.name if path.name in OWN or "service" in path.parts else "shared"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
-    """How `pytest -n 2 --dist loadgroup tests/ray_cluster` shares tests out."""
+    """How `pytest -n 2 --dist loadgroup tests/ray_cluster tests/service` shares tests out."""
     return OneSharesTheCluster(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 

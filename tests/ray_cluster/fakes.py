@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from rlpto.ray_cluster.messages import Checkpoint, JobReport, JobSpec, Plan
@@ -68,6 +68,11 @@ class FakeController:
         self.ready_at = now + self.delay if len(kept) < len(command.plan.nodes) else now
 
     @property
+    def speed(self) -> float:
+        """Epochs per second."""
+        return self.rate * len(self.training_on)
+
+    @property
     def ends_at(self) -> float:
         return self.spec.epochs * (1.0 if self.spec.stop is None else self.spec.stop.after)
 
@@ -82,7 +87,7 @@ class FakeController:
             self.serving_on = self.servers
             self.rescales += bool(self.training_on)
             self.applied, self.training_on = self.generation, self.nodes
-        self.progress += self.rate * len(self.training_on) * seconds
+        self.progress += self.speed * seconds
         self.state = "running" if self.training_on else "waiting"
         if self.progress >= self.ends_at:
             self.note = "" if self.spec.stop is None else f"stopped early at epoch {self.progress:g}"
@@ -97,7 +102,7 @@ class FakeBackend:
     """A cluster in memory. gpus, cpus: by node; kinds: of the GPUs. delay: s until a command is in force. rate:
     epochs/s of a worker.
 
-    broken: nodes on which nothing comes up: who grows into them goes on as before.
+    broken: nodes on which nothing comes up: who grows into them goes on as before. controller: makes one.
     """
 
     world: FakeTime
@@ -113,6 +118,7 @@ class FakeBackend:
     cpus: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    controller: Callable[..., FakeController] = FakeController
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
 
@@ -128,7 +134,7 @@ class FakeBackend:
     def start(self, spec: JobSpec, resume: bool) -> None:
         self.started.append((spec.id, resume))
         progress = self.saved.get(spec.id, 0.0) if resume else 0.0
-        self.controllers[spec.id] = FakeController(spec, self.delay, self.rate, progress=progress)
+        self.controllers[spec.id] = self.controller(spec, self.delay, self.rate, progress=progress)
         self.controllers[spec.id].broken = self.broken
 
     def command(self, command: Command) -> None:

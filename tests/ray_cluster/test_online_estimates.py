@@ -50,15 +50,17 @@ def estimates(
     metric: str = "goodput",
     kinds: dict[str, int] | None = None,
     ratio: Callable[[str, str, str], float] = alike,
+    pooled: bool = False,
 ) -> OnlineEstimates:
     jobs = [replace(make_job(i, 0.0, 20.0, max_gpus=MOST), model="m", metric=metric) for i in range(count)]
     made = [JobSpec(job.name, job.name, "s", program.training, "f", BATCH, job.epochs, 1000) for job in jobs]
-    return OnlineEstimates(jobs, made, {"m": program}, np.full(count, SAMPLES), MOST, kinds or {"gpu": PER_NODE}, ratio)
+    samples, known = np.full(count, SAMPLES), kinds or {"gpu": PER_NODE}
+    return OnlineEstimates(jobs, made, {"m": program}, samples, MOST, known, ratio, pooled=pooled)
 
 
 def packed(found: OnlineEstimates, job: int = 0) -> np.ndarray:
     """Epochs per second with 1, 2, ... GPUs on few nodes, in the first epoch."""
-    return found.tables.rates[found.tables.packed_rows(PER_NODE)[job, 1:], 0]
+    return found.tables.rates[found.tables.packed_rows(PER_NODE)[found.type_of[job], 1:], 0]
 
 
 def told(found: OnlineEstimates, job: int = 0, **report: object) -> OnlineEstimates:
@@ -188,6 +190,30 @@ class TestKinds:
     def test_where_there_is_one_kind_its_name_does_not_matter(self) -> None:
         found = told(estimates(), throughput=(Measured(1, 1, 700.0, 50, gpu="h100"),))
         assert packed(found)[0] * SAMPLES == pytest.approx(700.0)
+
+
+class TestPooled:
+    def test_jobs_that_wait_are_of_one_type_until_one_of_them_trains(self) -> None:
+        found = estimates(count=500, pooled=True)
+        assert len(found.tables.types) == 1
+        told(found, 3, throughput=sizes((1, 1, 1000.0)))
+        assert len(found.tables.types) == 2
+        assert packed(found, 3)[0] == pytest.approx(1.0)
+        assert packed(found, 0)[0] == packed(found, 499)[0] == pytest.approx(0.5), "as guessed"
+        told(found, 7, throughput=sizes((1, 1, 2000.0)), noise_scale=300.0)
+        assert len(found.tables.types) == 3
+        assert packed(found, 3)[0] == pytest.approx(1.0)
+
+    def test_a_job_that_comes_later_knows_what_like_ones_have_seen(self) -> None:
+        found = told(estimates(count=2, pooled=True), 0, throughput=sizes((1, 1, 1000.0)))
+        new = replace(make_job(2, 0.0, 20.0, max_gpus=MOST), model="m")
+        spec = JobSpec("later", "later", "s", PROGRAM.training, "f", BATCH, new.epochs, 1000)
+        tables = replace(linear_tables(), types=(new.type,), samples=np.array([SAMPLES]))
+        found.append([new], [spec], tables)
+        assert packed(found, 2)[0] == pytest.approx(1.0)
+        found.keep(np.array([1, 2]))
+        assert packed(found, 0)[0] == pytest.approx(0.5)
+        assert packed(found, 1)[0] == pytest.approx(1.0)
 
 
 class TestAccuracy:

@@ -111,8 +111,7 @@ class RayCluster:
         self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
         self.estimates = estimates
         if estimates is not None:
-            self.columns.delay = estimates.tables.rescale_delay
-            self.store.told_type[:] = np.arange(len(self.store))  # what is believed of each job has a type of its own
+            self._tell_anew(estimates)
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
@@ -213,6 +212,8 @@ class RayCluster:
             self._take_types(state.jobs.index, types)
             self._count()
             policy, latency = self._policy
+            # Of a service thousands of jobs may wait for months: only who has GPUs is noted.
+            noted = [job for job in ids if after[job] or present[job].nodes] if self.serves else ids
             self.database.decision(
                 Decision(
                     time=self.time,
@@ -222,8 +223,8 @@ class RayCluster:
                     held=self.held_gpus,
                     active=self.active_jobs,
                     waiting=sum(gpus == 0 for gpus in after.values()),
-                    observation={job: len(plan.nodes) for job, plan in present.items()},
-                    action=after,
+                    observation={job: len(present[job].nodes) for job in noted},
+                    action={job: after[job] for job in noted},
                     batch_sizes={job: plan.batch_size for job, plan in plans.items() if plan.batch_size},
                 )
             )
@@ -281,8 +282,8 @@ class RayCluster:
             if self.changed or now >= self._written + WRITE_INTERVAL_S:
                 self._write_all()
         self._commands.send_due(now)
-        if self.estimates is not None:
-            self.estimates.learn()
+        if self.estimates is not None and self.estimates.learn():
+            self._tell_anew(self.estimates)
         if self._written == now:
             self._tell()
         if self._fatal is not None:
@@ -436,6 +437,13 @@ class RayCluster:
             number = self._number[job]
             if self.columns.give(number, len(nodes), self.time):
                 self.database.set_job(job, rescales=int(self.store.rescales[number]))
+
+    def _tell_anew(self, estimates: OnlineEstimates) -> None:
+        """Policies are told what is believed of each job now: jobs are of other types, by number."""
+        self.store.told_type[:] = estimates.type_of
+        self.columns.delay = estimates.tables.rescale_delay[estimates.type_of]
+        entries = self._commands.claims.entries
+        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
         """What jobs number `index` [n] are told to be from now on: of types [n], by their batch sizes."""

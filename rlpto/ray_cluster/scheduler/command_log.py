@@ -52,7 +52,9 @@ class CommandLog:
             # In the database first: what may have been sent counts as sent.
             self._database.commanded(command.generation, time)
             self._send(command, time)
-        for job, entry in list(self.claims.entries.items()):
+        # Thousands may wait: nobody has anything to be told of them.
+        involved = [(job, entry) for job, entry in self.claims.entries.items() if entry.planned.nodes or entry.sent]
+        for job, entry in involved:
             if entry.planned.nodes:
                 self._start(job)  # while others make room for its workers
             again = self.claims.unconfirmed(job)

@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -39,6 +39,8 @@ from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str], float]
 """How many times as fast one GPU of a kind is as one of another, given both."""
+Fit = Callable[[ProgramSettings, tuple[Measured, ...]], ThroughputLaw]
+"""As `estimated_throughput`."""
 ENOUGH_STEPS = 5
 """Steps of a size before its speed counts as measured."""
 SPEED_CHANGE, NOISE_CHANGE, CURVE_CHANGE = 0.05, 0.2, 0.1
@@ -84,13 +86,16 @@ class Estimate:
     metric: str = DEFAULT_METRIC
     laws: Mapping[str, ThroughputLaw] = field(default_factory=dict)
 
-    def after(self, newer: Evidence) -> Estimate:
-        """What is believed after newer evidence; the very same object unless that says something notably new."""
+    def after(self, newer: Evidence, fit: Fit | None = None) -> Estimate:
+        """What is believed after newer evidence; the very same object unless that says something notably new.
+
+        fit: in place of `estimated_throughput`.
+        """
         kept, profile, laws = self.evidence, self.profile, dict(self.laws)
         if newer.speeds and not _same_speeds(kept.speeds, newer.speeds):
             for gpu, speeds in _by_kind(newer.speeds).items():
                 if gpu not in laws or not _same_speeds(_by_kind(kept.speeds).get(gpu, ()), speeds):
-                    laws[gpu] = estimated_throughput(self.program, speeds)
+                    laws[gpu] = (fit or estimated_throughput)(self.program, speeds)
             kept = replace(kept, speeds=newer.speeds)
             profile = replace(profile, throughput=next(iter(laws.values())))
         if not math.isnan(newer.noise_scale) and not _near(kept.noise_scale, newer.noise_scale, NOISE_CHANGE):
@@ -146,12 +151,13 @@ class Estimate:
 
 
 class OnlineEstimates:
-    """What is believed of all jobs of a session; type i of `tables` is job i.
+    """What is believed of all jobs of a session; job i is of type `type_of[i]` [M] of `tables`.
 
     jobs, specs: in one order. programs: settings by model. samples: [M] of an epoch of each job's profile, which speeds
     refer to. max_gpus: most GPUs that tables tell about. kinds: of GPU, and how many the largest node of each has.
     ratio: how many times as fast one GPU of a kind is as one of another, given the model, the kind and the other.
-    pooled: jobs of one program with the same options and batch size share what was seen of speed and noise.
+    pooled: jobs of one program with the same options and batch size share what was seen of speed and noise. Those of
+    which the same is believed, as of all that wait, are of one type then: there may be thousands.
     nobody: the tables while there are no jobs; needed where there may be none. most_epochs: of a job's table, whose
     last epoch stands for those that follow; None: all of them.
     """
@@ -174,11 +180,14 @@ class OnlineEstimates:
         self._nobody = nobody
         self._pool: dict[str, Evidence] | None = {} if pooled else None
         self._like: list[str] = []
+        self._fits: dict[tuple[str, str], tuple[tuple[Measured, ...], ThroughputLaw]] = {}
+        self._shared: dict[tuple[object, ...], Estimate] = {}
+        self._made = 0
         self._size = (max_gpus, dict(kinds))
         self._programs, self._ratio = programs, ratio
         self._ratios: list[Ratio] = []
         self._estimates: list[Estimate] = []
-        self._parts: list[dict[tuple[JobType, str], TypeTables]] = []
+        self._parts: dict[int, dict[tuple[JobType, str], TypeTables]] = {}
         self._news: dict[int, Evidence] = {}
         self._add(jobs, specs, samples)
 
@@ -189,23 +198,37 @@ class OnlineEstimates:
     def keep(self, index: IntArray) -> None:
         """Forget all jobs but those at `index` [n], which are numbered anew."""
         kept = index.tolist()
-        for name in ("_ratios", "_estimates", "_parts", "_like"):
+        for name in ("_ratios", "_estimates", "_like"):
             setattr(self, name, [getattr(self, name)[job] for job in kept])
         self._news = {new: self._news[job] for new, job in enumerate(kept) if job in self._news}
-        self.tables = self._compiled()
+        there = set(map(id, self._estimates))
+        self._shared = {key: estimate for key, estimate in self._shared.items() if id(estimate) in there}
+        self._tell()
 
     def _add(self, jobs: Sequence[Job], specs: Sequence[JobSpec], samples: FloatArray) -> None:
         for job, spec, own in zip(jobs, specs, samples, strict=True):
-            ratio = partial(self._ratio, job.model)
-            estimate = _first_estimate(job, spec, self._programs[job.model], float(own), self._most_epochs)
             like = json.dumps([spec.training, dict(spec.options), spec.batch_size, spec.float64], sort_keys=True)
-            if self._pool is not None and like in self._pool:
-                estimate = estimate.after(self._pool[like])
             self._like.append(like)
-            self._ratios.append(ratio)
+            self._ratios.append(partial(self._ratio, job.model))
+            program = self._programs[job.model]
+            if self._pool is None:
+                estimate = _first_estimate(job, spec, program, float(own), self._most_epochs)
+            else:
+                epochs = min(math.ceil(job.epochs), self._most_epochs or math.inf)
+                key = (like, job.model, id(program), job.metric, job.max_gpus, epochs, float(own))
+                before = self._shared.get(key)
+                if before is None:
+                    first = _first_estimate(job, spec, program, float(own), self._most_epochs)
+                    before = self._named(first)
+                after = before.after(self._pool[like], self._fit_of(like)) if like in self._pool else before
+                estimate = self._shared[key] = before if after is before else self._named(after)
             self._estimates.append(estimate)
-            self._parts.append(estimate.tables(*self._size, ratio))
-        self.tables = self._compiled()
+        self._tell()
+
+    def _named(self, estimate: Estimate) -> Estimate:
+        """The estimate under a name that no other one has: several may come from one."""
+        self._made += 1
+        return replace(estimate, profile=replace(estimate.profile, name=f"{self._made}"))
 
     def heard(self, job: int, report: JobReport) -> None:
         """Take note of a report about job number `job`."""
@@ -221,8 +244,21 @@ class OnlineEstimates:
         speeds = tuple(sizes[size] for size in sorted(sizes))
         self._pool[like] = Evidence(speeds, noise)  # at the end: the one that was heard of last
         if len(self._pool) > POOLED_PROGRAMS:
-            del self._pool[next(iter(self._pool))]
+            lost = next(iter(self._pool))
+            del self._pool[lost]
+            self._fits = {key: kept for key, kept in self._fits.items() if key[0] != lost}
         return Evidence(speeds, noise, own.accuracy)
+
+    def _fit_of(self, like: str) -> Fit:
+        """Fits that like jobs share, as long as what was measured has hardly changed: one may take half a second."""
+
+        def fit(program: ProgramSettings, speeds: tuple[Measured, ...]) -> ThroughputLaw:
+            key = like, speeds[0].gpu
+            if key not in self._fits or not _same_speeds(self._fits[key][0], speeds):
+                self._fits[key] = speeds, estimated_throughput(program, speeds)
+            return self._fits[key][1]
+
+        return fit
 
     def learn(self) -> bool:
         """Think about what was heard until one job has to be fitted anew, which may take some tenths of a second.
@@ -231,17 +267,21 @@ class OnlineEstimates:
         """
         for job in list(self._news):
             before = self._estimates[job]
-            after = before.after(self._news.pop(job))
+            fit = None if self._pool is None else self._fit_of(self._like[job])
+            after = before.after(self._news.pop(job), fit)
             if after is not before:
-                self._estimates[job] = after
-                self._parts[job] = after.tables(*self._size, self._ratios[job])
-                self.tables = self._compiled()
+                self._estimates[job] = after if self._pool is None else self._named(after)
+                self._tell()
                 return True
         return False
 
     def profile(self, job: int) -> Profile:
         """What is believed of a job now."""
         return self._estimates[job].profile
+
+    def is_measured(self, job: int) -> bool:
+        """Whether the speed of a job, or of like ones, was measured."""
+        return bool(self._estimates[job].evidence.speeds)
 
     def _told_apart(self, evidence: Evidence) -> Evidence:
         """Evidence about kinds of GPU that tables tell apart: where there is one, every GPU is of that."""
@@ -252,14 +292,27 @@ class OnlineEstimates:
             speeds = tuple(size for size in evidence.speeds if size.gpu in kinds)
         return replace(evidence, speeds=speeds)
 
-    def _compiled(self) -> SpeedTables:
-        """Tables in which every job is a type, with a variant for every kind of GPU."""
-        types = [estimate.type for estimate in self._estimates]
-        if not types and self._nobody is not None:
-            return self._nobody
-        parts = {kind: part for parts in self._parts for kind, part in parts.items()}
+    def _tell(self) -> None:
+        """Bring `tables` and `type_of` up to date: each estimate is a type, with a variant for every kind of GPU."""
+        number: dict[int, int] = {}
+        self.type_of: IntArray = np.array(
+            [number.setdefault(id(estimate), len(number)) for estimate in self._estimates], dtype=np.int64
+        )
+        if not number and self._nobody is not None:
+            self._parts, self.tables = {}, self._nobody
+            return
+        if [*number] == [*self._parts]:
+            return
+        ratios = dict(zip(map(id, self._estimates), self._ratios, strict=True))
+        estimates = {id(estimate): estimate for estimate in self._estimates}
+        self._parts = {
+            key: self._parts[key] if key in self._parts else estimates[key].tables(*self._size, ratios[key])
+            for key in number
+        }
         most, kinds = self._size
-        return compile_tables(_Parts(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds)
+        parts = {kind: part for parts in self._parts.values() for kind, part in parts.items()}
+        types = [estimates[key].type for key in number]
+        self.tables = compile_tables(_Parts(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds)
 
 
 @dataclass(frozen=True)
@@ -268,12 +321,16 @@ class _Parts:
 
     parts: Mapping[tuple[JobType, str], TypeTables]
 
+    @cached_property
+    def _facts(self) -> dict[str, ModelFacts]:
+        return {kind.model: part.facts for (kind, _), part in self.parts.items()}
+
     @property
     def models(self) -> tuple[str, ...]:
-        return tuple(sorted({kind.model for kind, _ in self.parts}))
+        return tuple(sorted(self._facts))
 
     def facts(self, model: str) -> ModelFacts:
-        return next(part.facts for (kind, _), part in self.parts.items() if kind.model == model)
+        return self._facts[model]
 
     def type_tables(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class ServingCluster(RayCluster):
         super()._append(jobs, specs)
         if self.estimates is not None:
             self.estimates.append(jobs, specs, self.tables)
-            self._tell_anew()
+            self._tell_anew(self.estimates)
 
     def _withdraw(self, job: str) -> None:
         """End a job that nobody wants any more. One that has ended before that stays as it is."""
@@ -94,15 +94,16 @@ class ServingCluster(RayCluster):
         self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
         self.store.priority[number], self.store.risen[number] = priority, 0
 
-    def forget_ended(self, decisions: int) -> tuple[str, ...]:
+    def forget_ended(self, decisions: int, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. Those that are left are numbered anew.
 
-        decisions: so many of the newest decisions and events stay in the database. Whoever remembers jobs by their
-        numbers, such as a policy, has to be reset.
+        decisions: so many of the newest decisions and events stay in the database. kept: ids of jobs to remember.
+        Whoever remembers jobs by their numbers, such as a policy, has to be reset.
         """
         there = np.array([self._commands.has_controller(job) for job in self.ids], dtype=np.bool_)
         ended = ~self.columns.active & (self.columns.held == 0) & ~there & (np.arange(len(self.ids)) < self._next)
-        lost, kept = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
+        ended &= np.array([job not in kept for job in self.ids], dtype=np.bool_)
+        lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
         if not lost:
             return ()
         with self.database.transaction():
@@ -113,18 +114,10 @@ class ServingCluster(RayCluster):
             self.reports.pop(job, None)
             self._losses.pop(job, None)
         self._next -= len(lost)
-        self.columns.keep(kept)
-        ids = tuple(self.ids[number] for number in kept.tolist())
-        self._number_anew(tuple(self.jobs[number] for number in kept.tolist()), ids)
+        self.columns.keep(left)
+        ids = tuple(self.ids[number] for number in left.tolist())
+        self._number_anew(tuple(self.jobs[number] for number in left.tolist()), ids)
         if self.estimates is not None:
-            self.estimates.keep(kept)
-            self._tell_anew()
+            self.estimates.keep(left)
+            self._tell_anew(self.estimates)
         return lost
-
-    def _tell_anew(self) -> None:
-        """What is believed of each job has a type of its own, by the job's number."""
-        assert self.estimates is not None
-        self.store.told_type[:] = np.arange(len(self.store))
-        self.columns.delay = self.estimates.tables.rescale_delay[: len(self.store)].copy()
-        entries = self._commands.claims.entries
-        self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})

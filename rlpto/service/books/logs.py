@@ -1,7 +1,4 @@
-"""Log lines of jobs: two files for each in the run folder, of which the older one is dropped when the newer is full.
-
-A line is JSON: {"n": number from 1 on, "at": seconds, "text": what rank 0 printed}. Numbers go on over both files.
-"""
+"""Log lines of jobs, read from the two files of each that `rlpto.ray_cluster.job.output_log` describes and writes."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-LOG_FILE_BYTES = 10_000_000
-"""Size at which `log.jsonl` becomes `log.jsonl.1`, in place of the one before."""
-LONGEST_LINE = 4000
-"""Characters of a line; what is beyond is cut off."""
+from rlpto.ray_cluster.job.output_log import LOG, OLDER
+
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _BLOCK_BYTES = 1 << 16
 
@@ -38,36 +33,8 @@ def job_folder(run: Path, job: str) -> Path:
 
 def log_files(run: Path, job: str) -> tuple[Path, Path]:
     """The older and the newer log file of a job, which need not be there. Raises ValueError as `job_folder`."""
-    newer = job_folder(run, job) / "log.jsonl"
-    return newer.with_name("log.jsonl.1"), newer
-
-
-class LogWriter:
-    """Appends lines to the log of one job; one process at a time. Numbers go on where the last writer stopped."""
-
-    def __init__(self, newer: Path, file_bytes: int = LOG_FILE_BYTES) -> None:
-        self._newer, self._older, self._file_bytes = newer, newer.with_name(f"{newer.name}.1"), file_bytes
-        newer.parent.mkdir(parents=True, exist_ok=True)
-        last = next(_lines_backwards(newer), None) or next(_lines_backwards(self._older), None)
-        self._n = 0 if last is None else last.n
-        self._file = newer.open("ab")
-        if self._file.tell() and not newer.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")  # a writer was killed within a line
-
-    def write(self, text: str, at: float) -> None:
-        """Append one line."""
-        self._n += 1
-        line = json.dumps({"n": self._n, "at": round(at, 3), "text": text[:LONGEST_LINE]}) + "\n"
-        if self._file.tell() + len(line) > self._file_bytes and self._file.tell():
-            self._file.close()
-            self._newer.replace(self._older)
-            self._file = self._newer.open("ab")
-        self._file.write(line.encode())
-        self._file.flush()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+    folder = job_folder(run, job)
+    return folder / OLDER, folder / LOG
 
 
 def log_lines(run: Path, job: str, start: int, limit: int) -> list[LogLine]:

@@ -67,6 +67,11 @@ def get_request(books: Books, seq: int) -> Request | None:
     return None if row is None else _request(row)
 
 
+def is_open(books: Books, seq: int) -> bool:
+    """Whether nobody has answered a request yet."""
+    return books.row("SELECT 1 FROM requests WHERE seq = ? AND done_at IS NULL", (seq,)) is not None
+
+
 def is_asked(books: Books, kind: Kind, job: str) -> bool:
     """Whether such a request about a job is open."""
     query = "SELECT 1 FROM requests WHERE done_at IS NULL AND kind = ? AND job = ?"

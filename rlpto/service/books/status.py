@@ -128,6 +128,17 @@ def get_status(books: Books, key: str) -> tuple[float, Any] | None:
     return None if row is None else (row[0], json.loads(row[1]))
 
 
+def set_drained(books: Books, drained: bool, by: str, at: float) -> None:
+    """Note that no job is to start from now on, or that they may again."""
+    set_status(books, DRAIN, at, {"on": drained, "by": by})
+
+
+def is_drained(books: Books) -> bool:
+    """Whether no job is to start."""
+    found = get_status(books, DRAIN)
+    return found is not None and bool(found[1]["on"])
+
+
 def beat(books: Books, heartbeat: Heartbeat, at: float) -> None:
     """Say that the scheduler is alive."""
     set_status(books, HEARTBEAT, at, asdict(heartbeat))
@@ -150,15 +161,19 @@ def nodes(books: Books) -> list[NodeRow]:
     return [] if found is None else [NodeRow(**node) for node in found[1]]
 
 
-def set_queue(books: Books, rows: Sequence[QueueRow]) -> None:
-    """Replace the queue."""
+def set_queue(books: Books, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
+    """Replace the queue. before: what stands there; of thousands of rows only those are written that differ."""
+    known, there = set(before), {row.job for row in rows}
+    gone = [(row.job,) for row in before if row.job not in there]
+    new = [(row.job, row.position, row.gpus_ahead, row.reason) for row in rows if row not in known]
     with books.transaction():
-        books.write("DELETE FROM queue")
-        if rows:
-            books.write(
-                "INSERT INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)",
-                *((row.job, row.position, row.gpus_ahead, row.reason) for row in rows),
-            )
+        if not before:
+            books.write("DELETE FROM queue")
+        if gone:
+            books.write("DELETE FROM queue WHERE job = ?", *gone)
+        if new:
+            statement = "INSERT OR REPLACE INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)"
+            books.write(statement, *new)
 
 
 def queue(books: Books, limit: int = -1) -> list[QueueRow]:
@@ -217,8 +232,12 @@ def decisions(books: Books, since: float, limit: int = 500) -> list[DecisionRow]
 
 
 def set_volume(books: Books, rows: Sequence[VolumeRow]) -> None:
-    """Note task volume, seen or forecast, in place of what was noted of the same steps."""
-    statement = "INSERT OR REPLACE INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?)"
+    """Note task volume, seen or forecast, of steps. What was forecast of one stays if nothing else is said of it."""
+    kept = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in ("seen", "forecast", "low", "high"))
+    statement = (
+        "INSERT INTO volume (at, seen, forecast, low, high) VALUES (?, ?, ?, ?, ?) "
+        f"ON CONFLICT (at) DO UPDATE SET {kept}"
+    )
     if rows:
         books.write(statement, *((row.at, row.seen, row.forecast, row.low, row.high) for row in rows))
 

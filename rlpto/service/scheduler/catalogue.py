@@ -24,7 +24,7 @@ from rlpto.ray_cluster.scheduler.workload import program_spec
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.service.books.database import Books
 from rlpto.service.books.jobs import JobRow
-from rlpto.service.books.programs import ProgramRow, all_programs, note_check
+from rlpto.service.books.programs import ProgramRow, all_programs, get_program, note_check
 from rlpto.service.books.status import PreviewRow, set_previews
 from rlpto.settings_text import first_problem
 
@@ -86,9 +86,9 @@ class Catalogue:
             self._note_check(row)
         if {row.name: row.version for row in rows} == {name: row.version for name, row in self._rows.items()}:
             return False
-        before = set(self.programs)
+        before = dict(self.programs)
         self.refresh(rows)
-        if set(self.programs) == before:
+        if self.programs == before:
             return False
         self.tables = self._compiled()
         return True
@@ -120,7 +120,8 @@ class Catalogue:
     def problem(self, row: JobRow) -> str | None:
         """Why a job cannot run; empty: it can; None: that is being found out."""
         if row.program not in self._rows:
-            return f"no program {row.program} in the catalogue"
+            new = get_program(self._books, row.program) is not None  # since the catalogue was last read
+            return None if new else f"no program {row.program} in the catalogue"
         if row.program in self._wrong:
             return f"program {row.program}: {self._wrong[row.program]}"
         if row.gpus > self.most_gpus:

@@ -12,7 +12,7 @@ from rlpto.policies.registry import available, is_complete
 from rlpto.service.books.audit import note
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
-from rlpto.service.books.requests import Request, add_switch, answer, switch_in_force
+from rlpto.service.books.requests import Request, add_switch, answer, is_open, switch_in_force
 from rlpto.service.books.status import PolicyRow, set_policies
 
 FALLBACK = "fifo"
@@ -41,7 +41,8 @@ class LivePolicy:
     """Decides as the policy in force does.
 
     make: a policy by its spec. rows: the catalogue. first: name of the policy of the very first start; later it is that
-    of the last switch. wall: time [s] now.
+    of the last switch. wall: time [s] now. ready: whether a policy, by its spec, can be made and can decide without
+    imports and compilation that would hold the scheduler; asked again until it is.
 
     name: of the policy in force. policy: the very object. switched: times that another one was put in force.
     """
@@ -54,8 +55,9 @@ class LivePolicy:
         first: str,
         wall: Callable[[], float],
         seed: int = 0,
+        ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._books, self._make, self._wall, self._seed = books, make, wall, seed
+        self._books, self._make, self._wall, self._seed, self._ready = books, make, wall, seed, ready
         self._specs = {row.name: row.spec for row in rows}
         self.switched = 0
         set_policies(books, rows)
@@ -78,6 +80,11 @@ class LivePolicy:
         policy.reset(self._seed)
         return policy
 
+    def can_obey(self, request: Request) -> bool:
+        """Whether the policy asked for can be put in force at once, or refused. Until then that in force decides."""
+        spec = self._specs.get(str(request.body.get("policy", "")))
+        return spec is None or self._ready(spec)
+
     def obey(self, request: Request) -> bool:
         """Put another policy in force, as asked for, or say why not; True if it is in force."""
         name = str(request.body.get("policy", ""))
@@ -91,6 +98,8 @@ class LivePolicy:
             answer(self._books, request.seq, self._wall(), " ".join(str(error).split()) or type(error).__name__)
             return False
         with self._books.transaction():
+            if not is_open(self._books, request.seq):
+                return False  # whoever asked did not wait
             self.policy, self.name = policy, name
             self._note(request.by, str(request.body.get("reason", "")), request.at)
             answer(self._books, request.seq, self._wall())

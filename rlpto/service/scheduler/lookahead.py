@@ -1,15 +1,17 @@
 """When jobs will start and finish, found out in a process of its own, so that no decision waits.
 
 The present state is run forward under the present policy: once without further arrivals, and where arrivals are
-forecast, once in each of some sampled futures, of which the middle 80 % are told.
+forecast, once in each of some sampled futures, of which the middle 80 % are told. Futures differ in who arrives, and in
+how fast programs turn out to be beside what is believed of them.
 """
 
 from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -18,19 +20,24 @@ import numpy as np
 
 from rlpto.arrays import FloatArray
 from rlpto.cluster import Cluster, ClusterState
-from rlpto.cluster import Future as Arrivals
-from rlpto.jobs import Job
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
-from rlpto.policies.base import Policy, as_it_stands
+from rlpto.policies.base import Policy, StandingPolicy, as_it_stands
 from rlpto.queues import QueueSettings
 from rlpto.scheduler import DecisionLoop
+from rlpto.service.scheduler.futures import Futures, as_believed
 from rlpto.simulator.settings import SimulatorSettings
 
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
+GUESSED, MEASURED, OWN = 0.4, 0.05, 0.03
+"""Standard deviations of the logarithm of speeds beside what is believed: of a program before its jobs have trained, as
+guesses are off by half, and after, as sizes that have not been measured are; and of a job beside others of its program.
+"""
 MOST_POINTS = 5000
 """Decision points of one future after which what is not known by then is not predicted."""
+NICENESS = 10
+"""Of the process: whoever decides, trains and answers comes first."""
 BUSY_SHARE = 0.25
 """Share of the time that the process may be at work."""
 
@@ -56,8 +63,8 @@ class Lookahead:
     """Looks ahead from time to time, beside a scheduler.
 
     queue, settings: of the scheduler, and how time passes in scratch clusters. publish: is told each outlook. failed:
-    is told why there is none. interval: least s between two. executor: where they are made; None: a process of its
-    own.
+    is told why there is none. interval: least s between two, on the clock `timer`. executor: where they are made; None:
+    a process of its own.
     """
 
     def __init__(
@@ -68,7 +75,9 @@ class Lookahead:
         failed: Callable[[str], None],
         interval: float,
         executor: Executor | None = None,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._timer = timer
         self._queue, self._settings = queue, settings
         self._publish, self._failed, self._interval = publish, failed, interval
         self._own = executor is None
@@ -79,18 +88,27 @@ class Lookahead:
     @property
     def due(self) -> bool:
         """Whether it is time for another outlook."""
-        return self._under_way is None and time.monotonic() >= self._due
+        return self._under_way is None and self._timer() >= self._due
 
     def begin(
-        self, cluster: Cluster, policy: Policy, state: ClusterState, name: str, futures: Sequence[Arrivals] = ()
-    ) -> None:
-        """Begin another outlook, from `state`, as the queue has ordered it. futures: what may arrive meanwhile."""
-        now = time.monotonic()
+        self, cluster: Cluster, policy: Policy, state: ClusterState, name: str, futures: Futures | None = None,
+        measured: Callable[[int], bool] = lambda _: True,
+    ) -> None:  # fmt: skip
+        """Begin another outlook, from `state`, as the queue has ordered it.
+
+        futures: what may arrive meanwhile. measured: whether the speed of a job, by its number, was ever measured.
+        """
+        now = self._timer()
         self._due = now + self._interval
         try:
             snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(as_it_stands(policy))
-            arrivals = [arrivals_of(snapshot, future) for future in futures]
-            answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, arrivals)
+            sampled = None
+            if futures is not None:
+                spread = [MEASURED if measured(number) else GUESSED for number in snapshot.index.tolist()]
+                sampled = Sampled(
+                    as_believed(snapshot, futures, cluster.jobs, state.jobs.store.told_type), np.array(spread)
+                )
+            answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, sampled)
         except BrokenProcessPool:
             self._executor = _process()
         except Exception as error:  # a plug-in may hold what cannot be copied
@@ -104,7 +122,7 @@ class Lookahead:
         if self._under_way is None or not self._under_way[0].done():
             return
         (answer, ids, name, began), self._under_way = self._under_way, None
-        now = time.monotonic()
+        now = self._timer()
         self._due = max(self._due, began + (now - began) / BUSY_SHARE)
         error = answer.exception()
         if error is not None:  # a look ahead that goes wrong is no reason to disturb jobs
@@ -122,33 +140,16 @@ class Lookahead:
 
 
 def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=os.nice, initargs=(NICENESS,))
 
 
-def arrivals_of(snapshot: Snapshot, future: Arrivals) -> list[Job]:
-    """The jobs of a sampled future as jobs of a scratch cluster; those unlike any that is there now are left out."""
-    row = {int(number): at for at, number in enumerate(snapshot.index.tolist())}
-    jobs = []
-    for at, (record, like) in enumerate(zip(future.jobs, future.like.tolist(), strict=True)):
-        if like not in row:
-            continue
-        kind = snapshot.tables.types[int(snapshot.tables.own[snapshot.columns.type_index[row[like]]])]
-        jobs.append(
-            Job(
-                name=f"future-{at}",
-                submit_time=float(record["submit_time"]),
-                model=kind.model,
-                epochs=float(record["epochs"]),
-                data_size=float(record["data_size"]),
-                requested_gpus=int(record["requested_gpus"]),
-                min_gpus=int(record["min_gpus"]),
-                max_gpus=int(record["max_gpus"]),
-                priority=int(record["priority"]),
-                batch_size=kind.batch_size,
-                metric=kind.metric,
-            )
-        )
-    return jobs
+@dataclass(frozen=True)
+class Sampled:
+    """Futures of the n jobs of a snapshot. spread: [n] standard deviations of the logarithms of programs' speeds."""
+
+    futures: Futures
+    spread: FloatArray
 
 
 def look_ahead(
@@ -156,42 +157,45 @@ def look_ahead(
     policy: Policy,
     queue: QueueSettings,
     settings: SimulatorSettings,
-    futures: Sequence[Sequence[Job]] = (),
+    sampled: Sampled | None = None,
 ) -> tuple[Prediction, FloatArray | None]:
     """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
 
-    futures: jobs that arrive in each. Same arguments, same prediction.
+    Same arguments, same prediction.
     """
     found = predict(snapshot, policy, queue, settings)
-    if not futures or not len(snapshot.index):
+    if sampled is None or not len(snapshot.index):
         return found, None
-    runs = [_run(snapshot, copy.deepcopy(policy), queue, settings, jobs) for jobs in futures]
-    both = np.stack(runs)  # [F, 2, n]
+    both = np.stack(  # [F, 2, n]
+        [run_in(snapshot, policy, queue, settings, sampled, one) for one in range(len(sampled.futures.arrivals))]
+    )
     known = np.isfinite(both).mean(axis=0) >= LEVELS[1]
-    with np.errstate(invalid="ignore"):
-        bounds = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
+    bounds = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
     return found, np.where(known, bounds, np.nan).transpose(1, 0, 2)
 
 
-def _run(
-    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, jobs: Sequence[Job]
+def run_in(
+    snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, sampled: Sampled, one: int
 ) -> FloatArray:
-    """[2, n] start and finish of the jobs of a snapshot where further jobs arrive."""
-    count = len(snapshot.index)
-    scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
-    if jobs:
-        scratch.append(sorted((later(job, snapshot.time) for job in jobs), key=lambda job: job.submit_time))
-    loop = DecisionLoop(scratch, queue)
+    """[2, n] start and finish of the jobs of a snapshot in one future. What is not known of a program is the same for
+    all of its jobs, beside what is their own."""
+    count, rng = len(snapshot.index), np.random.default_rng(one)
+    off = {model: float(rng.standard_normal()) for model in sorted({job.model for job in snapshot.jobs})}
+    common = np.array([off[job.model] for job in snapshot.jobs])
+    factor = np.exp(sampled.spread * common + OWN * rng.standard_normal(count))
+    columns = snapshot.columns.take(np.arange(count))
+    columns.scale[:] *= factor
+    scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
+    scratch.append(sampled.futures.jobs(one))
+    loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
+    standing = policy if isinstance(policy, StandingPolicy) else None
+    decide_at = -np.inf
     for _ in range(MOST_POINTS):
         if scratch.done or np.isfinite(scratch.store.finish_time[:count]).all():
             break
-        if scratch.active_jobs:
+        if scratch.active_jobs and (scratch.changed or scratch.time >= decide_at):
             state = loop.state()
             loop.carry_out(state, policy(state), policy.name)
-        loop.advance()
+            decide_at = loop.stands_until(state, standing)
+        loop.advance(decide_at)
     return np.stack([scratch.store.start_time[:count], scratch.store.finish_time[:count]])
-
-
-def later(job: Job, time: float) -> Job:
-    """The job, submitted no earlier than at a time [s]."""
-    return job if job.submit_time >= time else replace(job, submit_time=time)

@@ -171,8 +171,10 @@ class SchedulerLoop:
             return
         self._seen_ahead = parts.recorder.decisions, now
         state = self._loop.state()
-        futures = () if parts.volume is None else parts.volume.futures(state)
-        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures)
+        futures = None if parts.volume is None else parts.volume.futures(state.time)
+        estimates = parts.cluster.estimates
+        measured = (lambda _: True) if estimates is None else estimates.is_measured
+        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures, measured)
 
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
@@ -185,7 +187,7 @@ class SchedulerLoop:
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()
         if parts.volume is not None:
-            set_volume(parts.books, parts.volume.rows(parts.cluster.time, now - parts.cluster.time))
+            set_volume(parts.books, parts.volume.rows(parts.cluster.time))
         parts.recorder(parts.cluster)  # what is about to be forgotten is in the books
         lost = parts.retention.keep(now, parts.cluster)
         if lost:

@@ -30,13 +30,14 @@ from rlpto.service.books.requests import switch_in_force
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
+from rlpto.service.scheduler.readying import Readying
 from rlpto.service.scheduler.session import Outside, open_session, session_files
 from rlpto.service.settings import ServiceSettings
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
 OFTEN_SWITCHED = ("elastic_fifo", "round_robin")
-"""Policies that are made ready at the start, beside those of the settings."""
+"""Policies that are made ready without being asked for, beside those of the settings."""
 DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
@@ -75,7 +76,8 @@ def serve(settings: ServiceSettings) -> None:
         stack.enter_context(_signals(stop))
         database = stack.enter_context(SessionDatabase(session_files(folder)))
         experiment = Experiment(config)
-        _warm_up(experiment, settings, books)
+        readying = Readying(lambda spec: compile_ahead(experiment, [spec]), _quiet)
+        _make_ready(readying, settings, books)
         outside = Outside(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
@@ -84,6 +86,7 @@ def serve(settings: ServiceSettings) -> None:
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             session=session_name(folder, SESSION),
             address=settings.scheduler.address or "local",
+            ready=readying,
         )
         parts, loop = open_session(settings, config, books, database, outside)
         _serve(parts, loop, stop)
@@ -110,22 +113,19 @@ def _make(experiment: Experiment, spec: str) -> Policy:
     return experiment.policy(spec, real=True)
 
 
-def _warm_policies(settings: ServiceSettings, present: str) -> list[str]:
-    """Specs of policies that decide once before jobs do, so that a switch to them compiles and imports nothing."""
-    extra = settings.scheduler.policies
-    named = dict.fromkeys((FALLBACK, *OFTEN_SWITCHED, settings.scheduler.policy, present, *extra))
+def _make_ready(readying: Readying, settings: ServiceSettings, books: Books) -> None:
+    """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
+
+    One that cannot decide is told so when it is asked for.
+    """
+    extra, before = settings.scheduler.policies, switch_in_force(books)
     known = {row.name: row.spec for row in catalogue_of(extra)}
-    return [known[name] for name in named if name in known]
-
-
-def _warm_up(experiment: Experiment, settings: ServiceSettings, books: Books) -> None:
-    """Have policies decide once; one that cannot is told so when it is asked for."""
-    present = switch_in_force(books)
-    for spec in _warm_policies(settings, "" if present is None else present.policy):
-        try:
-            compile_ahead(experiment, [spec])
-        except Exception as error:  # whatever a broken run or plug-in raises
-            _quiet(f"policy {spec} cannot be used: {error}")
+    present = settings.scheduler.policy if before is None else before.policy
+    for name in dict.fromkeys((FALLBACK, present)):
+        if name in known:
+            readying.now(known[name])
+    for name in (*OFTEN_SWITCHED, *extra):
+        readying(known[name])
 
 
 def _import_problem(training: str) -> str:

@@ -158,9 +158,9 @@ class Recorder:
         """Write down the queue, if it is another."""
         if tuple(rows) == self._queue:
             return
-        self._queue = tuple(rows)
+        before, self._queue = self._queue, tuple(rows)
         with self.books.transaction():
-            set_queue(self.books, rows)
+            set_queue(self.books, rows, before)
             add_event(self.books, "queue", self.wall(), body={"waiting": len(rows)})
 
     def decided(self, row: DecisionRow, reward: FloatArray | None) -> None:
@@ -177,7 +177,7 @@ class Recorder:
 
 def goodput(report: JobReport, base: int) -> float:
     """Samples per second times statistical efficiency at a base batch size; all that is known where one is not."""
-    if not report.batch_size or not report.noise_scale > 0:
+    if not report.batch_size or not 0 < report.noise_scale < math.inf:
         return report.samples_per_second
     return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
 

@@ -57,7 +57,11 @@ class Retention:
             self._tidy_files(now)
             cluster.database.forget((), DECISIONS_IN_SESSION)
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
-        return cluster.forget_ended(DECISIONS_IN_SESSION) if ended > self.in_memory else ()
+        if ended <= self.in_memory:
+            return ()
+        newest = {job.model: job.name for job in cluster.jobs}  # tells how fast jobs of its program are
+        kept = list(newest.values())[-(self.in_memory // 2) :]
+        return cluster.forget_ended(DECISIONS_IN_SESSION, frozenset(kept))
 
     def _trim_books(self, now: float) -> None:
         """Remove the oldest rows of what there is too much of."""
@@ -67,8 +71,12 @@ class Retention:
         books.write(
             "DELETE FROM spans WHERE ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?", (kept.spans,)
         )
-        books.write("DELETE FROM volume WHERE at < ?", (now - kept.logs_days * DAY_S,))
-        books.write("DELETE FROM requests WHERE done_at < ?", (now - kept.logs_days * DAY_S,))
+        books.write("DELETE FROM audit WHERE seq <= (SELECT max(seq) FROM audit) - ?", (kept.audit,))
+        books.write("DELETE FROM switches WHERE number <= (SELECT max(number) FROM switches) - ?", (kept.audit,))
+        old = now - kept.logs_days * DAY_S
+        books.write("DELETE FROM volume WHERE at < ?", (old,))
+        books.write("DELETE FROM requests WHERE done_at < ?", (old,))
+        books.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
         forget_keys(books, now - KEYS_KEPT_S)
         marks = ", ".join("?" * len(ENDED))
         over = books.row(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", ENDED)

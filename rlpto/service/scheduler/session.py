@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import change_job, get_job
+from rlpto.service.books.jobs import change_job, get_job, list_jobs
 from rlpto.service.books.status import PredictionRow, set_predictions
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.follower import Follower
@@ -38,6 +40,8 @@ MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
 MOST_TABLE_EPOCHS = 200
 """Epochs of a job after which speeds are told as if they stayed as they are: jobs may be asked to train for ever."""
+LOOKS_BACK_S, MOST_LOOKED_BACK = 14 * 86_400.0, 20_000
+"""Seconds, and jobs, before a start of the scheduler of which its forecast of arrivals is told."""
 HALF_LIVES = 10
 """Half-lives after which GPU time that a user has had does not count any more."""
 
@@ -48,7 +52,8 @@ class Outside:
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
     spec. checks: of programs. session: name of that. address: of the cluster, for people. look_ahead: whether starts
-    and finishes are predicted.
+    and finishes are predicted, by `executor` (None: a process of its own) and the seconds of `timer`. ready: whether a
+    policy, by its spec, would hold nobody up.
     """
 
     backend: Backend
@@ -59,6 +64,9 @@ class Outside:
     session: str
     address: str = ""
     look_ahead: bool = True
+    executor: Executor | None = None
+    timer: Callable[[], float] = time.monotonic
+    ready: Callable[[str], bool] = lambda _: True
 
 
 def open_session(
@@ -89,12 +97,12 @@ def open_session(
         specs_of=source.specs_of,
     )
     rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed)
-    volume = None
-    if config.forecast.mode == "on":
-        volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed)
+    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
+    source.can_switch = policy.can_obey
+    volume = _volume(config, catalogue, shape, books, clock, outside.wall())
+    if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _lookahead(settings, config, queue, recorder, wall_of) if outside.look_ahead else None
+    ahead = _lookahead(settings, config, queue, recorder, wall_of, outside) if outside.look_ahead else None
     retention = Retention(books, settings.folder, settings.retention)
     parts = Parts(books, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
     served = _served(books, outside.wall(), queue.user_half_life)
@@ -154,9 +162,29 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
     )  # fmt: skip
 
 
+def _volume(
+    config: Config, catalogue: Catalogue, shape: ClusterShape, books: Books, clock: Clock, now: float
+) -> VolumeForecast | None:
+    """The forecast of arrivals, if there is to be one, that knows what has been submitted so far."""
+    if config.forecast.mode != "on":
+        return None
+    rows = list_jobs(books, limit=MOST_LOOKED_BACK)[::-1]
+    complete = rows[0].submitted if len(rows) == MOST_LOOKED_BACK else clock.began
+    since = max(now - LOOKS_BACK_S, complete, clock.began)
+    volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed, clock.of(since))
+    before = [
+        catalogue.job(row, clock.of(row.submitted))
+        for row in rows
+        if row.submitted >= since and row.queued is not None and row.program in catalogue.programs
+        and row.gpus <= catalogue.most_gpus
+    ]  # fmt: skip
+    volume.arrived(before, catalogue.tables, shape.gpus_per_node)
+    return volume
+
+
 def _lookahead(
     settings: ServiceSettings, config: Config, queue: QueueSettings, recorder: Recorder,
-    wall_of: Callable[[float], float],
+    wall_of: Callable[[float], float], outside: Outside,
 ) -> Lookahead:  # fmt: skip
     """Predictions for the books."""
     books = recorder.books
@@ -166,7 +194,10 @@ def _lookahead(
         set_predictions(books, [row for row in rows if recorder.follower.goes_on(row.job)])
 
     simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
-    return Lookahead(queue, simulator, publish, lambda _: set_predictions(books, ()), settings.scheduler.predict_every)
+    every = settings.scheduler.predict_every
+    return Lookahead(
+        queue, simulator, publish, lambda _: set_predictions(books, ()), every, outside.executor, outside.timer
+    )
 
 
 def prediction_rows(found: Outlook, wall_of: Callable[[float], float]) -> list[PredictionRow]:

@@ -13,7 +13,7 @@ from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
 from rlpto.service.books.jobs import JobRow, State, change_job, get_job, jobs_in
 from rlpto.service.books.requests import Request, answer, open_requests
-from rlpto.service.books.status import DRAIN, get_status, set_status
+from rlpto.service.books.status import is_drained, set_drained
 from rlpto.service.scheduler.catalogue import Catalogue
 
 MOST_AT_ONCE = 1000
@@ -27,7 +27,7 @@ class BooksSource:
 
     known_until: the present second. switches: requests for another policy that nobody has answered. drained: no job is
     to start. closed: nothing more is taken from the books. stopping: whether the cluster is to come back at once.
-    heard: is told the jobs that are given.
+    heard: is told the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class BooksSource:
         self.switches: deque[Request] = deque()
         self.stopping: Callable[[], bool] = lambda: False
         self.heard: Callable[[list[Job]], None] = lambda _: None
+        self.can_switch: Callable[[Request], bool] = lambda _: True
         self.closed = False
-        status = get_status(books, DRAIN)
-        self.drained = bool(status and status[1].get("on"))
+        self.drained = is_drained(books)
 
     @property
     def known_until(self) -> float:
@@ -110,7 +110,12 @@ class BooksSource:
         if self.closed:
             return []
         found: list[Order] = [DecideNow()] if self.stopping() else []
+        waits = False
         for request in open_requests(self._books):
+            if request.kind == "policy":  # they come in order, the first one once its policy is ready
+                waits = waits or not self.can_switch(request)
+                if waits:
+                    continue
             if request.seq not in self._ordered:
                 order = self._order_of(request)
                 if order is not None:
@@ -148,6 +153,6 @@ class BooksSource:
     def _drain(self, request: Request) -> None:
         self.drained, at = bool(request.body.get("on", True)), self._wall()
         with self._books.transaction():
-            set_status(self._books, DRAIN, at, {"on": self.drained, "by": request.by})
+            set_drained(self._books, self.drained, request.by, at)
             add_event(self._books, "drain", at, body={"on": self.drained})
             answer(self._books, request.seq, at)

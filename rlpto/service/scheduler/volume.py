@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
 import numpy as np
 
-from rlpto.cluster import ClusterState, Forecast, Future
-from rlpto.futures import FUTURES
+from rlpto.arrays import IntArray
+from rlpto.cluster import ClusterState, Forecast
 from rlpto.jobs import Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.service.books.status import VolumeRow
-from rlpto.task_volume.futures import sample_futures
+from rlpto.service.scheduler.futures import Futures, sample_arrivals
 from rlpto.task_volume.online import ClassForecasts, TotalForecaster, reserved_gpus
 from rlpto.task_volume.past import CLASSES, Past, load_model
 from rlpto.task_volume.paths import ForecastPaths
 from rlpto.task_volume.settings import ForecastSettings
 
+FUTURES = 19
+"""Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""
+REACH_S = 86_400.0
+"""Seconds ahead that futures tell of: what is forecast for the horizon goes on for so long."""
+MOST_REACH_STEPS = 1000
+"""Steps ahead that futures tell of at most."""
+DONORS = 500
+"""Newest jobs that sampled ones are like."""
 MOST_STEPS = 1000
 """Steps that are over of which is told at once."""
 MEAN_KEEP = 0.95
@@ -22,13 +33,20 @@ MEAN_KEEP = 0.95
 
 
 class VolumeForecast:
-    """Forecasts of arrivals by class and of task volume. settings: mode on. began: local time [s since 1970-01-01] of
-    second 0. most: GPUs that may be held back. Raises ConfigError for a model of no use."""
+    """Forecasts of arrivals by class and of task volume.
 
-    def __init__(self, settings: ForecastSettings, capacity: int, began: float, seed: int) -> None:
+    settings: mode on. began: local time [s since 1970-01-01] of second 0 of the session. most GPUs that may be held
+    back are a share of `capacity`. since: second of the session from which on all arrivals are told; a new service
+    begins at 0. Raises ConfigError for a model of no use.
+    """
+
+    def __init__(self, settings: ForecastSettings, capacity: int, began: float, seed: int, since: float = 0.0) -> None:
         model = load_model(settings.model, settings.step) if settings.model is not None else None
         self._step, self._seed = settings.step, seed
         self._most = int(settings.reserve.share * capacity)
+        self._first = self._last = int(since / settings.step)
+        self._began = began
+        began += self._first * settings.step
 
         def made(past: Past) -> ClassForecasts:
             counts = np.rint(past.jobs.sum(axis=1))
@@ -42,19 +60,24 @@ class VolumeForecast:
                                     settings.horizon)  # fmt: skip
         self._source = made(Past(none, none, np.full(CLASSES, 1 / CLASSES), began))
         self._mean_service: float | None = None
+        self._donors: deque[Job] = deque(maxlen=DONORS)
         self._seen: dict[int, float] = {}
         self._said: dict[int, tuple[float | None, float | None, float | None]] = {}
-        self._over = 0
+        self._over = self._first
+        self._told: tuple[int, float | None] | None = None
 
-    def arrived(self, jobs: list[Job], tables: SpeedTables, gpus_per_node: int) -> None:
-        """Take in jobs that have just been submitted."""
+    def arrived(self, jobs: Sequence[Job], tables: SpeedTables, gpus_per_node: int) -> None:
+        """Take in jobs that have been submitted, in order. tables: hold their types."""
+        jobs = [job for job in jobs if job.submit_time >= self._first * self._step]
         if not jobs:
             return
-        submit = np.array([job.submit_time for job in jobs])
+        # A job whose program had to be checked is told late: it counts in the step that goes on.
+        submit = np.maximum([job.submit_time for job in jobs], self._last * self._step) - self._first * self._step
         own = np.array([job.priority for job in jobs], dtype=np.int64)
         asked = np.array([job.requested_gpus for job in jobs], dtype=np.int64)
         for source in (self._source, self._paths):
             source.arrived(submit, own, asked)
+        self._donors.extend(jobs)
         rows = tables.packed_rows(gpus_per_node)
         for job in jobs:
             kind = tables.type_index(job.type)
@@ -62,35 +85,60 @@ class VolumeForecast:
             service = job.requested_gpus * job.epochs / rate
             kept = self._mean_service
             self._mean_service = service if kept is None else MEAN_KEEP * kept + (1 - MEAN_KEEP) * service
-            step = int(job.submit_time / self._step)
+            step = max(int(job.submit_time / self._step), self._over)
             self._seen[step] = self._seen.get(step, 0.0) + service
 
     def __call__(self, state: ClusterState) -> tuple[Forecast | None, int]:
         """What is forecast at a state, and the GPUs to hold back."""
-        forecast = self._source.forecast(int(state.time / self._step))
+        forecast = self._source.forecast(self._known(state.time) - self._first)
         return forecast, reserved_gpus(forecast, self._most)
 
-    def futures(self, state: ClusterState) -> tuple[Future, ...]:
-        """Jobs that may arrive after a state, like those that are there; none while too little is known."""
-        known = int(state.time / self._step)
-        counts = self._paths.paths(known, FUTURES, np.random.default_rng([self._seed, known, 0]))
-        if counts is None:
-            return ()
-        rng = np.random.default_rng([self._seed, known, 1])
-        return sample_futures(counts, known * self._step, self._step, np.sort(state.jobs.index), state, rng)
+    def _known(self, time: float) -> int:
+        """Steps of the session that are over."""
+        self._last = max(self._last, int(time / self._step))
+        return self._last
 
-    def rows(self, time: float, began: float) -> list[VolumeRow]:
-        """Task volume by step: of the last one that is over, and as forecast for those that follow, at `time` [s]."""
-        known, rows = int(time / self._step), []
+    def futures(self, time: float, salt: int = 0) -> Futures | None:
+        """Jobs that may be submitted after a second, like the newest ones; None while too little is known.
+
+        salt: other numbers, other futures.
+        """
+        known = self._known(time)
+        counts = self._counts(known, np.random.default_rng([self._seed, known, 0, salt]))
+        if counts is None or not self._donors:
+            return None
+        rng = np.random.default_rng([self._seed, known, 1, salt])
+        donors = tuple(self._donors)
+        return Futures(donors, sample_arrivals(counts, known * self._step, self._step, time, donors, rng))
+
+    def _counts(self, known: int, rng: np.random.Generator) -> IntArray | None:
+        """[FUTURES, H, CLASSES] jobs in the steps that follow, beyond the horizon as in further samples of it."""
+        found: list[IntArray] = []
+        steps, reach = 0, min(REACH_S / self._step, MOST_REACH_STEPS)
+        while not found or steps < reach:
+            counts = self._paths.paths(known - self._first, FUTURES, rng)
+            if counts is None:
+                return None
+            found.append(counts)
+            steps += counts.shape[1]
+        return np.concatenate(found, axis=1)
+
+    def rows(self, time: float) -> list[VolumeRow]:
+        """Task volume by step, of those that are over and as forecast for those that follow, at second `time` of the
+        session; nothing where that is as it was."""
+        known, rows = self._known(time), []
+        if self._told == (known, self._mean_service):
+            return []
+        self._told = known, self._mean_service
         for step in range(max(self._over, known - MOST_STEPS), known):
             said = self._said.pop(step, (None, None, None))
-            rows.append(VolumeRow(began + step * self._step, self._seen.pop(step, 0.0), *said))
-        self._over = known
-        forecast = self._source.forecast(known)
+            rows.append(VolumeRow(self._began + step * self._step, self._seen.pop(step, 0.0), *said))
+        self._over = max(self._over, known)
+        forecast = self._source.forecast(known - self._first)
         if forecast is None or self._mean_service is None:
             return rows
         parts = [
             (part.sum(axis=1) * self._mean_service).tolist() for part in (forecast.mean, forecast.low, forecast.high)
         ]
         self._said = dict(enumerate(zip(*parts, strict=True), known))
-        return rows + [VolumeRow(began + step * self._step, None, *said) for step, said in self._said.items()]
+        return rows + [VolumeRow(self._began + step * self._step, None, *said) for step, said in self._said.items()]

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.service.books.logs import LogWriter, log_files, log_lines
+from rlpto.ray_cluster.job.output_log import OutputLog
+from rlpto.service.books.logs import job_folder, log_files, log_lines
 
 
 def write(run: Path, job: str, count: int, file_bytes: int = 10_000_000) -> None:
-    writer = LogWriter(log_files(run, job)[1], file_bytes)
+    writer = OutputLog(job_folder(run, job), file_bytes)
     for number in range(count):
         writer.write(f"line {number}", float(number))
-    writer.close()
 
 
 def test_lines_from_a_number_and_the_last_ones(tmp_path: Path) -> None:

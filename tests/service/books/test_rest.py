@@ -69,6 +69,10 @@ def test_how_the_cluster_stands_is_replaced(books: Books) -> None:
     for queue in (rows, rows[1:], []):
         status.set_queue(books, queue)
         assert status.queue(books) == queue
+    moved = [status.QueueRow("j3", 1, 0, "first now"), status.QueueRow("j4", 2, 1, "new")]
+    for before, queue in (([], rows), (rows, moved), (moved, moved), (moved, [])):
+        status.set_queue(books, queue, before)
+        assert status.queue(books) == queue
     said = status.PredictionRow("j2", 5.0, "fifo", start=6.0, finish=9.0)
     status.set_predictions(books, [said])
     assert status.prediction(books, "j2") == said

@@ -14,10 +14,11 @@ from rlpto.policies.registry import make_policy
 from rlpto.service.books.curves import points_after, spans_of_job
 from rlpto.service.books.events import events_of_job
 from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.service.books.requests import ask, get_request, switch_in_force, switches
+from rlpto.service.books.programs import get_program, set_program
+from rlpto.service.books.requests import answer, ask, get_request, switch_in_force, switches
 from rlpto.service.books.status import decisions, heartbeat, nodes, policies, previews, queue
 from rlpto.service.books.users import add_user, change_user
-from tests.service.scheduler.virtual import VirtualService, config
+from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
 
 HOUR = 3600.0
 
@@ -88,6 +89,39 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService
         assert (row_of(service, job).state, row_of(service, job).reason) == ("rejected", reason)
 
 
+def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualService) -> None:
+    first = submit(service, gpus=2, max_gpus=2, epochs=20.0)
+    service.run(until(service, first, "running"))
+    spec = {"program": {**PROGRAM["program"], "samples": 400}, "options": {}}
+    set_program(service.books, "late", spec, "root", service.now())
+    jobs = [insert_job(service.books, NewJob("ann", "at once", "late", 2.0), service.now()).id for _ in range(2)]
+    seen: set[str] = set()
+
+    def over() -> bool:
+        seen.update(row_of(service, job).state for job in jobs)
+        return all(row_of(service, job).is_over for job in jobs)
+
+    service.run(over)
+    assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
+    assert [row_of(service, job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
+    hours = {row.gpus: row.hours for row in previews(service.books, "late")}
+    program = get_program(service.books, "late")
+    assert program is not None
+    assert (program.checked, program.problem) == ("usable", "")
+    spec["program"]["samples"] = 800
+    set_program(service.books, "late", spec, "root", service.now())
+    service.run(lambda: previews(service.books, "late")[0].hours > 1.5 * hours[1])
+    again = insert_job(service.books, NewJob("ann", "again", "late", 2.0), service.now()).id
+    broken = {"program": {**PROGRAM["program"], "training": "other:Class"}, "options": {}}
+    set_program(service.books, "broken", broken, "root", service.now())
+    service.run(until(service, again, "finished"))
+    refused = get_program(service.books, "broken")
+    assert refused is not None
+    assert (refused.checked, refused.problem) == ("refused", "no such class")
+    service.run(until(service, first, "finished"))
+    assert row_of(service, first).progress == pytest.approx(20.0)
+
+
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     running, waiting = (submit(service, gpus=4, max_gpus=4, epochs=50.0) for _ in range(2))
     service.run(until(service, running, "running"))
@@ -106,6 +140,40 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     answered = get_request(service.books, late)
     assert answered is not None
     assert answered.problem == "it has ended"
+
+
+def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
+    ready = set[str]()
+    service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
+    first = submit(service)
+    slow = ask(service.books, "policy", "op", service.now(), body={"policy": "las"})
+    behind = ask(service.books, "policy", "op", service.now(), body={"policy": "sjf"})
+    in_vain = ask(service.books, "policy", "op", service.now(), body={"policy": "srtf"})
+    ready.add("sjf")
+    service.run(until(service, first, "finished"))
+    assert [one.policy for one in switches(service.books)] == ["fifo"], "requests are met in order"
+    answer(service.books, in_vain, service.now(), "withdrawn")
+    ready.update(("las", "srtf"))
+    service.run(lambda: (found := get_request(service.books, behind)) is not None and found.done_at is not None)
+    assert [one.policy for one in switches(service.books)] == ["sjf", "las", "fifo"]
+    for number in (slow, behind):
+        answered = get_request(service.books, number)
+        assert answered is not None
+        assert answered.problem == ""
+
+
+def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
+    settings = {"scheduler": {"policies": {"agent": "pretrained:philly"}}}
+    service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
+    jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
+    number = ask(service.books, "policy", "op", service.now(), body={"policy": "agent"})
+    service.run(lambda: all(row_of(service, job).state == "finished" for job in jobs))
+    answered = get_request(service.books, number)
+    assert answered is not None
+    assert answered.problem == ""
+    last = decisions(service.books, 0.0)[-1]
+    assert last.policy == "agent"
+    assert last.steering, "what it steers by is shown"
 
 
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:

@@ -20,7 +20,8 @@ from tests.service.scheduler.virtual import Act, KilledError, VirtualService, co
 
 DAY = 86_400.0
 DAYS = 24
-EXAMPLES = int(os.environ.get("RLPTO_MONTHS", "200"))
+EXAMPLES = int(os.environ.get("RLPTO_MONTHS", "30"))
+"""Runs that are drawn; `python benchmarks/service.py months` makes 200."""
 LOOK_S = 6 * 3600.0
 """Between two looks at the cluster where nothing happens."""
 POLICIES = ("fifo", "elastic_fifo", "round_robin", "equal_share", "las", "tiresias")
@@ -34,6 +35,7 @@ class Users:
         self.cancelled: set[str] = set()
         self.switched: list[str] = []
         self.kills = 0
+        self.starts = 0
 
     def submit(self, gpus: int, most: int, hours: float, owner: str) -> Callable[[VirtualService], None]:
         def act(service: VirtualService) -> None:
@@ -120,9 +122,17 @@ def months(draw: st.DrawFn) -> list[tuple[float, str, tuple[object, ...]]]:
     return sorted(acts, key=lambda act: act[0])
 
 
+Drawn = list[tuple[float, str, tuple[object, ...]]]
+
+
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(months())
-def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: list[tuple[float, str, tuple[object, ...]]]) -> None:
+def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: Drawn) -> None:
+    live_through(drawn)
+
+
+def live_through(drawn: Drawn) -> Users:
+    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError for wrong books."""
     monkeypatch, users = pytest.MonkeyPatch(), Users()
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
@@ -143,6 +153,8 @@ def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: list[tuple[float, str, 
         finally:
             monkeypatch.undo()
             service.close()
+    users.starts = service.starts
+    return users
 
 
 def all_over(service: VirtualService, users: Users) -> bool:

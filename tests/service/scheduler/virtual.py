@@ -36,6 +36,11 @@ class KilledError(BaseException):
     """The scheduler process is gone in the middle of what it did."""
 
 
+def problem_of(training: str) -> str:
+    """What is wrong with a class path, as if some could be imported."""
+    return "" if training.startswith(("some.", "rlpto.")) else "no such class"
+
+
 class Inline(Executor):
     """Runs what it is given at once."""
 
@@ -77,7 +82,7 @@ class VirtualBackend(FakeBackend):
             if now < one.ready_at and one.applied != one.generation:
                 until = min(until, one.ready_at)
             if one.training_on and one.state == "running":
-                left = (one.spec.epochs - one.progress) / (one.rate * len(one.training_on))
+                left = (one.spec.epochs - one.progress) / one.speed
                 until = min(until, now + max(left, 0.001))
         return until
 
@@ -102,7 +107,8 @@ def config(interval: float, poll: float, nodes: Sequence[int] = (2, 2), **more: 
 class VirtualService:
     """The service. Whoever kills its scheduler starts it anew; the cluster goes on meanwhile.
 
-    books: a connection of users. downtime: seconds from a kill to the next start.
+    books: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
+    finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
     """
 
     def __init__(
@@ -115,11 +121,16 @@ class VirtualService:
         settings: dict[str, Any] | None = None,
         make: Callable[[str], Policy] = make_policy,
         nodes: Sequence[int] = (2, 2),
+        look_ahead: bool = False,
+        backend: Callable[..., VirtualBackend] = VirtualBackend,
+        began: float | None = None,
+        ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._look_ahead, self._ready = look_ahead, ready
         self.world = FakeTime()
-        self.began = self.world.wall
+        self.world.wall = self.began = self.world.wall if began is None else began
         gpus = {f"n{number}": count for number, count in enumerate(nodes)}
-        self.backend = VirtualBackend(self.world, gpus, delay=5.0, rate=rate, acts=list(acts), service=self)
+        self.backend = backend(self.world, gpus, delay=5.0, rate=rate, acts=list(acts), service=self)
         given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
         self.settings = ServiceSettings.model_validate(given, context={"folder": folder})
         self.setup, self._make = setup, make
@@ -151,9 +162,12 @@ class VirtualService:
             wall=self.now,
             clock=lambda began: self.world.clock(began),
             make=self._make,
-            checks=ProgramChecks(lambda training: "" if training.startswith("some.") else "no such class", Inline()),
+            checks=ProgramChecks(problem_of, Inline()),
             session="service",
-            look_ahead=False,
+            look_ahead=self._look_ahead,
+            executor=Inline(),
+            timer=self.now,
+            ready=self._ready,
         )
         self.parts, self.loop = open_session(self.settings, self.setup, books, database, outside)
 

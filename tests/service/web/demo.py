@@ -6,11 +6,12 @@ import math
 import random
 import time
 
+from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.service.books import curves, requests, status
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
 from rlpto.service.books.jobs import NewJob, change_job, insert_job
-from rlpto.service.books.logs import LogWriter, log_files
+from rlpto.service.books.logs import job_folder
 from rlpto.service.settings import ServiceSettings
 
 NODES, GPUS = 4, 2
@@ -49,12 +50,11 @@ def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[
         ids["failed"] = failed.id
         ids["submitted"] = insert_job(books, NewJob("ann", "just now", "digits", 5.0), now).id
         _state(books, now, rng)
-    writer = LogWriter(log_files(settings.folder, ids["running"])[1])
+    writer = OutputLog(job_folder(settings.folder, ids["running"]))
     for epoch in range(80):
         writer.write(
             f"epoch {epoch:3d}  loss {2.3 * math.exp(-epoch / 20):.4f}  <b>not bold</b>", now - 400 + 5 * epoch
         )
-    writer.close()
     books.close()
     return ids
 

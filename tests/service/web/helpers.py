@@ -134,5 +134,5 @@ class Answering:
                 said = request.body
                 requests.add_switch(books, said["policy"], request.by, said["reason"], request.at, now)
         if request.kind == "drain":
-            status.set_status(books, status.DRAIN, now, request.body["on"])
+            status.set_drained(books, request.body["on"], request.by, now)
         requests.answer(books, request.seq, now, problem)

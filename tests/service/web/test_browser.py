@@ -15,7 +15,7 @@ import pytest
 from rlpto.service.books import status
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import change_job
+from rlpto.service.books.jobs import NewJob, change_job, insert_job
 from rlpto.service.books.requests import open_requests
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web import rendering
@@ -94,6 +94,17 @@ def sign_in(site: Site, browser: Any) -> Iterator[Callable[..., Any]]:
     assert wrong == [], "no error, no warning, nothing of other origins"
 
 
+def tab_to(page: Any, selector: str) -> None:
+    """Press Tab until the element of a selector has the focus, and can be seen to have it."""
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if page.evaluate("selector => document.activeElement.matches(selector)", selector):
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline != "none", f"{selector} does not show that it has the focus"
+            return
+    raise AssertionError(f"Tab never comes to {selector}")
+
+
 @needs_browser
 class TestPages:
     def test_submit_watch_and_cancel(self, site: Site, sign_in: Any) -> None:
@@ -159,12 +170,12 @@ class TestPages:
             tabs.append(tab)
         for tab in tabs:
             tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
-        status.set_status(site.books, status.DRAIN, time.time(), True)
+        status.set_drained(site.books, True, "olga", time.time())
         add_event(site.books, "drain", time.time(), body={"on": True})
         for tab in tabs:
             tab.bring_to_front()
             tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
-        status.set_status(site.books, status.DRAIN, time.time(), False)
+        status.set_drained(site.books, False, "olga", time.time())
 
     @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/submit", "/history", "/admin", "/account"])
     def test_is_readable_at_400_pixels(self, site: Site, sign_in: Any, path: str) -> None:
@@ -184,6 +195,40 @@ class TestPages:
         assert " GPU" in page.inner_text("#gantt-said")
         page.keyboard.press("Enter")
         page.wait_for_url("**/jobs/j*")
+
+    def test_all_is_done_by_keyboard_alone(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("olga")
+        tab_to(page, "#switch summary")
+        page.keyboard.press("Enter")
+        tab_to(page, "#switch select")
+        page.keyboard.type("round")
+        tab_to(page, "#switch input")
+        page.keyboard.type("by keys")
+        with Answering(site.settings.books):
+            tab_to(page, "#switch button")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#policy-name:text-is('round_robin')")
+        tab_to(page, "nav a[href='/submit']")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/submit")
+        tab_to(page, "input[name=name]")
+        page.keyboard.type("by keys alone")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/jobs/j*")
+        job = page.url.rpartition("/")[2]
+        page.once("dialog", lambda dialog: dialog.accept())
+        tab_to(page, "#cancel")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(300)
+        assert [(one.kind, one.job) for one in open_requests(site.books) if one.job == job] == [("cancel", job)]
+
+    def test_a_printed_link_signs_in_where_the_page_is_open(self, site: Site, browser: Any) -> None:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{site.web.address}/login")
+        page.goto(f"{site.web.address}/login#{site.tokens['ann']}")
+        page.wait_for_url(f"{site.web.address}/", timeout=SOON_MS)
+        context.close()
 
     def test_logs_are_text(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root")
@@ -206,3 +251,46 @@ class TestPages:
         page.wait_for_url("**/login")
         page.goto(f"{site.web.address}/history")
         assert page.url.endswith("/login?next=%2Fhistory")
+
+
+@needs_browser
+class TestCrowded:
+    """Two hundred jobs that wait, with names and labels as long as they may be."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def site(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+        settings = make_settings(tmp_path_factory.mktemp("crowded") / "service")
+        tokens = fill(settings)
+        ids = fill_demo(settings)
+        books, now, rows = Books(settings.books, durable=False), time.time(), []
+        with books.transaction():
+            for number in range(200):
+                name = ("W" * 128, "no-space-" * 14, f"sweep number {number}")[number % 3]
+                labels = {"experiment": "a-long-value-" * 4}
+                job = insert_job(books, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
+                change_job(books, job.id, now, state="queued", queued=now)
+                rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
+            status.set_queue(books, rows)
+        with web_process(settings) as web:
+            yield Site(web, settings, tokens, ids | {"long": rows[0].job})
+
+    @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/history?state=queued", "/submit"])
+    @pytest.mark.parametrize("width", [400, 1280])
+    def test_nothing_leaves_the_window(self, site: Site, sign_in: Any, path: str, width: int) -> None:
+        page = sign_in("root", viewport={"width": width, "height": 800})
+        page.goto(site.web.address + path.format(site.ids["long"]))
+        page.wait_for_timeout(200)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        inside = (
+            "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.outerHTML.slice(0, 90))"
+        )
+        assert page.eval_on_selector_all("main .scroll", inside) == [] or path == "/submit"
+
+    def test_the_overview_tells_where_the_rest_is(self, sign_in: Any) -> None:
+        page = sign_in("root")
+        assert page.locator("#queue tbody tr").count() < 30
+        page.click("text=all that wait")
+        page.wait_for_url("**/history?state=queued")
+        page.click("text=Older jobs")
+        assert page.locator("tbody tr").count() == 50

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,21 @@ class TestPolicies:
         answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         problem(answer, 503, "no-scheduler")
         assert requests.open_requests(api.books) == [], "it is not made later either"
+
+    def test_a_scheduler_that_lives_is_waited_for(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.3)
+
+        status.beat(api.books, status.Heartbeat(1, 0.0), time.time() + 10)
+
+        def put() -> Any:
+            return api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
+
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(put)
+            time.sleep(0.8)
+            with Answering(api.settings.books):
+                answer = asked.result()
+        assert (answer.status_code, answer.json()["policy"]) == (200, "las")
 
 
 def test_draining(api: Api) -> None:

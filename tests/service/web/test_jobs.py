@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.service.books import curves, requests, status
 from rlpto.service.books.jobs import change_job
-from rlpto.service.books.logs import LogWriter, log_files
+from rlpto.service.books.logs import job_folder
 from tests.service.web.helpers import Api
 
 
@@ -190,7 +191,7 @@ class TestChanging:
 class TestReports:
     def test_logs_go_on_where_they_stopped(self, api: Api) -> None:
         job = api.submit()["id"]
-        writer = LogWriter(log_files(api.settings.folder, job)[1])
+        writer = OutputLog(job_folder(api.settings.folder, job))
         for number in range(5):
             writer.write(f"<b>line</b> {number}", float(number))
         page = api("GET", f"jobs/{job}/logs", params={"from": -2}).json()

@@ -68,26 +68,39 @@ def test_whatever_is_asked_is_answered_as_described(
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) >= 30
     for operation in operations:
-        _ask_often(operation, mode, web.address, headers)
+        ask_often(operation, mode, web.address, headers)
     assert "Traceback" not in web.log()
 
 
-def _ask_often(operation: Any, mode: GenerationMode, address: str, headers: dict[str, str]) -> None:
+def ask_often(
+    operation: Any,
+    mode: GenerationMode,
+    address: str,
+    headers: dict[str, str],
+    cases: int = CASES_PER_OPERATION,
+    drawn_anew: bool = False,
+) -> int:
+    """Send what schemathesis draws for an operation, as many times; how many requests that were."""
+    sent = 0
+
     @settings(
-        max_examples=CASES_PER_OPERATION,
+        max_examples=cases,
         deadline=None,
-        derandomize=True,
+        derandomize=not drawn_anew,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
+        nonlocal sent
         if case.operation.path == STREAM:
             case.query = {**(case.query or {}), "once": "true"}
         if (case.operation.path, case.method) == ("/api/v1/policy", "PUT"):
             return  # it waits for a scheduler, which is not there
+        sent += 1
         case.call_and_validate(base_url=address, headers=headers, checks=CHECKS, timeout=10)
 
     with suppress(Unsatisfiable):  # nothing can be wrong about an operation without input
         ask()
+    return sent

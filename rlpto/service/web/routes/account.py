@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from rlpto.service.books import audit, users
 from rlpto.service.books.database import Books
 from rlpto.service.web.access import TheCaller
-from rlpto.service.web.answers import NewToken, TokenAnswer, Tokens, UserAnswer
+from rlpto.service.web.answers.people import NewToken, TokenAnswer, Tokens, UserAnswer
 from rlpto.service.web.guard import COOKIE
 from rlpto.service.web.problems import Problem, not_found
 from rlpto.service.web.state import Service, TheService

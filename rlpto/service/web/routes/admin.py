@@ -12,17 +12,8 @@ from rlpto.service.books.database import Books
 from rlpto.service.books.status import previews
 from rlpto.service.settings import CatalogueProgram
 from rlpto.service.web.access import AnAdmin, TheCaller
-from rlpto.service.web.answers import (
-    AuditEntry,
-    AuditTrail,
-    NewToken,
-    OptionAnswer,
-    Preview,
-    ProgramAnswer,
-    Programs,
-    UserAnswer,
-    Users,
-)
+from rlpto.service.web.answers.people import AuditEntry, AuditTrail, NewToken, UserAnswer, Users
+from rlpto.service.web.answers.programs import OptionAnswer, Preview, ProgramAnswer, Programs
 from rlpto.service.web.problems import Problem, not_found
 from rlpto.service.web.routes.account import new_token, user_answer
 from rlpto.service.web.routes.jobs import Cursor, Limit

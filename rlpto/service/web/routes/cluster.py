@@ -12,7 +12,7 @@ from rlpto.service.books.curves import spans_between, spans_of_job
 from rlpto.service.books.database import Books
 from rlpto.service.books.jobs import get_job
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
-from rlpto.service.web.answers import (
+from rlpto.service.web.answers.cluster import (
     Allocations,
     DecisionAnswer,
     Decisions,
@@ -29,8 +29,8 @@ from rlpto.service.web.answers import (
     Switches,
     Volume,
     VolumeAnswer,
-    prediction_answer,
 )
+from rlpto.service.web.answers.jobs import prediction_answer
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.routes.jobs import Cursor, IfMatch, Limit, check_match, stale
 from rlpto.service.web.state import Service, TheService
@@ -38,7 +38,9 @@ from rlpto.service.web.values import DrainBody, PolicyChange
 
 router = APIRouter(tags=["cluster"])
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait for the scheduler to put a policy in force."""
+"""Longest wait for a scheduler that gives no sign of life to put a policy in force."""
+READY_TIMEOUT_S = 180.0
+"""Longest wait for one that does: it may have to compile what the policy needs."""
 _LOOK_S = 0.02
 _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
@@ -184,16 +186,18 @@ async def switch_policy(
 
 async def _answered(service: Service, request: int, number: int) -> None:
     """Wait until the scheduler has answered. Raises Problem if it refuses, or does not answer in time."""
-    until = service.now() + ANSWER_TIMEOUT_S
+    asked = alive = service.now()
     while True:
         found = requests.get_request(service.books, request)
         if found is not None and found.done_at is not None:
             break
-        if service.now() > until or service.bell.closing:
+        beat = status.heartbeat(service.books)
+        alive = alive if beat is None else max(alive, beat[0])
+        if service.now() > min(alive + ANSWER_TIMEOUT_S, asked + READY_TIMEOUT_S) or service.bell.closing:
             await service.commit(lambda books: requests.answer(books, request, service.now(), _WITHDRAWN))
             found = requests.get_request(service.books, request)
             if found is not None and found.problem == _WITHDRAWN:
-                detail = f"the scheduler has not answered within {ANSWER_TIMEOUT_S:g} s; nothing was changed"
+                detail = f"the scheduler has not answered within {service.now() - asked:.0f} s; nothing was changed"
                 raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
             break
         await asyncio.sleep(_LOOK_S)
@@ -236,7 +240,7 @@ async def volume(
 @router.get("/drain")
 async def drained(_: TheCaller, service: TheService) -> DrainAnswer:
     """Whether no further job starts."""
-    return DrainAnswer(on=is_drained(service.books))
+    return DrainAnswer(on=status.is_drained(service.books))
 
 
 @router.put("/drain", status_code=202)
@@ -250,9 +254,3 @@ async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> Dra
 
     await service.commit(ask)
     return DrainAnswer(on=body.on)
-
-
-def is_drained(books: Books) -> bool:
-    """Whether no further job starts, as the scheduler has last said."""
-    found = status.get_status(books, status.DRAIN)
-    return found is not None and bool(found[1])

@@ -15,7 +15,7 @@ from rlpto.service.books.events import add_event, events_of_job
 from rlpto.service.books.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
 from rlpto.service.books.logs import log_lines
 from rlpto.service.web.access import TheCaller, job_for
-from rlpto.service.web.answers import (
+from rlpto.service.web.answers.jobs import (
     CancelAnswer,
     Curves,
     EventAnswer,
@@ -25,10 +25,9 @@ from rlpto.service.web.answers import (
     LogLineAnswer,
     LogPage,
     PointAnswer,
-    Preview,
-    Validation,
     job_answer,
 )
+from rlpto.service.web.answers.programs import Preview, Validation
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from rlpto.service.books.status import heartbeat
 from rlpto.service.web.access import TheCaller
-from rlpto.service.web.answers import Health
+from rlpto.service.web.answers.cluster import Health
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.state import TheService
 

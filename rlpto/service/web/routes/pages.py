@@ -13,17 +13,17 @@ from rlpto.service.books import audit, programs, status, users
 from rlpto.service.books.events import events_of_job
 from rlpto.service.books.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 from rlpto.service.web.access import Caller, caller_of, job_for
-from rlpto.service.web.answers import ASSUMES
+from rlpto.service.web.answers.jobs import ASSUMES
 from rlpto.service.web.problems import not_found
 from rlpto.service.web.rendering import page, static_response
 from rlpto.service.web.routes.account import user_answer
 from rlpto.service.web.routes.admin import program_answers
-from rlpto.service.web.routes.cluster import is_drained, node_answers, policy_answer, queue_entries
+from rlpto.service.web.routes.cluster import node_answers, policy_answer, queue_entries
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 
 router = APIRouter(include_in_schema=False)
-_SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 50, 100, 50
+_SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
 
 
 class SignInNeeded(Exception):  # noqa: N818 - it is no error
@@ -197,7 +197,7 @@ def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
         "counts": count_by_state(service.books),
         "scheduler": "not started" if silent is None else "at work" if silent < SILENCE_S else "silent",
         "silent": silent,
-        "drained": is_drained(service.books),
+        "drained": status.is_drained(service.books),
     }
 
 

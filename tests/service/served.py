@@ -1,0 +1,203 @@
+"""A whole job service as `rlpto serve` starts it: both processes, a Ray cluster, and clients that know only REST."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlpto.client import ENDED, Answer, Client
+from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
+from rlpto.service.books.database import Books
+from rlpto.service.books.jobs import JobRow, get_job
+from rlpto.service.books.status import heartbeat
+from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
+from rlpto.service.settings import load_service
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
+START_S, WAIT_S, STOP_S = 180.0, 240.0, 120.0
+TINY = {
+    "program": {
+        "training": "tests.ray_cluster.programs:Plain", "samples": 101, "epochs": 20, "batch_size": 16, "pace": 0.1,
+    },
+    "most_gpus": 64,
+    "most_epochs": 100_000,
+}  # fmt: skip
+"""A program of which an epoch takes 0.7 s on one GPU, half of it on two."""
+EXPERIMENT = {
+    "name": "service",
+    "simulator": {"interval": 10},
+    "ray": {"checkpoint_interval": 5, "retries": 1, "backoff": 0.1, "tensorboard": False},
+}
+
+
+def write_settings(folder: Path, nodes: int, gpus: int, **more: Any) -> Path:
+    """Settings of a service with so many nodes of so many GPUs, on a free port; more: keys to add or to replace."""
+    cluster = {"nodes": [{"count": nodes, "gpus": gpus}]}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump({**EXPERIMENT, "cluster": cluster}))
+    settings = {
+        "folder": str(folder / "run"),
+        "experiment": "experiment.yaml",
+        "web": {"port": 0, "posts_per_second": 10_000},
+        "quotas": {"jobs_queued": 100_000},
+        "programs": {"tiny": TINY},
+    }
+    path = folder / "service.yaml"
+    path.write_text(yaml.safe_dump({**settings, **more}))
+    return path
+
+
+class Served:
+    """A service that a test starts, kills parts of, and ends. settings: its file. variables: of its processes.
+
+    client: of the admin. books: for reading what happened. process: the parent.
+    """
+
+    def __init__(self, settings: Path, variables: Mapping[str, str] | None = None) -> None:
+        self.path, self.settings = settings, load_service(settings)
+        self._state = settings.parent / "state"
+        self._log = settings.parent / "serve.log"
+        without = {"RAY_ADDRESS", STATE_VARIABLE, "RLPTO_SERVICE", "RLPTO_TOKEN"}
+        own = {"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(self._state), "PYTHONUNBUFFERED": "1"}
+        self.environment = {key: value for key, value in os.environ.items() if key not in without} | own
+        self.environment |= variables or {}
+        self.process: subprocess.Popen[bytes]
+        self.start()
+        self.client: Client
+        self.reconnect()
+        self.books = Books(self.settings.books, durable=False)
+
+    def start(self) -> None:
+        """Start `rlpto serve`, and wait until it says that it is up."""
+        before = self._log.stat().st_size if self._log.exists() else 0
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", str(self.path)], stdout=log, stderr=log, env=self.environment
+            )
+        self.until(lambda: b"submit:" in self._log.read_bytes()[before:], START_S)
+
+    def reconnect(self) -> None:
+        """Find the service's address, which is another one after each start."""
+        noted = json.loads((self._state / "rlpto" / "service.json").read_text())
+        self.address, self.token = str(noted["address"]), Path(noted["token_file"]).read_text().strip()
+        self.client = Client(self.address, self.token, patience=120.0)
+
+    def command(self, *arguments: str, timeout: float = WAIT_S) -> subprocess.CompletedProcess[str]:
+        """What a user types on this machine."""
+        return subprocess.run(
+            [*COMMAND, *arguments], env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def until(self, holds: Callable[[], bool], seconds: float = WAIT_S) -> None:
+        """Wait for something; AssertionError with the logs if it does not come, or the service ends."""
+        by = time.monotonic() + seconds
+        while not holds():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < by, self.log()
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        """The ends of all logs."""
+        files = [self._log, *sorted((self.settings.folder / "logs").glob("*.log"))]
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+
+    def ready(self) -> None:
+        """Wait until the scheduler process of now is at work."""
+        self.until(lambda: self.scheduler() != 0, START_S)
+
+    def scheduler(self) -> int:
+        """Process id of the scheduler that has given the last sign of life; 0: it has ended."""
+        beat = heartbeat(self.books)
+        return 0 if beat is None or start_time(beat[1].process) is None else beat[1].process
+
+    def web(self) -> int:
+        """Process id of the web process; 0: there is none now."""
+        return self._child("rlpto.service.web")
+
+    def _child(self, module: str) -> int:
+        for entry in Path("/proc").iterdir():
+            try:
+                parent = entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and module in (entry / "cmdline").read_text():
+                    return int(entry.name)
+            except OSError:
+                continue  # it has ended since
+        return 0
+
+    def kill(self, module: str) -> bool:
+        """Kill the child of the parent that runs a module; False if there is none now."""
+        child = self._child(module)
+        if child:
+            os.kill(child, signal.SIGKILL)
+        return child != 0
+
+    def submit(self, epochs: float, gpus: int = 1, **more: Any) -> str:
+        """A job by REST; its id."""
+        program = more.pop("program", "tiny")
+        return str(self.client.submit(program, epochs=epochs, gpus=gpus, **more)["id"])
+
+    def row(self, job: str) -> JobRow:
+        """A job as the books have it."""
+        found = get_job(self.books, job)
+        assert found is not None
+        return found
+
+    def states(self, *jobs: str) -> set[str]:
+        """States of some jobs."""
+        return {self.row(job).state for job in jobs}
+
+    def over(self, *jobs: str, seconds: float = WAIT_S) -> list[JobRow]:
+        """Some jobs, once all of them are over."""
+        self.until(lambda: self.states(*jobs) <= set(ENDED), seconds)
+        return [self.row(job) for job in jobs]
+
+    def switch(self, policy: str) -> tuple[float, Answer]:
+        """Put a policy in force by REST; the seconds of that call alone, and its answer."""
+        number = self.client.policy()["number"]
+        asked = time.monotonic()
+        found = self.client.switch(policy, "a test")
+        took = time.monotonic() - asked
+        assert found["number"] == number + 1
+        return took, found
+
+    def workers(self) -> set[int]:
+        """Process ids of all workers of this service's own cluster."""
+        note = self.settings.folder / STATE_FILE
+        return set(titled(of_folder(str(json.loads(note.read_text())["folder"])), TITLE)) if note.exists() else set()
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it as Ctrl-C does."""
+        self.process.send_signal(how)
+        self.process.wait(STOP_S)
+
+    def close(self) -> None:
+        """End it, whatever is left of it."""
+        try:
+            if self.process.poll() is None:
+                self.end()
+        finally:
+            self.client.close()
+            self.books.close()
+
+
+@contextmanager
+def served(
+    folder: Path, nodes: int = 2, gpus: int = 2, variables: Mapping[str, str] | None = None, **more: Any
+) -> Iterator[Served]:
+    """A service whose scheduler is at work; gone at the end, with its cluster."""
+    service = Served(write_settings(folder, nodes, gpus, **more), variables)
+    try:
+        service.ready()
+        yield service
+    finally:
+        service.close()

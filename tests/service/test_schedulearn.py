@@ -1,0 +1,221 @@
+"""Schedulearn's acceptance behaviours S1 to S6 on a real local cluster, through REST and the command alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlpto.ray_cluster.scheduler.session_database import read_table
+from rlpto.service.books.curves import points_after, spans_of_job
+from rlpto.service.books.jobs import JobRow
+from rlpto.service.books.logs import log_lines
+from rlpto.service.books.requests import switches
+from rlpto.service.books.status import decisions, predictions, queue
+from rlpto.service.scheduler.session import session_files
+from tests.service.served import REPOSITORY, TINY, Served, served
+
+NODES, GPUS = 3, 2
+CALL_S = 1.0
+FIRST_JOB_S = 300.0
+ONE_GPU_EPOCH_S = 0.7
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("schedulearn")
+    faulty = {
+        "program": {
+            "training": "tests.ray_cluster.programs:Faulty",
+            "options": {"folder": str(folder)},
+            "samples": 101,
+            "batch_size": 16,
+        }
+    }
+    with served(folder, NODES, GPUS, programs={"tiny": TINY, "faulty": faulty}) as made:
+        yield made
+
+
+def first_decided(service: Served, jobs: list[str]) -> list[float]:
+    """When [s] it was decided for the first time that jobs get GPUs."""
+    columns, rows = read_table(session_files(service.settings.folder), "allocations")
+    first: dict[str, float] = {}
+    for row in rows:
+        found = dict(zip(columns, row, strict=True))
+        if json.loads(str(found["nodes"])):
+            first.setdefault(str(found["job"]), float(found["planned_at"]))
+    return [first[job] for job in jobs]
+
+
+def submit_together(service: Served, jobs: list[tuple[float, int, int]]) -> list[str]:
+    """Jobs of epochs, GPUs and most GPUs, all of which are known when the first decision about them is taken."""
+    service.client.drain(True)
+    made = [service.submit(epochs, gpus, max_gpus=most) for epochs, gpus, most in jobs]
+    service.until(lambda: service.states(*made) == {"queued"})
+    service.client.drain(False)
+    return made
+
+
+def test_s1_policies_are_switched_while_30_jobs_run_and_wait(service: Served) -> None:
+    running = [service.submit(150.0, GPUS) for _ in range(NODES)]
+    service.until(lambda: service.states(*running) == {"running"})
+    waiting = [service.submit(1.0) for _ in range(30 - NODES)]
+    service.until(lambda: service.states(*waiting) == {"queued"})
+    assert [row.job for row in queue(service.books)] == waiting
+    before, took = service.workers(), {}
+    assert len(before) == NODES * GPUS
+    for policy in ("elastic_fifo", "round_robin", "fifo"):
+        took[policy], found = service.switch(policy)
+        assert service.workers() == before, "a switch leaves running processes alone"
+        service.until(lambda found=found: bool(decisions(service.books, found["since"])))
+        assert decisions(service.books, found["since"])[0].policy == policy, "the next decision is the new policy's"
+    assert max(took.values()) < CALL_S, took
+    switched = time.time()
+    service.until(lambda: any(row.as_of > switched for row in predictions(service.books).values()))
+    assert predictions(service.books).keys() >= set(waiting)
+    rows = service.over(*running, *waiting)
+    assert Counter(row.state for row in rows) == {"finished": 30}
+    assert sum(row.recoveries for row in rows) == 0
+    assert len(list(service.client.jobs(states=["finished"]))) == 30, "none was lost, none is there twice"
+    for policy in ("round_robin", "fifo"):
+        assert service.switch(policy)[0] < CALL_S, "idle, too"
+    asked = [one.policy for one in switches(service.books, limit=6)]
+    assert asked == ["fifo", "round_robin", "fifo", "round_robin", "elastic_fifo", "fifo"]
+
+
+def busy_share(service: Served, rows: list[JobRow], gpus: int, most: int) -> float:
+    """GPU-seconds held of those that jobs, which start together and can use `most` GPUs each, could have used."""
+    began = min(row.started or 0.0 for row in rows)
+    ends = sorted(row.ended or 0.0 for row in rows)
+    useful = sum(
+        min(gpus, most * (len(ends) - at)) * (end - before) for at, (before, end) in enumerate(pairwise([began, *ends]))
+    )
+    held = sum(
+        span.gpus * ((span.ended or 0.0) - span.started) for row in rows for span in spans_of_job(service.books, row.id)
+    )
+    return held / useful
+
+
+def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
+    work = [(70.0, 1, 4)] * 4
+    found = {}
+    for policy in ("fifo", "elastic_fifo"):
+        service.switch(policy)
+        rows = service.over(*submit_together(service, work))
+        assert {row.state for row in rows} == {"finished"}
+        service.until(lambda: not service.workers())  # what they held is in the books
+        began = min(row.started or 0.0 for row in rows)
+        ends = [(row.ended or 0.0) - began for row in rows]
+        found[policy] = max(ends), sum(ends) / len(ends), busy_share(service, rows, NODES * GPUS, 4)
+    print({policy: [round(value, 3) for value in values] for policy, values in found.items()})
+    fifo, elastic = found["fifo"], found["elastic_fifo"]
+    assert elastic[0] <= 0.9 * fifo[0], found
+    assert elastic[1] <= 0.88 * fifo[1], found
+    assert elastic[2] >= 0.9 > fifo[2], found
+
+
+def test_s3_round_robin_gives_servers_equally_many_jobs(service: Served) -> None:
+    packed = {}
+    for policy in ("fifo", "round_robin"):
+        service.switch(policy)
+        jobs = submit_together(service, [(12.0, 1, 1)] * NODES)
+        service.until(lambda jobs=jobs: service.states(*jobs) == {"running"})
+        later = submit_together(service, [(1.0, 1, 1)] * NODES) if policy == "round_robin" else []
+        rows = service.over(*jobs, *later)
+        assert {row.state for row in rows} == {"finished"}
+        packed[policy] = Counter(spans_of_job(service.books, job)[0].node for job in (*jobs, *later))
+    assert len(packed["fifo"]) == 2, "a job more than fits on one server"
+    counts = packed["round_robin"].values()
+    assert (len(counts), max(counts) - min(counts)) == (NODES, 0)
+
+
+def test_s4_fifo_starts_jobs_in_the_order_of_submission(service: Served) -> None:
+    service.switch("fifo")
+    sizes = [2, 1, 2, 4, 1, 1, 3, 2, 1, 4, 1, 2]
+    jobs = [service.submit(3.0, gpus) for gpus in sizes]
+    rows = service.over(*jobs)
+    assert {row.state for row in rows} == {"finished"}
+    decided = first_decided(service, jobs)
+    inversions = sum(later < earlier for at, earlier in enumerate(decided) for later in decided[at + 1 :])
+    assert inversions == 0, decided
+
+
+def test_s6_a_job_whose_worker_is_killed_goes_on_and_a_broken_one_fails_alone(service: Served) -> None:
+    service.until(lambda: not service.workers())
+    well = service.submit(40.0)
+    service.until(lambda: service.row(well).state == "running")
+    (victim,) = service.workers()
+    os.kill(victim, signal.SIGKILL)
+    broken = service.submit(5.0, program="faulty")
+    (failed,) = service.over(broken)
+    assert failed.state == "failed"
+    assert "this batch is cursed" in failed.reason
+    assert failed.recoveries <= 2, "retries are bounded"
+    (done,) = service.over(well)
+    assert done.state == "finished"
+    assert done.recoveries == 1
+    running = service.submit(500.0)
+    service.until(lambda: service.row(running).state == "running")
+    service.client.cancel(running)
+    service.until(lambda: service.row(running).state == "cancelled" and service.row(running).gpus_held == 0)
+
+
+def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Served) -> None:
+    job, others = service.submit(120.0, GPUS), [service.submit(1.0)]
+    service.until(lambda: service.row(job).progress > 1.0)
+    before, progress = service.workers(), service.row(job).progress
+    for module in ("rlpto.service.web", "rlpto.service.scheduler"):
+        killed = service.scheduler()
+        assert service.kill(module)
+        others.append(service.submit(1.0))
+        if module == "rlpto.service.scheduler":
+            service.until(lambda killed=killed: service.scheduler() not in (0, killed))
+        assert before & service.workers(), "runners train on meanwhile"
+    service.process.kill()
+    service.process.wait()
+    by = time.monotonic() + 60
+    while service.scheduler():
+        assert time.monotonic() < by, "without its parent the scheduler ends"
+        time.sleep(0.05)
+    assert before & service.workers()
+    service.start()
+    service.reconnect()
+    rows = service.over(job, *others)
+    assert {row.state for row in rows} == {"finished"}
+    assert service.row(job).recoveries == 0
+    epochs = [point.epoch for point in points_after(service.books, job)]
+    assert epochs == sorted(epochs), "no epoch is trained twice"
+    assert epochs[-1] == pytest.approx(120.0)
+    assert progress < epochs[-1]
+    lines = log_lines(service.settings.folder, job, 1, 1000)
+    assert [line.n for line in lines] == list(range(1, len(lines) + 1))
+    assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
+    service.until(lambda: all(span.ended is not None for span in spans_of_job(service.books, job)))
+
+
+def test_s5_the_first_job_takes_three_commands_and_five_minutes(tmp_path: Path) -> None:
+    """The first of them installs the package."""
+    began = time.monotonic()
+    example = yaml.safe_load((REPOSITORY / "configs" / "service.yaml").read_text())
+    settings = {**example, "folder": str(tmp_path / "run"), "web": {"port": 0}}
+    (tmp_path / "service.yaml").write_text(yaml.safe_dump(settings))
+    service = Served(tmp_path / "service.yaml")
+    try:
+        left = FIRST_JOB_S - (time.monotonic() - began)
+        done = service.command("submit", "-p", "digits_cnn", "--gpus", "2", "--epochs", "20", "--wait", timeout=left)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "finished" in done.stdout
+        print(f"first job finished after {time.monotonic() - began:.0f} s")
+        assert next(service.client.jobs())["accuracy"] > 0.8
+    finally:
+        service.close()
