@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -28,12 +28,13 @@ from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.parameter_server import PARAMETERS, Probes, SyncSurface, fit_speed
-from rlpto.performance.profiles import ModelFacts, Profile, TypeTables
+from rlpto.performance.profiles import Profile, TypeTables
 from rlpto.performance.server_law import ServerParams
-from rlpto.performance.tables import ONE_KIND, JobType, SpeedTables
+from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
+from rlpto.ray_cluster.scheduler.made_tables import MadeTables
 from rlpto.ray_cluster.scheduler.workload import guessed_profiles, most_servers_of
 from rlpto.ray_cluster.settings import ProgramSettings
 
@@ -312,34 +313,9 @@ class OnlineEstimates:
         most, kinds = self._size
         parts = {kind: part for parts in self._parts.values() for kind, part in parts.items()}
         types = [estimates[key].type for key in number]
-        self.tables = compile_tables(_Parts(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Tables that are made already, as a source of them."""
-
-    parts: Mapping[tuple[JobType, str], TypeTables]
-
-    @cached_property
-    def _facts(self) -> dict[str, ModelFacts]:
-        return {kind.model: part.facts for (kind, _), part in self.parts.items()}
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(sorted(self._facts))
-
-    def facts(self, model: str) -> ModelFacts:
-        return self._facts[model]
-
-    def type_tables(
-        self,
-        job_type: JobType,
-        max_gpus: int,  # noqa: ARG002
-        gpus_per_node: int,  # noqa: ARG002
-        gpu: str = ONE_KIND,
-    ) -> TypeTables:
-        return self.parts[job_type, gpu]
+        self.tables = compile_tables(
+            MadeTables(parts), types, most, max(kinds.values()), choose_servers=True, kinds=kinds
+        )
 
 
 def _first_estimate(
