@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import settings
 
 # Tests run in as many processes as there are cores: threads of all of them would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Whoever starts them in the background of a shell has them ignore Ctrl-C, which some test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no failure.
 settings.register_profile("rlpto", deadline=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -140,8 +141,20 @@ class Lookahead:
 
 
 def _process() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=os.nice, initargs=(NICENESS,))
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_come_second)
+
+
+def _come_second() -> None:
+    """Let others go first, and end with the scheduler: a process whose parent was killed waits for work for ever."""
+    os.nice(NICENESS)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
 
 
 @dataclass(frozen=True)
