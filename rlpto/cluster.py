@@ -126,7 +126,7 @@ class Future:
     """Jobs that may arrive after a state: one sample of n jobs, in order of submission.
 
     jobs: [n] `rlpto.jobs.JOB` to which nothing has happened; type_index is of the tables that policies are told of.
-    like: [n] numbers, in the workload, of submitted jobs: what is told of the speed of `like` holds for each.
+    like: [n] numbers, in the workload, of the submitted jobs that each is a copy of but for its submit time and class.
     """
 
     jobs: AnyArray

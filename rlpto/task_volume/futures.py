@@ -117,11 +117,24 @@ def sample_futures(
     submit, level = begins + (at + rng.random(len(place))) * step, rng.random(len(place))
     kept = np.flatnonzero((submit > state.time) & (submit < ends) & (len(donors.given) > 0))
     kept = kept[np.lexsort((submit[kept], future[kept]))]
-    drawn = donors.take(donors.drawn(own[kept], level[kept]))
+    drawn = donors.take(rows_alike(donors.given["priority"], own[kept], level[kept]))
     jobs = _unstarted(drawn, submit[kept], own[kept])
     bounds = np.searchsorted(future[kept], np.arange(len(counts) + 1)).tolist()
     parts = [slice(first, min(last, first + MOST_JOBS)) for first, last in pairwise(bounds)]
     return tuple(Future(jobs[part], drawn.like[part]) for part in parts)
+
+
+def rows_alike(classes: IntArray, wanted: IntArray, level: FloatArray) -> IntArray:
+    """[m] numbers of donors for jobs of the classes wanted [m], at levels [m] in [0, 1) of those that are fit.
+
+    classes: of the donors, [n]. Fit are those of the class if there are OWN_CLASS_JOBS of it, else all.
+    """
+    rows = np.zeros(len(wanted), dtype=np.int64)
+    for own in range(CLASSES):
+        alike, of_class = np.flatnonzero(classes == own), wanted == own
+        fit = alike if len(alike) >= OWN_CLASS_JOBS else np.arange(len(classes))
+        rows[of_class] = fit[(level[of_class] * len(fit)).astype(np.int64)] if len(fit) else 0
+    return rows
 
 
 @dataclass(frozen=True)
@@ -137,16 +150,6 @@ class _Donors:
     like: IntArray
     epochs: FloatArray
     samples: FloatArray
-
-    def drawn(self, priority: IntArray, level: FloatArray) -> IntArray:
-        """[m] rows for jobs of classes [m], at levels in [0, 1) of those that are fit."""
-        rows = np.zeros(len(priority), dtype=np.int64)
-        for own in range(CLASSES):
-            alike, wanted = np.flatnonzero(self.given["priority"] == own), priority == own
-            fit = alike if len(alike) >= OWN_CLASS_JOBS else np.arange(len(self.given))
-            if wanted.any():
-                rows[wanted] = fit[(level[wanted] * len(fit)).astype(np.int64)]
-        return rows
 
     def take(self, rows: IntArray) -> _Donors:
         """Those in `rows` [m]."""

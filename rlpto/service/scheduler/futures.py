@@ -13,9 +13,8 @@ import numpy as np
 from rlpto.arrays import FloatArray, IntArray
 from rlpto.jobs import Job
 from rlpto.planning.snapshot import Snapshot
+from rlpto.task_volume.futures import rows_alike
 
-OWN_CLASS_JOBS = 10
-"""Jobs of a class from which on its sampled jobs are like those of the class, rather than like any."""
 MOST_JOBS = 3000
 """Of one future; later ones are left out."""
 
@@ -52,18 +51,13 @@ def sample_arrivals(
 ) -> tuple[Arrivals, ...]:
     """Futures from counts [F, H, CLASSES] in steps of `step` s from second `begins` on; what is over is left out.
 
-    Submit times are spread evenly over each step. donors: one or more, of which each job is like one, drawn with
-    replacement: of its class if there are OWN_CLASS_JOBS of that, else of any.
+    Submit times are spread evenly over each step. donors: one or more, of which each job is like one, see
+    `rows_alike`.
     """
-    own_class = np.array([job.priority for job in donors], dtype=np.int64)
     place = np.repeat(np.arange(counts.size), counts.reshape(-1))
     future, at, priority = np.unravel_index(place, counts.shape)
     submit = begins + (at + rng.random(len(place))) * step
-    donor = rng.integers(0, len(donors), len(place))
-    for one in range(counts.shape[2]):
-        alike, wanted = np.flatnonzero(own_class == one), np.flatnonzero(priority == one)
-        if len(alike) >= OWN_CLASS_JOBS:
-            donor[wanted] = alike[rng.integers(0, len(alike), len(wanted))]
+    donor = rows_alike(np.array([job.priority for job in donors], dtype=np.int64), priority, rng.random(len(place)))
     found = []
     for number in range(len(counts)):
         rows = np.flatnonzero((future == number) & (submit > after))
