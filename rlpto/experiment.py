@@ -340,7 +340,10 @@ class Experiment:
             jobs = self.jobs(window, self.config.seed)
             check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
             if not jobs:
-                raise JobError(f"window {window}: the mapping has left no jobs; see workload.mapping.oversized")
+                raise JobError(
+                    f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "
+                    "trace has models but no durations, or another workload.mapping.oversized where jobs want too much"
+                )
 
     def outcome(self) -> dict[str, Any]:
         """What decides how a cell comes out, as plain data; see `outcome_of`."""

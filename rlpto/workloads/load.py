@@ -54,7 +54,9 @@ def scale_load(
         raise TraceError(f"load {target_load} on {capacity} GPUs over {window_seconds} s, expected all above 0")
     work = _gpu_seconds(trace.gpus, trace.duration, cap)
     if not work.any():
-        raise TraceError(f"{trace.source}: no job with a known duration, which scaling the load needs")
+        raise TraceError(
+            f"{trace.source}: no job with a known duration, by which to scale the load: expected workload.load=null"
+        )
     rng = np.random.default_rng(seed)
     rows = choose_rows(work, target_load * capacity * window_seconds, rng)
     rows = np.sort(rows, kind="stable")

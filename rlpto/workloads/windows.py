@@ -53,12 +53,15 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
     """Windows of every split of a trace that covers [0, span_seconds).
 
     A window never crosses the boundary of its split: what is left at the end of a split and is
-    shorter than a window is used by none. Where settings.limit is given, `select` chooses.
+    shorter than a window is used by none. But a trace that is shorter than a window, and is all of one split, is one
+    window. Where settings.limit is given, `select` chooses.
 
     Raises ConfigError if no split is long enough for a single window.
     """
-    length = settings.hours * HOUR
     shares = (settings.train, settings.validation, settings.test)
+    length = settings.hours * HOUR
+    if max(shares) == 1.0 and span_seconds > 0.0:
+        length = min(length, span_seconds)
     bounds = span_seconds * np.concatenate(([0.0], np.cumsum(shares)))
     windows = {split: _lay(split, bounds[i], bounds[i + 1], length) for i, split in enumerate(SPLITS)}
     if not any(windows.values()):

@@ -35,7 +35,8 @@ def test_windows_never_overlap_and_never_cross_a_boundary(span, hours, shares, l
     for window in in_time:
         low, high = bounds[window.split]
         assert low * span - 1e-3 <= window.start < window.end <= min(high * span, span) + 1e-3
-        assert window.end - window.start == pytest.approx(hours * 3600, abs=1e-3)
+        whole = max(train, validation, test) == 1.0 and span < hours * 3600
+        assert window.end - window.start == pytest.approx(span if whole else hours * 3600, abs=1e-3)
     if limit:
         assert all(len(windows) <= limit for windows in splits.values())
     assert len({window.name for window in in_time}) == len(in_time)
@@ -56,6 +57,11 @@ def test_selection_is_spread_and_repeatable() -> None:
     stretch = 70 * DAY / 7
     assert [int(window.start // stretch) for window in chosen] == list(range(7))
     assert select(windows, 1000, seed=1) == windows
+
+
+def test_a_short_trace_that_is_all_for_testing_is_one_window() -> None:
+    cut = WindowSettings(hours=8, train=0, validation=0, test=1)
+    assert [(window.start, window.end) for window in split_windows(7200.0, cut)["test"]] == [(0.0, 7200.0)]
 
 
 def test_a_trace_that_is_too_short_and_wrong_shares() -> None:
