@@ -6,6 +6,7 @@ Heuristics 1997), with a random search over the weights of an index and common r
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,8 @@ VARIED = len(STEERING_FEATURES) - len(SLOPE_FEATURES)
 """So many weights are perturbed: those that look at the slope of accuracy, which come last, stay as in the plan."""
 OTHER_AIMS = ("-accuracy", "-shortfall")
 """Ends of the names of tuned files that are no candidates by default: they put off the ends of jobs."""
+LONG_ROLLOUT_S = 0.0005
+"""Where a rollout takes at least this long, threads are worth what it costs to start them."""
 SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
 
@@ -76,8 +79,9 @@ class PlannerOptions(Settings):
     """With more active jobs no plan is made: the base decides."""
     budget_ms: float | None = Field(None, gt=0)
     """Milliseconds after which no further candidate is tried; null: all are, and the same seed gives the same plans."""
-    threads: int = Field(1, ge=0)
-    """Threads that candidates are tried in; 0: one for every core. Plans do not depend on it."""
+    threads: int = Field(0, ge=0)
+    """Threads that candidates are tried in; 0: one for every core where rollouts take long, and one where several
+    processes evaluate in parallel. Plans do not depend on it."""
     weights: RewardWeights | None = None
     """Weights of the reward that plans are to earn; null: those of the experiment."""
 
@@ -109,7 +113,6 @@ class Planner(BasePolicy[PlannerOptions]):
         self._reward = weights.record()
         self._proposer = proposer
         self._futures: FutureSource | None = None
-        self._threads = self.options.threads or os.cpu_count() or 1
         self.reset(0)
 
     def expect(self, futures: FutureSource | None) -> None:
@@ -165,22 +168,36 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def _costs(self, loop: Loop, start: Start, candidates: FloatArray, share: float) -> FloatArray:
         """[C] what each candidate costs; infinity for those that there was no time for, in this share of the budget."""
-        cost, threads = np.full(len(candidates), np.inf), min(self._threads, len(candidates))
+        cost = np.full(len(candidates), np.inf)
         budget = np.inf if self.options.budget_ms is None else share * self.options.budget_ms / 1000.0
-        until = time.perf_counter() + budget
+        began = time.perf_counter()
 
-        def try_every(first: int, own: Loop) -> None:
-            for i in range(first, len(candidates), threads):
-                if i and time.perf_counter() > until:
+        def try_one(i: int, own: Loop) -> None:
+            roll_out(own, start, candidates[i : i + 1], self.options.work, self._reward, cost[i : i + 1])
+
+        try_one(0, loop)
+        threads, left = self._threads(len(candidates) - 1, time.perf_counter() - began), iter(range(1, len(candidates)))
+
+        def try_those_left(own: Loop) -> None:
+            for i in left:
+                if time.perf_counter() > began + budget:
                     break
-                roll_out(own, start, candidates[i : i + 1], self.options.work, self._reward, cost[i : i + 1])
+                try_one(i, own)
 
         if threads == 1:
-            try_every(0, loop)
+            try_those_left(loop)
         else:
             with ThreadPoolExecutor(threads, "rollouts") as pool:
-                list(pool.map(try_every, range(threads), [loop, *(copy_of(loop) for _ in range(threads - 1))]))
+                list(pool.map(try_those_left, [loop, *(copy_of(loop) for _ in range(threads - 1))]))
         return cost
+
+    def _threads(self, rollouts: int, seconds: float) -> int:
+        """Threads for so many rollouts, each of which takes about so many seconds."""
+        given = self.options.threads
+        if not given:
+            alone = seconds < LONG_ROLLOUT_S or multiprocessing.parent_process() is not None
+            given = 1 if alone else os.cpu_count() or 1
+        return max(1, min(given, rollouts))
 
 
 def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> FloatArray:
