@@ -1,18 +1,20 @@
-"""What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md.
+"""What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md, docs/results.md.
 
 PART is one of: windows (test windows of the workloads of docs/results.md, drawn anew), reward (the same by total
 reward, against all policies that are compared there), futures (what it is worth to plan for jobs that may arrive),
 pollux (Pollux's workloads with jobs that choose their batch sizes, by what is known), latency. But in reward, time
 alone counts: other weights are 0.
-With `--write` the block of the page is replaced by what was measured.
+With `--write` the block of the page is replaced by what was measured: docs/results.md for windows and reward,
+docs/planning.md for all others.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,15 +27,17 @@ from rlpto.arrays import FloatArray
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import completion_times
 from rlpto.experiment import Experiment
-from rlpto.policies.base import Policy
 from rlpto.queues import Queue
+from rlpto.records import RunRecord
 from rlpto.simulator.cluster import SimulatedCluster
 
 PAGE = _common.ROOT / "docs" / "planning.md"
+RESULTS_PAGE = _common.ROOT / "docs" / "results.md"
+ON_RESULTS_PAGE = ("windows", "reward")
 PARTS = ("windows", "reward", "futures", "pollux", "latency")
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 DRAWS = 3
-"""Of the jobs of a window, where total reward is compared."""
+"""Of the jobs of a window, in windows and reward."""
 SOURCES = ("forecast", "rates", "oracle")
 FRESH_SEED = 71
 """Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
@@ -54,10 +58,47 @@ LARGE_JOBS, LARGE_LIMIT_MS = 10_000, 100.0
 Rows = list[dict[str, object]]
 
 
-def mean_jct(experiment: Experiment, spec: str, windows: Sequence[str]) -> FloatArray:
-    """[W] mean JCT [s] of each window."""
-    found = [completion_times(experiment.run_policy(experiment.policy(spec), name, 0).jobs) for name in windows]
-    return np.array([jct.mean() for jct in found])
+class Progress(list[dict[str, object]]):
+    """Rows of a table, each shown on stderr as soon as it is measured: a table takes many minutes."""
+
+    def append(self, row: dict[str, object]) -> None:
+        super().append(row)
+        print(" | ".join(f"{value}" for value in row.values()), file=sys.stderr, flush=True)
+
+
+def measured(
+    experiment: Experiment, spec: str, windows: Sequence[str], draws: int, figure: Callable[[RunRecord], float]
+) -> FloatArray:
+    """[W] a figure of each window under a policy, mean over draws."""
+    policy = experiment.policy(spec)
+    found = [[figure(experiment.run_policy(policy, name, draw)) for draw in range(draws)] for name in windows]
+    means: FloatArray = np.array(found).mean(axis=1)
+    return means
+
+
+def mean_jct_of(record: RunRecord) -> float:
+    """Mean JCT [s] of a run."""
+    return float(completion_times(record.jobs).mean())
+
+
+def total_reward_of(record: RunRecord) -> float:
+    """Total reward of a run."""
+    return float(record.decisions.reward.sum())
+
+
+def counting(decisions: list[int]) -> Callable[[RunRecord], float]:
+    """As `mean_jct_of`; notes how many decisions each run took."""
+
+    def of(record: RunRecord) -> float:
+        decisions.append(len(record.decisions.time))
+        return mean_jct_of(record)
+
+    return of
+
+
+def mean_jct(experiment: Experiment, spec: str, windows: Sequence[str], draws: int = 1) -> FloatArray:
+    """[W] mean JCT [s] of each window, mean over draws."""
+    return measured(experiment, spec, windows, draws, mean_jct_of)
 
 
 def interval(ratio_of: tuple[FloatArray, FloatArray]) -> tuple[float, float, float]:
@@ -75,29 +116,30 @@ def cell(workload: str, load: float, limit: int, *settings: str) -> Experiment:
 
 
 def tuned_for_jct(workload: str) -> Path:
-    """Constants of the index, for weighted classes where there are some."""
-    weighted = _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
-    return weighted if weighted.exists() else _common.CONFIGS / "tuned" / f"{workload}-jct.yaml"
+    """Constants of the index, tuned for JCT where classes are weighted."""
+    return _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
 
 
 def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
     """The twelve cells under weighted classes, each against the index tuned for JCT."""
-    rows: Rows = []
+    rows: Rows = Progress()
     ratios = []
     for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
         base = tuned_for_jct(workload)
         settings = [*TIME_ONLY, "queue.classes=weighted", *(["knowledge.mode=noisy"] if noisy else [])]
         experiment = cell(workload, load, limit, *settings)
         names = experiment.windows()
-        index = mean_jct(experiment, f"index:weights={base}", names)
+        index = mean_jct(experiment, f"index:weights={base}", names, DRAWS)
         began = time.process_time()
-        planned = mean_jct(experiment, f"planner:base={base}", names)
+        decisions: list[int] = []
+        planned = measured(experiment, f"planner:base={base}", names, DRAWS, counting(decisions))
         taken = time.process_time() - began
         ratio, low, high = interval((planned, index))
         ratios.append(ratio)
         rows.append(
-            {"workload": workload, "load": load, "windows": len(names), "planner / tuned index": f"{ratio:.3f}"}
-            | {"95 % interval": f"{low:.3f} to {high:.3f}", "CPU s a window": f"{taken / len(names):.1f}"}
+            {"workload": workload, "load": load, "windows x draws": f"{len(names)} x {DRAWS}"}
+            | {"planner / tuned index": f"{ratio:.3f}", "95 % interval": f"{low:.3f} to {high:.3f}"}
+            | {"CPU ms a decision": f"{1e3 * taken / sum(decisions):.1f}"}
         )
     overall = float(np.exp(np.mean(np.log(ratios))))
     what = "with 20 % noise of estimates, " if noisy else ""
@@ -105,14 +147,6 @@ def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
         Check(f"{what}geometric mean of the cells", overall, "of the tuned index's mean JCT", 0.965, False),
         Check(f"{what}worst cell", max(ratios), "of the tuned index's mean JCT", 1.003, False),
     ], rows
-
-
-def rewards(experiment: Experiment, policy: Policy, names: Sequence[str], draws: int) -> FloatArray:
-    """[W] total reward of each window, mean over draws."""
-    found = [
-        [experiment.run_policy(policy, name, draw).decisions.reward.sum() for draw in range(draws)] for name in names
-    ]
-    return np.array(found).mean(axis=1)
 
 
 def above(one: FloatArray, other: FloatArray) -> tuple[float, float, float]:
@@ -124,17 +158,17 @@ def above(one: FloatArray, other: FloatArray) -> tuple[float, float, float]:
 
 def reward(limit: int) -> tuple[list[Check], Rows]:
     """The twelve cells by total reward: against every policy of the configs, and against the planner's own base."""
-    rows: Rows = []
+    rows: Rows = Progress()
     ahead = beyond = 0
     for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
         experiment = cell(workload, load, limit)
         names, start = experiment.windows(), _common.CONFIGS / "tuned" / f"{workload}-steering.yaml"
-        others = {spec: rewards(experiment, experiment.policy(spec), names, 1) for spec in experiment.config.policies}
+        others = {spec: measured(experiment, spec, names, 1, total_reward_of) for spec in experiment.config.policies}
         best = sorted(others, key=lambda spec: float(others[spec].mean()))[-2:]
-        rivals = {spec: rewards(experiment, experiment.policy(spec), names, DRAWS) for spec in best}
+        rivals = {spec: measured(experiment, spec, names, DRAWS, total_reward_of) for spec in best}
         runner_up = max(rivals, key=lambda spec: float(rivals[spec].mean()))
-        base = rewards(experiment, experiment.policy(f"index:weights={start}"), names, DRAWS)
-        planned = rewards(experiment, experiment.policy(f"planner:base={start}"), names, DRAWS)
+        base = measured(experiment, f"index:weights={start}", names, DRAWS, total_reward_of)
+        planned = measured(experiment, f"planner:base={start}", names, DRAWS, total_reward_of)
         against, beside = above(planned, rivals[runner_up]), above(planned, base)
         ahead, beyond = ahead + (against[1] > 0), beyond + (beside[1] > 0)
         rows.append(
@@ -155,7 +189,7 @@ def difference(found: tuple[float, float, float]) -> str:
 
 def futures(limit: int) -> tuple[list[Check], Rows]:
     """Pollux's workload with weighted classes: plans for sampled futures against plans without arrivals."""
-    rows: Rows = []
+    rows: Rows = Progress()
     base = tuned_for_jct("pollux")
     for load in (0.9, 1.1):
         experiment = cell("pollux", load, limit, *TIME_ONLY, "queue.classes=weighted")
@@ -246,7 +280,7 @@ def main() -> None:
     arguments.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named")
     arguments.add_argument("--limit", type=int, default=12, help="windows of each cell")
     arguments.add_argument("--noisy", action="store_true", help="windows: with errors of estimates")
-    arguments.add_argument("--write", action="store_true", help="put the tables of these parts into docs/planning.md")
+    arguments.add_argument("--write", action="store_true", help="put the tables of these parts into the docs")
     options = arguments.parse_args()
     if unknown := [part for part in options.parts if part not in PARTS]:
         _common.refuse(f"{unknown[0]}: no such part, expected {', '.join(PARTS)}")
@@ -276,9 +310,9 @@ def main() -> None:
 def write(part: str, text: str) -> None:
     """Replace what stands between the marks of a part on the page."""
     begin, end = f"<!-- begin: {part} -->", f"<!-- end: {part} -->"
-    page = PAGE.read_text(encoding="utf-8")
-    before, rest = page.split(begin)
-    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    page = RESULTS_PAGE if part in ON_RESULTS_PAGE else PAGE
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
