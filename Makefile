@@ -44,6 +44,7 @@ bench: $(VENV)/.dev  ## run every program in benchmarks/, fail if one falls shor
 
 results: $(VENV)/.installed  ## train agents, compare them with everything, write docs/results.md (hours; resumable)
 	$(BIN)/python benchmarks/results.py
+	$(BIN)/python benchmarks/planning.py windows reward --write
 
 systems: $(VENV)/.installed  ## measure the published systems, write the tables of docs/systems (an hour; resumable)
 	$(BIN)/python benchmarks/systems.py

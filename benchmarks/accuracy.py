@@ -3,12 +3,13 @@
     python benchmarks/accuracy.py [--seeds 2] [--split test] [--no-page]
 
 On test windows at load 1.1: the times at which jobs have gained most of their accuracy, accuracy-hours lost, and what
-jobs still hold once they have gained 99 %. Writes the measured part of docs/accuracy.md and its plot (12 CPU-minutes).
+jobs still hold once they have gained 99 %. Writes the measured part of docs/accuracy.md and its plot (20 CPU-minutes).
 Exits 1 if a figure that the page claims is not reached.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -34,15 +35,18 @@ LOAD = 1.1
 WORKLOADS = ("synthetic", "pollux")
 REFERENCE = "index for JCT"
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
-SHORTFALL_ONLY = (*TIME_ONLY, "reward.time=0", "reward.shortfall=1")
+TIME_AND_SHORTFALL = (*TIME_ONLY, "reward.shortfall=8")
+"""Of 1, 3, 8 and shortfall alone, 8 kept both JCT and accuracy-hours low on validation windows."""
 COMPARED_POLICIES: dict[str, tuple[str, tuple[str, ...]]] = {
     REFERENCE: ("index:weights={tuned}-jct.yaml", ()),
     "index for accuracy": ("index:weights={tuned}-accuracy.yaml", ()),
     "index for shortfall": ("index:weights={tuned}-shortfall.yaml", ()),
     "planner for time": ("planner:base={tuned}-jct.yaml", TIME_ONLY),
-    "planner for shortfall": ("planner:base={tuned}-jct.yaml", SHORTFALL_ONLY),
+    "planner for both": ("planner:base={tuned}-jct.yaml", TIME_AND_SHORTFALL),
 }
 """By the name in the tables: the policy, and what is rewarded, which plans go by."""
+PLANNED_WINDOWS = {"synthetic": 6, "pollux": 24}
+"""Planners run on so many of the windows, and are compared on those: they take a hundred times the index's time."""
 COMPARED = {
     "jct_mean": "JCT",
     "time_to_90": "to 90 %",
@@ -60,7 +64,7 @@ WANTED = {
     "index for accuracy": SOON,
     "index for shortfall": LITTLE_LOST,
     "planner for time": SOON,
-    "planner for shortfall": LITTLE_LOST,
+    "planner for both": LITTLE_LOST,
 }
 """What was aimed at: a figure is at most so much. Those of MISSED are not reached."""
 MISSED = frozenset((workload, "index for accuracy", "time_to_95") for workload in WORKLOADS)
@@ -93,17 +97,18 @@ def held_by_stage(record: RunRecord) -> FloatArray:
     return found
 
 
-def runs(workload: str, split: str, seeds: int) -> dict[str, list[RunRecord]]:
-    """Every policy on every window and seed."""
-    found: dict[str, list[RunRecord]] = {}
+def runs(workload: str, split: str, seeds: int) -> dict[str, dict[tuple[str, int], RunRecord]]:
+    """By policy, and by window and seed; planners on some of the windows."""
+    found: dict[str, dict[tuple[str, int], RunRecord]] = {}
     for name, (spec, rewarded) in COMPARED_POLICIES.items():
+        print(f"{workload}, {name}", file=sys.stderr, flush=True)
         given = [f"workload.load={LOAD}", *rewarded]
+        if rewarded:
+            given.append(f"workload.windows.limit={PLANNED_WINDOWS[workload]}")
         experiment = Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", given))
         policy = experiment.policy(spec.format(tuned=_common.CONFIGS / "tuned" / workload))
-        print(f"{workload}, {name}", file=sys.stderr, flush=True)
-        found[name] = [
-            experiment.run_policy(policy, window, seed) for window in experiment.windows(split) for seed in range(seeds)
-        ]
+        cells = itertools.product(experiment.windows(split), range(seeds))
+        found[name] = {cell: experiment.run_policy(policy, *cell) for cell in cells}
     return found
 
 
@@ -126,19 +131,22 @@ def main() -> None:
     missed: list[_common.Check] = []
     rows: list[dict[str, object]] = []
     shares: dict[str, dict[str, FloatArray]] = {}
-    counted = []
     for workload in WORKLOADS:
         with _common.bad_input():
             records = runs(workload, options.split, options.seeds)
-        counted.append(f"{len(records[REFERENCE])} of {workload}")
-        values = {name: [measure(record) for record in each] for name, each in records.items()}
-        stages = {name: np.sum([held_by_stage(record) for record in each], axis=0) for name, each in records.items()}
+        values = {name: {cell: measure(record) for cell, record in cells.items()} for name, cells in records.items()}
+        stages = {
+            name: np.sum([held_by_stage(record) for record in cells.values()], axis=0)
+            for name, cells in records.items()
+        }
         shares[workload] = {name: held / peak for name, (held, peak) in stages.items()}
         for name in COMPARED_POLICIES:
             found: dict[str, float] = {HELD: float(shares[workload][name][-1])}
-            row: dict[str, object] = {"workload": workload, "policy": name}
+            row: dict[str, object] = {"workload": workload, "policy": name, "runs": len(values[name])}
             for metric, label in COMPARED.items():
-                mine, other = (np.array([each[metric] for each in values[which]]) for which in (name, REFERENCE))
+                mine, other = (
+                    np.array([values[which][cell][metric] for cell in values[name]]) for which in (name, REFERENCE)
+                )
                 found[metric], low, high = ratio(mine, other)
                 row[label] = f"{found[metric]:.3f} [{low:.3f}, {high:.3f}]" if name != REFERENCE else "1"
             rows.append(row | {HELD: f"{found[HELD]:.2f}"})
@@ -147,7 +155,7 @@ def main() -> None:
                 check = _common.Check(label, found[metric], "", limit, False)
                 (missed if (workload, name, metric) in MISSED else claimed).append(check)
     if not options.no_page:
-        write_block(PAGE, text_of(rows, claimed, missed, ", ".join(counted)))
+        write_block(PAGE, text_of(rows, claimed, missed))
         PLOT.write_bytes(png(shares_by_stage(shares)))
     _common.finish(claimed, options.json, missed=[f"{check.name} {check.value:.3f}" for check in missed])
 
@@ -173,9 +181,7 @@ def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
     return drawn
 
 
-def text_of(
-    rows: list[dict[str, object]], claimed: list[_common.Check], missed: list[_common.Check], windows: str
-) -> str:
+def text_of(rows: list[dict[str, object]], claimed: list[_common.Check], missed: list[_common.Check]) -> str:
     """The measured part of the page, misses first."""
     aims = [
         {
@@ -187,7 +193,7 @@ def text_of(
         for check in (*missed, *claimed)
     ]
     lines = ["`python benchmarks/accuracy.py` wrote what follows.", "", *table(aims), ""]
-    lines += [f"Ratios to the index tuned for JCT, load {LOAD}, windows and seeds: {windows}.", "", *table(rows)]
+    lines += [f"Ratios to the index tuned for JCT on the same windows and seeds, load {LOAD}:", "", *table(rows)]
     return "\n".join(lines)
 
 

@@ -36,6 +36,8 @@ RESULTS_PAGE = _common.ROOT / "docs" / "results.md"
 ON_RESULTS_PAGE = ("windows", "reward")
 PARTS = ("windows", "reward", "futures", "pollux", "latency")
 TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
+WINDOWS = {"synthetic": 6, "philly": 25, "pollux": 24}
+"""At most so many of each cell, in windows and reward: a window of synthetic takes many times the others' time."""
 DRAWS = 3
 """Of the jobs of a window, in windows and reward."""
 SOURCES = ("forecast", "rates", "oracle")
@@ -109,9 +111,10 @@ def interval(ratio_of: tuple[FloatArray, FloatArray]) -> tuple[float, float, flo
     return float(one.mean() / other.mean()), float(low), float(high)
 
 
-def cell(workload: str, load: float, limit: int, *settings: str) -> Experiment:
-    """Fresh windows of a workload at a load."""
-    given = (f"workload.load={load}", f"workload.windows.limit={limit}", f"seed={FRESH_SEED}", *settings)
+def cell(workload: str, load: float, limit: int | None, *settings: str) -> Experiment:
+    """Fresh windows of a workload at a load: as many as WINDOWS says, at most `limit`."""
+    count = min(WINDOWS[workload], limit or WINDOWS[workload])
+    given = (f"workload.load={load}", f"workload.windows.limit={count}", f"seed={FRESH_SEED}", *settings)
     return Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", given))
 
 
@@ -120,11 +123,11 @@ def tuned_for_jct(workload: str) -> Path:
     return _common.CONFIGS / "tuned" / f"{workload}-jct-weighted.yaml"
 
 
-def windows(limit: int, noisy: bool) -> tuple[list[Check], Rows]:
+def windows(limit: int | None, noisy: bool, workloads: Sequence[str] = tuple(WINDOWS)) -> tuple[list[Check], Rows]:
     """The twelve cells under weighted classes, each against the index tuned for JCT."""
     rows: Rows = Progress()
     ratios = []
-    for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
+    for workload, load in itertools.product(workloads, LOADS):
         base = tuned_for_jct(workload)
         settings = [*TIME_ONLY, "queue.classes=weighted", *(["knowledge.mode=noisy"] if noisy else [])]
         experiment = cell(workload, load, limit, *settings)
@@ -156,11 +159,11 @@ def above(one: FloatArray, other: FloatArray) -> tuple[float, float, float]:
     return float((one - other).mean()), float(low), float(high)
 
 
-def reward(limit: int) -> tuple[list[Check], Rows]:
+def reward(limit: int | None, workloads: Sequence[str] = tuple(WINDOWS)) -> tuple[list[Check], Rows]:
     """The twelve cells by total reward: against every policy of the configs, and against the planner's own base."""
     rows: Rows = Progress()
     ahead = beyond = 0
-    for workload, load in itertools.product(("synthetic", "philly", "pollux"), LOADS):
+    for workload, load in itertools.product(workloads, LOADS):
         experiment = cell(workload, load, limit)
         names, start = experiment.windows(), _common.CONFIGS / "tuned" / f"{workload}-steering.yaml"
         others = {spec: measured(experiment, spec, names, 1, total_reward_of) for spec in experiment.config.policies}
@@ -187,7 +190,7 @@ def difference(found: tuple[float, float, float]) -> str:
     return f"{found[0]:+.2f} [{found[1]:+.2f}, {found[2]:+.2f}]"
 
 
-def futures(limit: int) -> tuple[list[Check], Rows]:
+def futures(limit: int | None) -> tuple[list[Check], Rows]:
     """Pollux's workload with weighted classes: plans for sampled futures against plans without arrivals."""
     rows: Rows = Progress()
     base = tuned_for_jct("pollux")
@@ -278,7 +281,7 @@ def as_table(rows: Rows) -> str:
 def main() -> None:
     arguments = _common.parser(__doc__.split("\n")[0])
     arguments.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all if none is named")
-    arguments.add_argument("--limit", type=int, default=12, help="windows of each cell")
+    arguments.add_argument("--limit", type=int, help="at most so many windows of each cell")
     arguments.add_argument("--noisy", action="store_true", help="windows: with errors of estimates")
     arguments.add_argument("--write", action="store_true", help="put the tables of these parts into the docs")
     options = arguments.parse_args()
@@ -298,7 +301,8 @@ def main() -> None:
                 found, rows = pollux(data) if part == "pollux" else latency()
         checks += found
         label = f"{part} --noisy" if part == "windows" and options.noisy else part
-        command = f"python benchmarks/planning.py {label}" + (f" --limit {options.limit}" if part in PARTS[:3] else "")
+        limited = f" --limit {options.limit}" if options.limit and part in PARTS[:3] else ""
+        command = f"python benchmarks/planning.py {label}{limited}"
         text = f"`{command}`, {time.process_time() - began:.0f} CPU-s:\n\n{as_table(rows)}"
         if options.write:
             write(label, text)
