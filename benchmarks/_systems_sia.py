@@ -30,7 +30,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 PUBLISHED_JCT_S = 1086.633
 """Mean JCT of Sia's own simulator on the parity case (result.txt beside it)."""
-POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia")
+POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "index", "gavel", "sia", "planner")
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
 """What Sia's simulator divides speeds by, by model and of all others."""
 LATENCY_JOBS, LATENCY_DECISIONS, PROGRAMMES = 160, 150, 50
