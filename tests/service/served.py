@@ -19,7 +19,7 @@ from rlpto.client import ENDED, Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
 from rlpto.service.books.database import Books
 from rlpto.service.books.jobs import JobRow, get_job
-from rlpto.service.books.status import heartbeat
+from rlpto.service.books.status import heartbeat, policies
 from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
 from rlpto.service.settings import load_service
 
@@ -112,8 +112,8 @@ class Served:
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
 
     def ready(self) -> None:
-        """Wait until the scheduler process of now is at work."""
-        self.until(lambda: self.scheduler() != 0, START_S)
+        """Wait until the scheduler process of now is at work, and has told which policies there are."""
+        self.until(lambda: self.scheduler() != 0 and bool(policies(self.books)), START_S)
 
     def scheduler(self) -> int:
         """Process id of the scheduler that has given the last sign of life; 0: it has ended."""

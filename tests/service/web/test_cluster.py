@@ -49,6 +49,12 @@ class TestPolicies:
         assert problem(answer, 409, "policy-refused") == "las needs something"
         assert api("GET", "policy").json()["number"] == 1
 
+    def test_a_scheduler_that_is_starting_is_to_be_asked_again(self, api: Api) -> None:
+        status.set_policies(api.books, [])
+        answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
+        assert "starting" in problem(answer, 503, "no-scheduler")
+        assert answer.headers["Retry-After"] == "5"
+
     def test_a_switch_is_withdrawn_when_no_scheduler_answers(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
         answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})

@@ -163,7 +163,11 @@ async def switch_policy(
     body: PolicyChange, caller: AnOperator, service: TheService, response: Response, if_match: IfMatch = None
 ) -> PolicyAnswer:
     """Let another policy decide; this answers once it is in force. Running processes are not touched."""
-    if body.policy not in {row.name for row in status.policies(service.books)}:
+    known = {row.name for row in status.policies(service.books)}
+    if not known:
+        detail = "the scheduler is starting and has not told which policies there are; nothing was changed"
+        raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
+    if body.policy not in known:
         raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
     number = policy_answer(service).number
     check_match(if_match, number)
