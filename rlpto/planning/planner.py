@@ -7,7 +7,6 @@ Heuristics 1997), with a random search over the weights of an index and common r
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from pydantic import Field
 
 from rlpto.arrays import AnyArray, FloatArray
 from rlpto.cluster import Allocation, ClusterState, Future
+from rlpto.cores import cores
 from rlpto.errors import PolicyError
 from rlpto.futures import FUTURES, FutureSource, SourceName
 from rlpto.paths import example_config, example_names
@@ -196,7 +196,7 @@ class Planner(BasePolicy[PlannerOptions]):
         given = self.options.threads
         if not given:
             alone = seconds < LONG_ROLLOUT_S or multiprocessing.parent_process() is not None
-            given = 1 if alone else os.cpu_count() or 1
+            given = 1 if alone else cores()
         return max(1, min(given, rollouts))
 
 

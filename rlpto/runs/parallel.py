@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlpto.cores import cores
 from rlpto.errors import RlptoError
 
 STOP_TIMEOUT_S = 60.0
@@ -19,7 +20,7 @@ def workers(wanted: int | None) -> int:
     """Trainings that run side by side: as many as wanted, else one for each core; one without Ray."""
     if find_spec("ray") is None:
         return 1
-    return wanted or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    return wanted or cores()
 
 
 def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from rlpto.cores import cores
+
 TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""
 END_ROUNDS = 5
@@ -54,8 +56,7 @@ def head_is_alive(folder: str) -> bool:
 
 def load_factor() -> float:
     """Processes that want a core, for each core there is; at least 1. Timeouts are for a quiet machine, times this."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1.0, os.getloadavg()[0] / cores)
+    return max(1.0, os.getloadavg()[0] / cores())
 
 
 def _timed(pids: Collection[int]) -> dict[int, int]:
