@@ -1,4 +1,4 @@
-"""A minute and a half of the soak of `benchmarks/ray.py chaos`, as users run it."""
+"""Three minutes of the soak of `benchmarks/ray.py chaos`, as users run it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.mark.cluster
 def test_all_promises_are_kept_under_faults(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/ray.py", "chaos", "--minutes", "1.5", "--json"]
+    command = [sys.executable, "benchmarks/ray.py", "chaos", "--minutes", "3", "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with (tmp_path / "errors").open("w") as errors:
         done = subprocess.run(
@@ -25,4 +25,4 @@ def test_all_promises_are_kept_under_faults(tmp_path: Path) -> None:
     assert found, (tmp_path / "errors").read_text()[-2000:]
     outcome = json.loads(found)
     assert [check["name"] for check in outcome["checks"] if not check["passed"]] == [], outcome
-    assert sum(outcome["faults"].values()) >= 3
+    assert sum(outcome["faults"].values()) >= 6

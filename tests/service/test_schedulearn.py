@@ -120,14 +120,13 @@ def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
         assert {row.state for row in rows} == {"finished"}
         service.until(lambda rows=rows: all_spans_ended(service, rows))  # what they held is in the books
         began = min(row.started or 0.0 for row in rows)
-        found[policy] = (
-            sum((row.ended or 0.0) - began for row in rows) / len(rows),
-            busy_share(service, rows, NODES * GPUS, 4),
-        )
+        ends = [(row.ended or 0.0) - began for row in rows]
+        found[policy] = max(ends), sum(ends) / len(ends), busy_share(service, rows, NODES * GPUS, 4)
     print({policy: [round(value, 3) for value in values] for policy, values in found.items()})
     fifo, elastic = found["fifo"], found["elastic_fifo"]
-    assert elastic[0] < fifo[0], found  # by how much depends on how busy the machine is
-    assert elastic[1] >= 0.9 > fifo[1], found
+    assert elastic[0] <= 0.9 * fifo[0], found
+    assert elastic[1] <= 0.88 * fifo[1], found
+    assert elastic[2] >= 0.9 > fifo[2], found
 
 
 def test_s3_round_robin_gives_servers_equally_many_jobs(service: Served) -> None:
