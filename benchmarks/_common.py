@@ -17,6 +17,8 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
+TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
+"""Overrides under which time alone is rewarded, for comparisons of JCT."""
 
 # One of the programs here is called like the package `forecasting`, which has to be found first.
 sys.path.insert(0, str(ROOT))

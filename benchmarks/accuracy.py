@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import _common
 import numpy as np
+from _common import TIME_ONLY
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -24,7 +25,7 @@ from systems import figure, table, write_block
 from rlpto.arrays import FloatArray
 from rlpto.config import load_config
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.plots import FAINT, palette, png
+from rlpto.evaluation.plots import in_our_style, palette, png
 from rlpto.evaluation.timeline import step_value
 from rlpto.experiment import Experiment
 from rlpto.records import RunRecord
@@ -34,7 +35,6 @@ PLOT = _common.ROOT / "docs" / "images" / "gpus-against-accuracy.png"
 LOAD = 1.1
 WORKLOADS = ("synthetic", "pollux")
 REFERENCE = "index for JCT"
-TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 TIME_AND_SHORTFALL = (*TIME_ONLY, "reward.shortfall=8")
 """Of 1, 3, 8 and shortfall alone, 8 kept both JCT and accuracy-hours low on validation windows."""
 COMPARED_POLICIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -169,8 +169,7 @@ def shares_by_stage(shares: Mapping[str, Mapping[str, FloatArray]]) -> Figure:
     for axes, (workload, lines) in zip(panels, shares.items(), strict=True):
         for name, share in lines.items():
             axes.plot(STAGES, share, marker="o", markersize=4, label=name, color=colours[name])
-        axes.grid(color=FAINT, linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
+        in_our_style(axes)
         axes.set_title(workload, fontsize=10, loc="left")
         axes.set_xlabel("share of the accuracy gain reached")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

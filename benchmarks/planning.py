@@ -20,7 +20,7 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _common import Check
+from _common import TIME_ONLY, Check
 from parity import PUBLISHED
 
 from rlpto.arrays import FloatArray
@@ -35,7 +35,6 @@ PAGE = _common.ROOT / "docs" / "planning.md"
 RESULTS_PAGE = _common.ROOT / "docs" / "results.md"
 ON_RESULTS_PAGE = ("windows", "reward")
 PARTS = ("windows", "reward", "futures", "pollux", "latency")
-TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 WINDOWS = {"synthetic": 6, "philly": 25, "pollux": 24}
 """At most so many of each cell, in windows and reward: a window of synthetic takes many times the others' time."""
 DRAWS = 3

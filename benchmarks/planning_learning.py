@@ -14,8 +14,8 @@ from pathlib import Path
 
 import _common
 import numpy as np
-from _common import Check
-from planning import FRESH_SEED, TIME_ONLY, Rows, as_table, interval, mean_jct
+from _common import TIME_ONLY, Check
+from planning import FRESH_SEED, Rows, as_table, interval, mean_jct
 
 from rlpto.agents.proposer import Proposer, load_proposer, save_proposer
 from rlpto.arrays import FloatArray

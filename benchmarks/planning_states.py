@@ -99,7 +99,7 @@ class Witness(Planner):
 
 def look_on(load: float, limit: int, share: float) -> Witness:
     """A witness that has looked on in so many windows of Pollux's workload that agents train on."""
-    settings = ["reward.accuracy=0", "reward.resources=0", "reward.rescale=0", "queue.classes=weighted"]
+    settings = [*_common.TIME_ONLY, "queue.classes=weighted"]
     settings += [f"workload.load={load}", f"workload.windows.limit={limit}", "forecast.horizon=100"]
     experiment = Experiment(load_config(_common.CONFIGS / "results" / "pollux.yaml", settings))
     base = _common.CONFIGS / "tuned" / "pollux-jct-weighted.yaml"

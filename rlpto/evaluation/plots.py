@@ -302,6 +302,12 @@ def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    in_our_style(axes)
+    return figure, axes
+
+
+def in_our_style(axes: Axes) -> None:
+    """Give a plot the grid, lines and colours of all."""
     axes.set_axisbelow(True)
     axes.grid(color=FAINT, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
@@ -309,7 +315,6 @@ def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
     axes.tick_params(colors=INK, labelsize=9, color="#8b96a1")
     axes.xaxis.label.set(color=INK, fontsize=10)
     axes.yaxis.label.set(color=INK, fontsize=10)
-    return figure, axes
 
 
 def _fit_bars(axes: Axes, direction: Literal["x", "y"]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rlpto.errors import ConfigError
 from rlpto.jobs import EstimateNoise, Job
 from rlpto.paths import example_config, example_names
 from rlpto.performance.tables import SpeedTables
+from rlpto.planning import planner as planner_module
 from rlpto.planning.loop import Loop
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.prediction import predict
@@ -223,6 +225,24 @@ class TestPlans:
         for _, others in found[1:]:
             for one, other in zip(found[0][1], others, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+    def test_long_rollouts_are_tried_on_all_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(planner_module, "cores", lambda: 3)
+        ran_in: set[str] = set()
+        rolled = planner_module.roll_out
+
+        def noting(*given: Any) -> None:
+            ran_in.add(threading.current_thread().name.partition("_")[0])
+            rolled(*given)
+
+        monkeypatch.setattr(planner_module, "roll_out", noting)
+        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+        monkeypatch.setattr(planner_module, "LONG_ROLLOUT_S", np.inf)
+        schedule(Noted(times), jobs, tables, times)
+        assert "rollouts" not in ran_in
+        monkeypatch.setattr(planner_module, "LONG_ROLLOUT_S", 0.0)
+        schedule(Noted(times), jobs, tables, times)
+        assert "rollouts" in ran_in
 
     def test_a_budget_of_no_time_still_leaves_a_plan(self) -> None:
         jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
