@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import AnyArray
-from rlpto.errors import CheckpointError
-from rlpto.files import whole_file
-from rlpto.reading import one_line, parse_json, read_arrays, read_entry
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import whole_file
+from rlpto.io.reading import one_line, parse_json, read_arrays, read_entry
 
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"

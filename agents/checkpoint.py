@@ -21,7 +21,7 @@ from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
-from rlpto.errors import CheckpointError
+from rlpto.io.errors import CheckpointError
 
 LARGEST_EXPORT_BYTES = 2_000_000
 """Bytes an exported agent has at most."""

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.agents.settings import AgentSettings
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST, action_weights
 from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.steering import NO_PRICE, STEERING_FEATURES
-from rlpto.rewards import RewardWeights
 
 TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""

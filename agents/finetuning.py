@@ -25,7 +25,7 @@ from rlpto.agents.training import Outcome, Status, Training, check_device
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 
 class Stop(BaseCallback):

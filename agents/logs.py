@@ -16,10 +16,10 @@ from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFor
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from rlpto.agents.settings import AgentSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.evaluation.timeline import gpus_by_accuracy
-from rlpto.files import write_text
-from rlpto.records import RunRecord
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.files import write_text
 
 EVENTS = "tensorboard"
 """Folder of TensorBoard's events in a run."""

@@ -9,16 +9,16 @@ import numpy as np
 from pydantic import Field
 
 from rlpto.agents.settings import BEST, LAST
-from rlpto.arrays import AnyArray
-from rlpto.cluster import Allocation, ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import ConfigError, PolicyError
-from rlpto.files import file_there
-from rlpto.paths import example_config, example_names
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.io.files import file_there
+from rlpto.io.paths import example_config, example_names
+from rlpto.io.settings import Settings
 from rlpto.policies.steering import STEERING_FEATURES, steer
-from rlpto.settings import Settings
 
 if TYPE_CHECKING:
     from rlpto.agents.proposer import Proposer

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 
 HOUR = 3600.0
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.proposer import mean_actions, network_inputs
-from rlpto.arrays import FloatArray
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.plan_env import PERCENT, PlanEnv, proposed
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.branching import Branch, cost_matrix
 from rlpto.planning.planner import CHANGED_SHARE
 from rlpto.planning.portfolio import always_tried
-from rlpto.rewards import RewardWeights
 
 
 class Proposals:

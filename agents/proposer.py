@@ -13,12 +13,12 @@ from torch import Tensor
 from rlpto.agents.archive import read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.trained import check_meaning, load_weights, meaning, weight_arrays, whole_weights
-from rlpto.arrays import FloatArray
-from rlpto.cluster import ClusterState
+from rlpto.core.cluster import ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.plan_env import look, plan_observation, plan_spaces, proposed
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import CheckpointError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
 from rlpto.policies.steering import STEERING_FEATURES
 
 FORMAT = "rlpto proposals 1"

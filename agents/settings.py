@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlpto.settings import LARGEST_SEED, Settings
+from rlpto.io.settings import LARGEST_SEED, Settings
 
 BEST, LAST = "best.zip", "last.zip"
 """Checkpoints in the folder of a run: the one with the largest validation reward, and the latest."""

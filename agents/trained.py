@@ -16,16 +16,16 @@ from rlpto import __version__
 from rlpto.agents.archive import Archive, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
-from rlpto.arrays import AnyArray, FloatArray
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, VERSION, Observation
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.errors import CheckpointError
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.reading import check_finite
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.reading import check_finite
 
 CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and all that its training needs to go on."""

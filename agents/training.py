@@ -22,15 +22,15 @@ from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import BEST, LAST, AgentSettings
 from rlpto.agents.trained import TrainedAgent
 from rlpto.agents.validation import Evaluator, per_job, reward_of_constants, standing, validate
-from rlpto.arrays import FloatArray
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
-from rlpto.errors import PolicyError, TrainingError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError, TrainingError
 from rlpto.policies.index_weights import INDEX_FEATURES
 from rlpto.policies.steering import steering_weights
 from rlpto.policies.steering_file import save_steering_weights
-from rlpto.rewards import REWARD_PARTS
 
 START = "start.yaml"
 """File of a run with the steering weights that evolution found: what action zero means to its agent."""

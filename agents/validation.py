@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlpto.agents.trained import TrainedAgent
-from rlpto.arrays import AnyArray, FloatArray
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.policy import Policy
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch, begin_episode
 from rlpto.envs.fleet import build_fleet, play
 from rlpto.envs.setup import EnvSetup
-from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.policies.base import Policy
-from rlpto.records import RunRecord
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.arrays import AnyArray, FloatArray
 
 HOUR = 3600.0
 AGENT_TIME_LIMIT_FACTOR = 5.0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from _common import Check
 
-from rlpto.performance.beliefs import choose, follow_choices
+from rlpto.knowledge.beliefs import choose, follow_choices
 from rlpto.performance.efficiency import BatchLimits, efficiency
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType

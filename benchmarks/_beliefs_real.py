@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from _common import Check
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.online_fit import fit_observed
 from rlpto.performance.compile import load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
-from rlpto.performance.online_fit import fit_observed
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput
 from rlpto.ray_cluster.measuring.measured_profile import steps_of
 from rlpto.ray_cluster.messages import Measured

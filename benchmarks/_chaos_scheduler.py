@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from rlpto.evaluation.runner import Cell
+from rlpto.experiments.on_ray import session_folder, session_of
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE
-from rlpto.runs.real import session_folder, session_of
 
 CELL = Cell("equal_share", "jobs", 0)
 

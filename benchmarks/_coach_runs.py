@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.parameter_server import SyncSurface
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -23,7 +23,7 @@ TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
 # One of the programs here is called like the package `forecasting`, which has to be found first.
 sys.path.insert(0, str(ROOT))
 
-from rlpto.errors import RlptoError  # noqa: E402
+from rlpto.io.errors import RlptoError  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from _fuzz_registry import ROOT, broken_file, broken_yaml, prepared, put_file, t
 from numpy.random import Generator
 
 from rlpto.cli.forecast_series import Counted, What, read_series
-from rlpto.config import load_config, resolved_yaml
+from rlpto.experiments.config import load_config, resolved_yaml
+from rlpto.experiments.sweep import read_space
+from rlpto.io.settings_text import described_yaml
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measurements import read_measurements
@@ -29,8 +31,6 @@ from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
-from rlpto.runs.sweep import read_space
-from rlpto.settings_text import described_yaml
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any

@@ -22,9 +22,9 @@ from _fuzz_mutations import (
 from gymnasium.error import Error as GymnasiumError
 from numpy.random import Generator
 
-from rlpto.environments import cluster_env
-from rlpto.errors import RlptoError
+from rlpto.experiments.environments import cluster_env
 from rlpto.forecasting.errors import ForecastError
+from rlpto.io.errors import RlptoError
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED_ERRORS = (RlptoError, ForecastError)

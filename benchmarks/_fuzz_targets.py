@@ -34,13 +34,17 @@ from numpy.random import Generator
 
 from rlpto.agents.settings import AgentSettings
 from rlpto.cli.main import make_app
-from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.config import Config, load_config, resolved_yaml
-from rlpto.environments import cluster_env
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.settings import EnvSettings
-from rlpto.experiment import Experiment
-from rlpto.jobs import Job
+from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.environments import cluster_env
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.settings import Settings
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import builtin_profiles
@@ -48,10 +52,6 @@ from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import split_specs
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
-from rlpto.settings import Settings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.workloads.trace import make_trace, read_trace
@@ -61,7 +61,7 @@ __all__ = ["PREPARED", "TARGETS"]
 
 
 def _keys(model: type[Settings]) -> list[tuple[str, ...]]:
-    from rlpto.settings_text import all_keys
+    from rlpto.io.settings_text import all_keys
 
     return [tuple(map(str, key)) for key in all_keys(model)]
 

@@ -23,12 +23,14 @@ from rlpto.agents.archive import read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
-from rlpto.cluster import Progress
-from rlpto.config import Config
+from rlpto.core.cluster import Progress
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
 from rlpto.evaluation.storage import load_record, save_record
 from rlpto.evaluation.tuning import read_costs
+from rlpto.experiments.config import Config
+from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_foreign
 from rlpto.forecasting.registry import METHODS, make_method
 from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.ray_cluster.messages import JobSpec, Plan
@@ -37,8 +39,6 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
-from rlpto.rewards import RewardWeights
-from rlpto.runs.folder import begin_run, read_run_config, refuse_foreign
 from tests.evaluation.helpers import tiny_record
 
 

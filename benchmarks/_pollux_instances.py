@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.pollux_search import search
 
 NODES, GPUS_PER_NODE = 16, 4

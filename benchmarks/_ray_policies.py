@@ -21,9 +21,9 @@ from _common import Check
 from _ray_job import BATCH, DIGITS, SAMPLES, load, rlpto
 
 from rlpto.evaluation.runner import Cell
+from rlpto.experiments.on_ray import session_folder
 from rlpto.policies.registry import available, is_complete
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE
-from rlpto.runs.real import session_folder
 
 SECONDS, INTERVAL = 60.0, 5.0
 PACE = 0.2

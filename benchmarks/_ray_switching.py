@@ -17,20 +17,20 @@ import numpy as np
 from _common import Check
 from _ray_job import BATCH, DIGITS, SAMPLES, cluster, load
 
-from rlpto.config import Config
+from rlpto.core.loop import run as schedule
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import prepare
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import compile_ahead, real_cluster, session_of
+from rlpto.experiments.session_policy import SessionPolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import compile_ahead, real_cluster, session_of
-from rlpto.runs.session_policy import SessionPolicy
-from rlpto.scheduler import run as schedule
 
 SERVERS, GPUS, JOBS = 3, 4, 30
 GAP_S = (0.5, 3.0)

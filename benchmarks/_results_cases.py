@@ -13,16 +13,16 @@ from _results_plan import AGENT, Plan, Study
 from _results_runs import GAINED, kept_cells, make, specs_of, with_mean_agent
 from scipy.stats import spearmanr
 
-from rlpto.cluster import Node
-from rlpto.config import Config
+from rlpto.core.cluster import Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.evaluation.statistics import bootstrap_interval
-from rlpto.experiment import Experiment, prepare
-from rlpto.jobs import Job
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.records import RunRecord
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 
 SIZES = (0.1, 0.316, 1.0, 3.16, 10.0)

@@ -12,11 +12,11 @@ import pandas as pd
 from _results_plan import AGENT, START, TUNED, Plan, Study
 from _results_runs import MEMBER, agents, billed, cells_of
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
 from rlpto.evaluation.metrics import LOWER_BOUND
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 
 OWN = (AGENT, START, LOWER_BOUND)
 """Rows that are no rivals of the agent: itself, what it starts from, and the bound."""

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 import _common
 from pydantic import ValidationError
 
-from rlpto.config import Config, load_config
-from rlpto.errors import ConfigError
-from rlpto.settings import Settings
-from rlpto.yamlfile import dotted_key, read_yaml
+from rlpto.experiments.config import Config, load_config
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import Settings
+from rlpto.io.yaml_file import dotted_key, read_yaml
 
 WORKLOADS = ("synthetic", "philly", "pollux")
 LOADS = (0.5, 0.7, 0.9, 1.1)

@@ -21,19 +21,19 @@ import numpy as np
 import pandas as pd
 from _results_plan import AGENT, MAIN, START, Plan, Run, Study, Variant, config_file
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.config import Config, spec_files
-from rlpto.errors import ConfigError
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import Policy
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.runner import Cell, FinishedCell, config_fingerprint
 from rlpto.evaluation.runner import evaluate as run_cells
 from rlpto.evaluation.tables import frame
-from rlpto.experiment import Experiment, prepare
-from rlpto.files import digest, write_text
-from rlpto.policies.base import Policy
+from rlpto.experiments.config import Config, spec_files
+from rlpto.experiments.experiment import Experiment, prepare
+from rlpto.experiments.train import has_begun
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import digest, write_text
+from rlpto.io.reading import parsing, read_json
 from rlpto.policies.spec import policy_label
-from rlpto.reading import parsing, read_json
-from rlpto.records import RunRecord
-from rlpto.runs.training import has_begun
 
 KEEPING = "keeping "
 """Before a policy's spec: the same policy, but no job gives up a GPU before it finishes."""

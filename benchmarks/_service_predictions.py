@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from _common import Check
 
-from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.service.books.programs import set_program

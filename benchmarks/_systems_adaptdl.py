@@ -16,9 +16,12 @@ import numpy as np
 from _adaptdl_formulas import COUNTS, MODELS, Row, formula_checks
 from _common import Check
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
@@ -28,9 +31,6 @@ from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import ThroughputParams
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -9,7 +9,7 @@ import numpy as np
 from _coach_runs import EPOCHS, trained
 from _common import Check
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.loss import LossCurve, fit_loss
 from rlpto.performance.parameter_server import (
     AsyncSurface,

@@ -12,23 +12,23 @@ from pathlib import Path
 import numpy as np
 from _common import Check
 
-from rlpto.arrays import FloatArray
-from rlpto.background import BackgroundLoad, place_background
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.external_load import BackgroundLoad, place_background
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.base import Policy
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.fifo import Fifo
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec, LrRule
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -14,10 +14,10 @@ import numpy as np
 from _common import Check
 from parity import PUBLISHED
 
-from rlpto.config import load_config
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import Experiment
-from rlpto.files import write_text
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.files import write_text
 
 Row = dict[str, object]
 

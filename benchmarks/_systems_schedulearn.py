@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 from _common import CONFIGS, Check
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Node
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.statistics import Interval, bootstrap_interval
-from rlpto.jobs import Job
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.policies.base import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import _common
 import numpy as np
 
-from rlpto.cluster import ClusterShape, Node
-from rlpto.config import load_config
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.gpu_kinds import room_of
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import Experiment
-from rlpto.jobs import Job
-from rlpto.kinds import room_of
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, costs, solve
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache

@@ -16,10 +16,10 @@ import _common
 import cma
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
 from rlpto.envs.actions import ACTION_FEATURES, steps
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.policies.index import Index, IndexOptions
 from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
 

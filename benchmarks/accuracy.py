@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from systems import figure, table, write_block
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.plots import in_our_style, palette, png
 from rlpto.evaluation.timeline import step_value
-from rlpto.experiment import Experiment
-from rlpto.records import RunRecord
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 
 PAGE = _common.ROOT / "docs" / "accuracy.md"
 PLOT = _common.ROOT / "docs" / "images" / "gpus-against-accuracy.png"

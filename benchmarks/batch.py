@@ -14,13 +14,13 @@ import time
 import _common
 import numpy as np
 
-from rlpto.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.fleet import Workload, begin, build_fleet, run_requested
-from rlpto.jobs import Job
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 BATCH = 64

@@ -17,9 +17,9 @@ import _beliefs_real
 import _common
 import numpy as np
 
-from rlpto.performance.beliefs import ThroughputBelief
+from rlpto.knowledge.beliefs import ThroughputBelief
+from rlpto.knowledge.online_fit import fit_observed
 from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.online_fit import fit_observed
 from rlpto.performance.throughput import StepMeasurements
 
 FITS = 2500

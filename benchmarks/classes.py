@@ -15,14 +15,14 @@ from pathlib import Path
 import _common
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import JobRecords
 from rlpto.evaluation.metrics import completion_times, queueing_delays
-from rlpto.experiment import Experiment
-from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.queues import QueueSettings
-from rlpto.records import JobRecords
-from rlpto.scheduler import run
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 
 PAGE = _common.ROOT / "docs" / "classes.md"
 BEGIN, END = "<!-- begin: written by benchmarks/classes.py -->", "<!-- end -->"

@@ -15,10 +15,10 @@ import numpy as np
 from _common import Check
 from parity import PUBLISHED
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
 from rlpto.evaluation.metrics import completion_times
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.simulator.online import OnlineJobs
 
 SPANS = 2

@@ -15,12 +15,12 @@ from pathlib import Path
 import _common
 import numpy as np
 
-from rlpto.config import load_config
-from rlpto.experiment import Experiment
-from rlpto.jobs import Job
+from rlpto.core.jobs import Job
+from rlpto.core.queues import Queue
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 from rlpto.policies.registry import available, is_complete
 from rlpto.policies.spec import split_specs
-from rlpto.queues import Queue
 from rlpto.simulator.cluster import SimulatedCluster
 
 ACTIVE = 10_000

@@ -17,9 +17,9 @@ import _common
 import numpy as np
 import pandas as pd
 
-from rlpto.config import load_config
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 
 PUBLISHED = {
     ("tiresias", "workload-1"): 2473.7,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import _common
 
-from rlpto.config import load_config
+from rlpto.core.loop import run
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import measure
-from rlpto.experiment import Experiment
-from rlpto.records import RunRecord
-from rlpto.scheduler import run
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 from rlpto.simulator.cluster import SimulatedCluster
 
 POLICIES = ("fifo", "srtf", "las")

@@ -23,12 +23,12 @@ import numpy as np
 from _common import TIME_ONLY, Check
 from parity import PUBLISHED
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
+from rlpto.core.queues import Queue
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import completion_times
-from rlpto.experiment import Experiment
-from rlpto.queues import Queue
-from rlpto.records import RunRecord
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.simulator.cluster import SimulatedCluster
 
 PAGE = _common.ROOT / "docs" / "planning.md"

@@ -18,17 +18,17 @@ from _common import TIME_ONLY, Check
 from planning import FRESH_SEED, Rows, as_table, interval, mean_jct
 
 from rlpto.agents.proposer import Proposer, load_proposer, save_proposer
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.plan_env import PlanEnv, look
 from rlpto.envs.settings import EnvSettings
 from rlpto.evaluation.metrics import completion_times
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.branching import Branch, Keeper, cost_matrix, drawn_candidates
 from rlpto.planning.planner import Planner, PlannerOptions, perturbed
 from rlpto.planning.portfolio import always_tried, choose_greedily, refine
 from rlpto.policies.steering_file import load_portfolio, load_steering_weights, save_portfolio
-from rlpto.rewards import RewardWeights
 
 PARTS = ("portfolio", "proposals", "learn", "learn-proposals")
 REWARD = RewardWeights(accuracy=0, time=1, resources=0, rescale=0)

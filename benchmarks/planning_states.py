@@ -13,17 +13,17 @@ import _common
 import numpy as np
 from _common import Check
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.config import load_config
-from rlpto.experiment import Experiment
-from rlpto.futures import FutureSource
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.futures import FutureSource
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import weigh
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.branching import drawn_candidates
-from rlpto.planning.loop import Loop, look_around, run_until
+from rlpto.planning.compiled_loop import Loop, look_around, run_until
 from rlpto.planning.planner import Planner
 from rlpto.planning.rollout import ACCURACY, COUNT, Start, roll_out
-from rlpto.records import INTERVAL
-from rlpto.rewards import weigh
 from rlpto.simulator.kernels import is_over
 
 COUNTS = (12, 96, 960)

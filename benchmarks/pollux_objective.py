@@ -15,7 +15,7 @@ import _common
 import numpy as np
 from _pollux_instances import Round, load, rounds
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux import PolluxOptions
 from rlpto.policies.pollux_nodes import desired_nodes, utility

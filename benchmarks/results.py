@@ -21,9 +21,9 @@ from _results_plan import WORKLOADS, Plan, Study, load_studies
 from _results_runs import cpu_account
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlpto.errors import ConfigError, RlptoError
-from rlpto.files import write_text
-from rlpto.reading import parsing
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.files import write_text
+from rlpto.io.reading import parsing
 
 INTERRUPTED = 130
 BEGIN, END = "<!-- begin: written by make results -->", "<!-- end: written by make results -->"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import _common
 
-from rlpto.config import load_config
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
 
 POLLUX_JOBS_PER_SECOND = 12.8
 TIMES_FASTER = 400

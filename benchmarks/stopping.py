@@ -11,15 +11,15 @@ from pathlib import Path
 import _common
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.config import load_config
+from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.statistics import bootstrap_interval
-from rlpto.experiment import prepare
-from rlpto.files import write_text
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import prepare
+from rlpto.io.arrays import FloatArray
+from rlpto.io.files import write_text
 from rlpto.performance.accuracy import metric_of, to_accuracy
 from rlpto.performance.measurements import read_measurements
-from rlpto.stopping import StopRule, has_flattened
 
 PAGE = _common.ROOT / "docs" / "stopping.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"

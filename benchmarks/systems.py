@@ -20,7 +20,7 @@ from typing import Any
 
 import _common
 
-from rlpto.files import write_text
+from rlpto.io.files import write_text
 
 SYSTEMS = ("adaptdl", "coach", "configuration_manager", "knowledge", "pollux", "schedulearn", "sia")
 PAGES = _common.ROOT / "docs" / "systems"

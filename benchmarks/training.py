@@ -22,6 +22,8 @@ from stable_baselines3.common.logger import configure
 
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.fleet import Workload
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
@@ -30,8 +32,6 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 RATE = 6_000

@@ -5,7 +5,7 @@ from gymnasium.envs.registration import register
 # By name, not by object: who only registers imports neither the simulator nor its compiler.
 register(
     id="rlpto/Cluster-v0",
-    entry_point="rlpto.environments:cluster_env",
-    vector_entry_point="rlpto.environments:vector_env",
+    entry_point="rlpto.experiments.environments:cluster_env",
+    vector_entry_point="rlpto.experiments.environments:vector_env",
 )
-register(id="rlpto/Plan-v0", entry_point="rlpto.environments:plan_env")
+register(id="rlpto/Plan-v0", entry_point="rlpto.experiments.environments:plan_env")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import AnyArray, FloatArray
 
 STEP: dict[str, float] = {
     "gain": 0.5,

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.compiled import njit
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
-from rlpto.planning.loop import look_around
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
+from rlpto.planning.compiled_loop import look_around
 from rlpto.simulator.kernels import is_over
 
 

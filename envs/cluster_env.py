@@ -12,8 +12,11 @@ from gymnasium.error import ResetNeeded
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import Allocation, Cluster
+from rlpto.core.cluster import Allocation, Cluster
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import INTERVAL, add_interval
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights, weigh
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.batch import NO_BASELINE, BaselineRollout, baseline_reward, baseline_rollout
 from rlpto.envs.fleet import PARTS, build_fleet
@@ -21,12 +24,9 @@ from rlpto.envs.observation import observe
 from rlpto.envs.rendering import Trail, draw, tell
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
-from rlpto.errors import ConfigError
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.policies.steering import steer
-from rlpto.queues import QueueSettings
-from rlpto.records import INTERVAL, add_interval
-from rlpto.rewards import REWARD_PARTS, RewardWeights, weigh
-from rlpto.scheduler import DecisionLoop
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 
@@ -62,7 +62,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     Action: [ACTION_FEATURES] float32, steps from the start weights, cut to [-LARGEST, LARGEST]. Whatever they come
     to, the queue trims to capacity by class.
 
-    Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.rewards`), minus, with
+    Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.core.rewards`), minus, with
     baseline `shadow`, what the baseline rollout earns in the same time; divided by `reward_scale`. `info` has
     the terms as they are, by name, and `elapsed`, the seconds that the step took.
 

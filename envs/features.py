@@ -1,7 +1,7 @@
 """The tables of features: what observations show of a job and of a cluster, each entry a function with a name.
 
 Another one is one more function here. Its docstring says what it is, with its unit and its fixed normalisation; what it
-is computed from is the view of a job (`rlpto.jobs.VIEW`). Whatever a function returns is cut to [-LIMIT, LIMIT].
+is computed from is the view of a job (`rlpto.core.jobs.VIEW`). Whatever a function returns is cut to [-LIMIT, LIMIT].
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.compiled import chained, njit
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.compiled import chained, njit
 
 HOUR = 3600.0
 SHORTEST = 1.0

@@ -1,6 +1,6 @@
 """Many simulated clusters that learn together: compiled code over a pool of workloads.
 
-Cluster b of the fleet runs one workload of the pool at a time. This is the loop of `rlpto.scheduler.DecisionLoop`,
+Cluster b of the fleet runs one workload of the pool at a time. This is the loop of `rlpto.core.loop.DecisionLoop`,
 compiled, over the same compiled parts: order, view, admit, advance, terms.
 """
 
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import ClusterShape
-from rlpto.compiled import kernel, njit
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import JOB, EstimateNoise, Job
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import TERMS, RewardWeights, weigh
 from rlpto.envs.observation import Observation, encode
-from rlpto.errors import ConfigError
-from rlpto.job_store import JobStore
-from rlpto.jobs import JOB, EstimateNoise, Job
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.io.errors import ConfigError
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
-from rlpto.queues import QueueSettings
-from rlpto.records import INTERVAL
-from rlpto.rewards import TERMS, RewardWeights, weigh
+from rlpto.planning.compiled_loop import Loop, build_loop, carry_out, look_around, look_at_queue, run_until
 from rlpto.simulator.arrays import World, build_world
 from rlpto.simulator.cluster import check_jobs_fit
 from rlpto.simulator.failures import schedule_failures
@@ -60,7 +60,7 @@ class Fleet(NamedTuple):
 
     loop: the simulators, and what is decided by. blank: one cluster's world before any time has passed.
     pool: [W, M] JOB, counts, seeds: [W] of each workload. forecast: [W, T, F] float32, forecast_step [s].
-    reward: [1] `rlpto.rewards.WEIGHTS`.
+    reward: [1] `rlpto.core.rewards.WEIGHTS`.
     """
 
     loop: Loop
@@ -142,7 +142,7 @@ def build_fleet(
 
 
 def _joint_noise(workloads: Sequence[Workload], most: int, width: int) -> FloatArray:
-    """[W, most, 2 + width] errors of all workloads, as `rlpto.jobs.EstimateNoise.factors` has them; or empty."""
+    """[W, most, 2 + width] errors of all workloads, as `rlpto.core.jobs.EstimateNoise.factors` has them; or empty."""
     if all(workload.noise is None for workload in workloads):
         return np.zeros((len(workloads), 0, 0))
     noise = np.ones((len(workloads), most, 2 + width))

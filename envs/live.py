@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rlpto.arrays import BoolArray, FloatArray
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.state import State
 from rlpto.envs.vector import Observations
-from rlpto.errors import CheckpointError
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.arrays import BoolArray, FloatArray
+from rlpto.io.errors import CheckpointError
 
 
 class LiveSB3Env(DummyVecEnv):

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import ClusterState, Forecast
-from rlpto.compiled import kernel
+from rlpto.core.cluster import ClusterState, Forecast
+from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.envs.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
@@ -21,7 +20,8 @@ from rlpto.envs.features import (
     fill_job_features,
     job_facts,
 )
-from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.compiled import kernel
 
 VERSION = 1
 """Version of what observations mean; a checkpoint of another one cannot be used."""
@@ -99,7 +99,7 @@ def encode(
 ) -> None:
     """Fill `jobs`, `mask` and `cluster` of an observation without leading axis.
 
-    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.job_table.JobTable`.
+    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
     """
     count, visible = len(view), len(out.mask)
     out.jobs[min(count, visible) :] = 0.0

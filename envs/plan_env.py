@@ -15,16 +15,16 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import ClusterState
+from rlpto.core.cluster import ClusterState
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.observation import LIMIT, Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import observation_space
-from rlpto.errors import ConfigError
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.planning.branching import Branch, relative_costs
 from rlpto.planning.planner import SMALLEST_SCALE
-from rlpto.rewards import RewardWeights
 
 PERCENT = 100.0
 LARGEST_OFFSET = 3.0

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import Cluster
-from rlpto.job_table import JobTable
-from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import DecisionRecords, RunRecord
-from rlpto.rewards import REWARD_PARTS
-from rlpto.scheduler import job_records
+from rlpto.core.cluster import Cluster
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.loop import job_records
+from rlpto.core.records import DecisionRecords, RunRecord
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.io.arrays import IntArray
 
 HOUR = 3600.0
 WIDTH, HEIGHT, DPI = 960, 540, 96

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.envs.state import State, batch_state, check_same_form, restore_batch
 from rlpto.envs.vector import Observations, one_row
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 
 Indices = int | Iterable[int] | None
 

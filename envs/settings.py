@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlpto.paths import ConfigPath
-from rlpto.settings import Settings
+from rlpto.io.paths import ConfigPath
+from rlpto.io.settings import Settings
 
 
 class EpisodeSettings(Settings):

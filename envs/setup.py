@@ -8,17 +8,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.random import Generator
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import ClusterShape
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 HOUR = 3600.0

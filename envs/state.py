@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlpto.arrays import AnyArray
 from rlpto.envs.batch import EnvBatch, look_around_all
-from rlpto.errors import CheckpointError
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import CheckpointError
 
 State = dict[str, Any]
 """By name: NumPy arrays, and under `rngs` plain data that JSON can hold."""

@@ -9,11 +9,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from rlpto.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch, Steps
 from rlpto.envs.observation import Observation
 from rlpto.envs.setup import EnvSetup, action_space, episode_rng, observation_space
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 
 Observations = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""

@@ -11,13 +11,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.arma import Arima, Filter
 from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.orders import MAX_ORDER, Fit, aicc_of, fit_arima, is_stable, needs_difference
 from rlpto.forecasting.series import DAY, LARGEST_COUNT, WEEK, TimeSeries, fourier
 from rlpto.forecasting.storage import State
+from rlpto.io.arrays import FloatArray, IntArray
 
 FITTED_POINTS = 4000
 """Points that orders and parameters are fitted on, the newest."""

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 from scipy.signal import lfilter
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.files import whole_file
 from rlpto.forecasting.base import LONGEST_HORIZON, Batch, Counts, Forecaster, targets
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.series import DAY, MOST_POINTS, TimeSeries, Values, as_series
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.files import whole_file
 
 TEST_SHARE = 0.2
 """Share of the series, at its end, whose origins are scored if nothing else is said."""

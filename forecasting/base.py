@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.series import (
     LARGEST_COUNT,
@@ -27,6 +26,7 @@ from rlpto.forecasting.series import (
     is_dated,
 )
 from rlpto.forecasting.storage import State, read_state, write_state
+from rlpto.io.arrays import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.pool import reweigh
+from rlpto.io.arrays import FloatArray, IntArray
 
 SHIFTS = np.array([-0.15, -0.1, -0.05, 0.0, 0.05])
 """Candidates are the mixes moved by these [log1p]; more of them below it: most counts are skewed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 
 
 class ForecastError(RlptoError, ValueError):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.backtest import Backtest
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.plots import errors_figure, forecasts_figure, weights_figure
+from rlpto.io.arrays import FloatArray
 
 EVENTS = "events.out.tfevents.*"
 """Files that TensorBoard reads."""

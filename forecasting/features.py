@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.series import DAY, HOUR, WEEK, TimeSeries, calendar_features, day_of_week
+from rlpto.io.arrays import FloatArray, IntArray
 
 DAILY_LAGS = 7
 """Days whose same time of day is averaged to a profile."""

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.base import Batch, Forecaster, targets
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import (
@@ -33,6 +32,7 @@ from rlpto.forecasting.network import (
 )
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.storage import State
+from rlpto.io.arrays import FloatArray, IntArray
 
 MOST_UNITS, MOST_UPDATES = 1024, 1_000_000
 

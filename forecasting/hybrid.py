@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
 from rlpto.forecasting.decision import Criteria, DecisionState, decide, new_decision
 from rlpto.forecasting.errors import ForecastError, checked_integer
@@ -21,6 +20,7 @@ from rlpto.forecasting.registry import forecaster_class, make_forecaster
 from rlpto.forecasting.series import LARGEST_COUNT, LATEST_SECONDS, MOST_POINTS, TimeSeries
 from rlpto.forecasting.storage import State
 from rlpto.forecasting.trees import TreesForecaster
+from rlpto.io.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

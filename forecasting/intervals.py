@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.network import MEDIAN, QUANTILES
+from rlpto.io.arrays import FloatArray
 
 LEAST_SPREAD = 0.05
 """Quantiles are told apart by at least this much in log1p: intervals are scaled by it and must be able to grow."""

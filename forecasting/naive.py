@@ -9,11 +9,11 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.base import Batch, Forecaster, spread_quantiles
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.series import HOUR, LARGEST_COUNT, TimeSeries
 from rlpto.forecasting.storage import State
+from rlpto.io.arrays import FloatArray, IntArray
 
 LONGEST_HOURS = 24.0 * 366
 """Of an average, or a season."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 QUANTILES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 MEDIAN = QUANTILES.index(0.5)

@@ -11,8 +11,8 @@ import numpy as np
 from statsmodels.tsa.arima.estimators.hannan_rissanen import hannan_rissanen
 from statsmodels.tsa.statespace.sarimax import SARIMAX
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.arma import Arima
+from rlpto.io.arrays import FloatArray
 
 MAX_ORDER = 3
 """Largest p and q, each; MAX_TERMS is the largest p + q."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import betainc
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 LEAST_ORIGINS = 20
 """Past paths without which counts are drawn independently."""

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.files import whole_file
 from rlpto.forecasting.backtest import Backtest
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.series import DAY, HOUR
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.files import whole_file
 
 SHOWN_DAYS = 7.0
 """Days at the end of a backtest that are drawn."""

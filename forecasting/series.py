@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard, cast, get_args
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray
 from rlpto.forecasting.errors import ForecastError
+from rlpto.io.arrays import AnyArray, FloatArray
 
 if TYPE_CHECKING:
     import pandas as pd

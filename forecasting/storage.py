@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rlpto.arrays import AnyArray
-from rlpto.files import whole_file
 from rlpto.forecasting.errors import ForecastError, checked_integer
-from rlpto.reading import parse_json, read_arrays
+from rlpto.io.arrays import AnyArray
+from rlpto.io.files import whole_file
+from rlpto.io.reading import parse_json, read_arrays
 
 FORMAT = "forecasting"
 VERSION = 5

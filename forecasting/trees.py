@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
 from rlpto.forecasting.base import Forecaster, targets
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe, layout_of
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.storage import State
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 
 COLUMNS = 1 + RECENT + TARGETS + CALENDAR
 """Features without covariates: the level, and those of the origin, the target and its time."""

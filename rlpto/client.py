@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx2
 
-from rlpto.errors import RlptoError
-from rlpto.files import whole_file
+from rlpto.io.errors import RlptoError
+from rlpto.io.files import whole_file
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8765"
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState, Node, Progress
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterState, Node, Progress
+from rlpto.core.jobs import Job
+from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 from rlpto.policies.registry import BUILT_IN
-from rlpto.queues import ConvergingSettings, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.service.books import curves, status
 from rlpto.service.books.database import Books

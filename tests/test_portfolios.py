@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlpto.config import load_config
-from rlpto.experiment import Experiment
-from rlpto.paths import example_config, example_names
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.paths import example_config, example_names
 from rlpto.planning.planner import Planner
 from rlpto.policies.steering_file import load_portfolio
 

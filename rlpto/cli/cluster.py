@@ -11,7 +11,7 @@ import typer
 
 from rlpto.cli.common import CLUSTERS, QuietOption, Verb, make_console
 from rlpto.cli.waiting import waiting
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from rlpto.config import Config
+    from rlpto.experiments.config import Config
 
 EXPERIMENTS, CLUSTERS, INPUTS, LISTS = "Experiments", "Real clusters", "Workloads and models", "What there is"
 SERVICE = "A job service"
@@ -75,7 +75,7 @@ def make_progress(quiet: bool = False) -> Progress:
 
 def read_config(path: Path, overrides: Sequence[str] | None, seed: int | None = None) -> Config:
     """The experiment of a file, with --set and --seed applied."""
-    from rlpto.config import load_config
+    from rlpto.experiments.config import load_config
 
     changes = [*(overrides or ()), *([] if seed is None else [f"seed={seed}"])]
     return load_config(path, changes)

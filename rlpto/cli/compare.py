@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlpto.cli.common import EXPERIMENTS, Verb, make_console
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlpto.runs.comparison import Run
+    from rlpto.experiments.compare import Run
 
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
 """Metrics of the table."""
@@ -28,7 +28,7 @@ def compare(
     ],
 ) -> None:
     """Compare two or more evaluations of the same windows, policy by policy, with paired differences."""
-    from rlpto.runs.comparison import check_comparable, read_runs
+    from rlpto.experiments.compare import check_comparable, read_runs
 
     if len(runs) < 2:
         raise ConfigError(f"{runs[0]}: one run has nothing to be compared with, expected two or more run folders")
@@ -45,7 +45,7 @@ def differences_table(runs: Sequence[Run]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.runs.comparison import differences
+    from rlpto.experiments.compare import differences
 
     found = differences(runs)
     table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)

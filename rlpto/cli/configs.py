@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from rlpto.cli.common import LISTS, ConfigArgument, SetOption, Verb, make_console, read_config
-from rlpto.errors import ConfigError
-from rlpto.files import folder_there
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import folder_there
 
 app = typer.Typer(help="List experiment files, and show one with every key explained.", no_args_is_help=True)
 
@@ -25,8 +25,8 @@ def list_configs(
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.config import load_config
-    from rlpto.paths import example_names
+    from rlpto.experiments.config import load_config
+    from rlpto.io.paths import example_names
 
     if folder is not None and not folder_there(folder):
         raise ConfigError(f"{folder}: no such folder, expected one with experiment files (*.yaml)")
@@ -51,7 +51,7 @@ def list_configs(
 @app.command(epilog="Example: rlpto configs show philly --set simulator.interval=30")
 def show(config: ConfigArgument, set_: SetOption = None) -> None:
     """Print an experiment file with all defaults filled in and every key explained."""
-    from rlpto.config import resolved_yaml
+    from rlpto.experiments.config import resolved_yaml
 
     text = resolved_yaml(read_config(config, set_))
     if sys.stdout.isatty():

@@ -21,11 +21,11 @@ from rlpto.cli.common import (
     read_config,
 )
 from rlpto.cli.waiting import waiting
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlpto.config import Config
     from rlpto.evaluation.runner import FinishedCell
+    from rlpto.experiments.config import Config
 
 ALL = "all"
 
@@ -112,7 +112,7 @@ def evaluate(
     windows or seeds add to what is there.
     """
     from rlpto.evaluation.tables import print_results
-    from rlpto.runs.evaluation import (
+    from rlpto.experiments.evaluate import (
         followed_file,
         foreign_trace,
         missed_switches,
@@ -157,8 +157,8 @@ def evaluate(
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     from rlpto.evaluation.fidelity import fidelity_table, verdicts
-    from rlpto.runs.both import evaluate_both
-    from rlpto.runs.real import RealRun, run_real_cells
+    from rlpto.experiments.fidelity import evaluate_both
+    from rlpto.experiments.on_ray import RealRun, run_real_cells
 
     with waiting(quiet) as on_wait:
         how = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
@@ -184,7 +184,7 @@ def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Wh
 
 def _source(config: Path | None, run: Path | None) -> Path:
     """The file that says what to evaluate. Raises ConfigError unless there is exactly one."""
-    from rlpto.runs.folder import config_file
+    from rlpto.experiments.run_folder import config_file
 
     if config is not None and run is None:
         return config

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlpto.cli.common import EXPERIMENTS, QuietOption, Verb, make_console
-from rlpto.files import file_there
+from rlpto.io.files import file_there
 
 
 def export(

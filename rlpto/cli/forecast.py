@@ -12,13 +12,13 @@ import typer
 
 from rlpto.cli.common import INPUTS, QuietOption, Verb, make_console, make_progress
 from rlpto.cli.forecast_series import Counted, What, bad_input, read_series
-from rlpto.interrupts import Interrupted
+from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rlpto.arrays import FloatArray
     from rlpto.forecasting.backtest import Backtest
+    from rlpto.io.arrays import FloatArray
 
 app = typer.Typer(help="Predict how many jobs, or GPUs, arrive in the next intervals.", no_args_is_help=True)
 

@@ -43,8 +43,8 @@ class Counted:
 @contextmanager
 def bad_input(prefix: str = "") -> Iterator[None]:
     """What forecasting refuses becomes the one line, with the name of the file or option, that ends a verb."""
-    from rlpto.errors import TraceError
     from rlpto.forecasting.errors import ForecastError
+    from rlpto.io.errors import TraceError
 
     try:
         yield
@@ -54,8 +54,8 @@ def bad_input(prefix: str = "") -> Iterator[None]:
 
 def read_series(path: Path, counted: Counted) -> TimeSeries:
     """Counts per interval of a trace or, with the name of a column of counts, of a CSV. Raises RlptoError."""
-    from rlpto.errors import ConfigError
     from rlpto.forecasting.series import seconds
+    from rlpto.io.errors import ConfigError
 
     with bad_input("--every: "):
         step = seconds(counted.every)
@@ -70,7 +70,7 @@ def read_series(path: Path, counted: Counted) -> TimeSeries:
 
 def _end(text: str) -> datetime | float:
     """A day, or a share of the time covered. Raises ConfigError."""
-    from rlpto.errors import ConfigError
+    from rlpto.io.errors import ConfigError
     from rlpto.workloads.windows import WindowSettings
 
     if text == "train":
@@ -89,8 +89,8 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counted
     Rounded down: an interval that is cut would count too few, and nothing behind the end is to be known. When in
     the last interval the last job came is not known here, so shares are of the time up to its beginning.
     """
-    from rlpto.errors import TraceError
     from rlpto.forecasting.series import local_seconds
+    from rlpto.io.errors import TraceError
 
     if isinstance(end, datetime):
         points = math.floor((local_seconds(end) - series.start) / series.step + 1e-9)
@@ -104,8 +104,8 @@ def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counted
 def _of_trace(path: Path, step: float, counted: Counted, end: datetime | float | None) -> TimeSeries:
     import numpy as np
 
-    from rlpto.errors import TraceError
     from rlpto.forecasting.series import TimeSeries
+    from rlpto.io.errors import TraceError
     from rlpto.workloads.files import read_any
 
     trace, until = read_any(path), 0.0
@@ -142,8 +142,8 @@ def _beginning(path: Path, trace: Trace, step: float, counted: Counted, end: dat
     """
     import numpy as np
 
-    from rlpto.errors import TraceError
     from rlpto.forecasting.series import local_seconds
+    from rlpto.io.errors import TraceError
 
     if isinstance(end, datetime) and trace.origin is None:
         raise TraceError(f"{path}: local times unknown, expected --end to be a share, or train")
@@ -158,9 +158,9 @@ def _of_counts(path: Path, step: float, counted: Counted, value: str) -> TimeSer
     """A CSV with a row per interval; rows of shorter intervals are added up."""
     import pandas as pd
 
-    from rlpto.errors import TraceError
     from rlpto.forecasting.series import TimeSeries, as_series
-    from rlpto.reading import one_line, parsing
+    from rlpto.io.errors import TraceError
+    from rlpto.io.reading import one_line, parsing
     from rlpto.workloads.importers.base import LAST_SECOND, numbers, seconds_of
     from rlpto.workloads.importers.csvfile import read_csv
 

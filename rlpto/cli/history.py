@@ -18,7 +18,7 @@ from rlpto.cli.remote import (
     print_rows,
     span_text,
 )
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 OVER = ("finished", "failed", "cancelled", "rejected")
 

@@ -22,7 +22,7 @@ from rlpto.cli.remote import (
     progress_text,
     span_text,
 )
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 PRIORITIES = ("high", "normal", "low")
 

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 
 from rlpto import __version__, cli
 from rlpto.cli.common import CLUSTERS, EXPERIMENTS, INPUTS, LISTS, SERVICE, Verb
-from rlpto.errors import RlptoError
-from rlpto.interrupts import Interrupted, interrupts_kept
+from rlpto.io.errors import RlptoError
+from rlpto.io.interrupts import Interrupted, interrupts_kept
 
 BAD_INPUT = 2
 """Exit code when the user's input is at fault."""

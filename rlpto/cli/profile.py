@@ -20,8 +20,8 @@ from rlpto.cli.common import (
     read_config,
 )
 from rlpto.cli.waiting import waiting
-from rlpto.errors import ConfigError
-from rlpto.interrupts import Interrupted
+from rlpto.io.errors import ConfigError
+from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rlpto.performance.profiles import Profile
@@ -58,7 +58,7 @@ def profile(
     settled = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: expected a file that ends in .yaml")
-    from rlpto.runs.profiling import chosen_programs, measure_programs, measured_before
+    from rlpto.experiments.profile import chosen_programs, measure_programs, measured_before
 
     wanted = chosen_programs(settled, programs)
     known = {} if fresh else measured_before(out, settled.ray.programs)

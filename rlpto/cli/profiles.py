@@ -28,7 +28,7 @@ def show(
     from rich.markup import escape
     from rich.table import Table
 
-    from rlpto.errors import ProfileError
+    from rlpto.io.errors import ProfileError
     from rlpto.performance.profiles import builtin_profiles, load_folder
 
     profiles = builtin_profiles() if folder is None else load_folder(folder)
@@ -106,7 +106,7 @@ def preview(
     """Predict time and GPU-hours of a whole training that adapts its batch size, by metric and number of GPUs."""
     import difflib
 
-    from rlpto.errors import ConfigError
+    from rlpto.io.errors import ConfigError
     from rlpto.performance.compile import load_profiles
     from rlpto.performance.metrics import METRIC_NAMES
     from rlpto.performance.preview import parse_gpus, predict_training
@@ -129,7 +129,7 @@ def preview(
 
 def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
     """Bounds on a GPU's utility. Raises ConfigError for only one of them, or if they are out of order."""
-    from rlpto.errors import ConfigError
+    from rlpto.io.errors import ConfigError
     from rlpto.performance.metrics import UtilityBand
 
     if min_util is None and max_util is None:
@@ -182,8 +182,8 @@ def _write_preview(found: list[Prediction], path: Path) -> None:
     import json
     from dataclasses import asdict
 
-    from rlpto.errors import ConfigError
-    from rlpto.files import write_text
+    from rlpto.io.errors import ConfigError
+    from rlpto.io.files import write_text
 
     rows = [asdict(row) for row in found]
     text = io.StringIO(newline="")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlpto.cli.common import make_console
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlpto.client import Answer, Client

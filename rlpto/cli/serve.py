@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 
 def serve(

@@ -10,7 +10,7 @@ import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
 from rlpto.cli.remote import CertificateOption, JsonOption, ServiceOption, connect, print_json, print_rows, span_text
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 NOT_FINISHED = 1
 """Exit code of --wait where the job did not finish."""
@@ -97,7 +97,7 @@ def _show_check(found: dict[str, Any], json_: bool, quiet: bool) -> None:
 
 def _from_file(file: str | None) -> dict[str, Any]:
     """The job of a file. Raises ConfigError for one that is no mapping in YAML."""
-    from rlpto.yamlfile import parse_value, read_yaml
+    from rlpto.io.yaml_file import parse_value, read_yaml
 
     if file is None:
         return {}
@@ -111,7 +111,7 @@ def _from_file(file: str | None) -> dict[str, Any]:
 
 def _add_pairs(job: dict[str, Any], name: str, flag: str, pairs: list[str], *, typed: bool) -> None:
     """Add KEY=VALUE pairs to a mapping of the job. typed: values are YAML, else texts. Raises ConfigError."""
-    from rlpto.yamlfile import parse_value
+    from rlpto.io.yaml_file import parse_value
 
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -17,7 +17,7 @@ from rlpto.cli.common import (
     make_console,
     read_config,
 )
-from rlpto.interrupts import Interrupted
+from rlpto.io.interrupts import Interrupted
 
 
 def sweep(
@@ -42,7 +42,7 @@ def sweep(
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """
-    from rlpto.runs.sweep import SPACE, TABLE, TRIALS, begin_sweep, resume_sweep, run_sweep
+    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, begin_sweep, resume_sweep, run_sweep
 
     settled = read_config(config, set_)
     folder = Path("runs") / f"{settled.name}-sweep" if run_dir is None else run_dir

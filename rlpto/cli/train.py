@@ -21,8 +21,8 @@ from rlpto.cli.common import (
     read_config,
 )
 from rlpto.cli.waiting import waiting
-from rlpto.errors import ConfigError
-from rlpto.interrupts import Interrupted
+from rlpto.io.errors import ConfigError
+from rlpto.io.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -80,7 +80,7 @@ def train(
     if cluster is TrainWhere.ray:
         _fine_tune(config, changes, resume, run_dir, address, seeds, jobs, fresh=fresh, quiet=quiet)
         return
-    from rlpto.runs.training import begin_training, check_resumable
+    from rlpto.experiments.train import begin_training, check_resumable
 
     if address is not None:
         raise ConfigError("--address: expected --cluster ray as well")
@@ -100,9 +100,9 @@ def train(
 
 def _train_all(folder: Path, jobs: int | None, quiet: bool) -> None:
     """Train every member of a run, one after the other or side by side, with a progress bar."""
-    from rlpto.runs.folder import members
-    from rlpto.runs.parallel import side_by_side, workers
-    from rlpto.runs.training import how_to_go_on, summary, train_folder
+    from rlpto.experiments.parallel import side_by_side, workers
+    from rlpto.experiments.run_folder import members
+    from rlpto.experiments.train import how_to_go_on, summary, train_folder
 
     runs, console = members(folder), make_console(quiet)
     at_once = min(workers(jobs), len(runs))
@@ -147,7 +147,7 @@ def _fine_tune(
     quiet: bool,
 ) -> None:
     """Let the agent of a run go on learning on a real cluster. Raises ConfigError for options that make no sense."""
-    from rlpto.runs.finetuning import FOLDER, fine_tune_run
+    from rlpto.experiments.finetune import FOLDER, fine_tune_run
 
     if config is None:
         raise ConfigError("--cluster ray: expected an experiment file with jobs that really train")

@@ -19,7 +19,7 @@ from rlpto.cli.common import (
     make_progress,
     read_config,
 )
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 
 app = typer.Typer(help="Tune the constants of a policy on training windows.", no_args_is_help=True)
 
@@ -84,8 +84,8 @@ def index(
     Every generation is kept in FILE.checkpoint.json; use the result as `index:weights=FILE`.
     """
     from rlpto.evaluation.tuning import TuningSettings
+    from rlpto.experiments.tune import tune_index
     from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
-    from rlpto.runs.tuning import tune_index
 
     overrides = [
         *(set_ or ()),

@@ -14,12 +14,12 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.errors import ConfigError
 from rlpto.evaluation.formatting import NOTHING, scale_for
 from rlpto.evaluation.metrics import METRIC, completion_times
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import STYLE, percent_change
-from rlpto.files import write_text
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import write_text
 
 COMPARED = ("jct_mean", "makespan", "utilisation", "reward")
 """Metrics that are compared, as means over cells."""

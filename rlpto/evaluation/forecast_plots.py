@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Forecast
+from rlpto.core.cluster import Forecast
+from rlpto.core.jobs import Job
+from rlpto.core.rewards import HOUR
 from rlpto.evaluation.plots import INK, Plot, new_figure
-from rlpto.jobs import Job
-from rlpto.rewards import HOUR
+from rlpto.io.arrays import FloatArray
 
 LINE = "#2f6db5"
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.records import JobRecords, RunRecord
+from rlpto.core.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
 from rlpto.evaluation.timeline import run_span, step_integral, utilisation
-from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import JobRecords, RunRecord
-from rlpto.rewards import HOUR, REWARD_PARTS, TERMS, RewardWeights
+from rlpto.io.arrays import FloatArray
 
 Better = Literal["lower", "higher", "none"]
 

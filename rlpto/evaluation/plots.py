@@ -16,16 +16,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator, PercentFormatter
 
-from rlpto.arrays import FloatArray
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import HOUR, REWARD_PARTS
 from rlpto.evaluation.formatting import scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, completion_times
 from rlpto.evaluation.statistics import LEVEL, Interval
 from rlpto.evaluation.tables import Results, Summary
 from rlpto.evaluation.timeline import capacity, gpus_by_accuracy, held_gpus, run_span, step_value, utilisation
-from rlpto.files import whole_file
-from rlpto.jobs import PRIORITY_CLASSES
-from rlpto.records import RunRecord
-from rlpto.rewards import HOUR, REWARD_PARTS
+from rlpto.io.arrays import FloatArray
+from rlpto.io.files import whole_file
 
 COLOURS = (
     "#2f6db5",

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.formatting import Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.plots import Plot, all_plots, png
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.statistics import LEVEL, Comparison
 from rlpto.evaluation.tables import Results, Summary, column_scale, percent_change, warnings
-from rlpto.files import write_text
-from rlpto.records import RunRecord
+from rlpto.io.files import write_text
 
 PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
 """Metrics of the table of paired differences."""

@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rlpto import __version__
-from rlpto.errors import CheckpointError, ConfigError
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
-from rlpto.files import is_there, write_text
-from rlpto.interrupts import Interrupted
-from rlpto.reading import read_text
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.yamlfile import dotted_key
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.files import is_there, write_text
+from rlpto.io.interrupts import Interrupted
+from rlpto.io.reading import read_text
+from rlpto.io.yaml_file import dotted_key
 
 FORMAT = 1
 """Version of the cell files."""

@@ -22,9 +22,9 @@ import pandas as pd
 from scipy.stats import norm
 from scipy.stats import t as student_t
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ConfigError
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 
 LEVEL = 0.95
 FEWEST_FREEDOM = 5

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlpto.arrays import AnyArray
-from rlpto.errors import CheckpointError
-from rlpto.files import whole_file
-from rlpto.reading import entries, parsing, read_arrays
-from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
-from rlpto.rewards import REWARD_PARTS
+from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, PolicySwitches, RunRecord
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import whole_file
+from rlpto.io.reading import entries, parsing, read_arrays
 
 _SCALARS: dict[str, type] = {"policy": str, "window": str, "seed": int, "capacity": int, "wall_seconds": float}
 _GROUPS: dict[str, type] = {"jobs": JobRecords, "decisions": DecisionRecords, "changes": AllocationChanges}

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rlpto.errors import ConfigError
 from rlpto.evaluation.formatting import NOTHING, Scale, heading, scale_for
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import FinishedCell
@@ -29,7 +28,8 @@ from rlpto.evaluation.statistics import (
     interquartile_mean,
     mean,
 )
-from rlpto.files import write_text
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import write_text
 
 KEY_METRICS = (
     "reward",

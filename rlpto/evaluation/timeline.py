@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.records import AllocationChanges, RunRecord
+from rlpto.core.records import AllocationChanges, RunRecord
+from rlpto.io.arrays import FloatArray, IntArray
 
 
 def step_integral(time: FloatArray, value: FloatArray, until: FloatArray) -> FloatArray:

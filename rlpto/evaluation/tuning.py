@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import CheckpointError, ConfigError
-from rlpto.files import write_text
-from rlpto.reading import read_json
-from rlpto.settings import LARGEST_SEED, Settings
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.files import write_text
+from rlpto.io.reading import read_json
+from rlpto.io.settings import LARGEST_SEED, Settings
 
 FORMAT = "rlpto tuning 1"
 """First entry of a checkpoint: what it is, and the version of its form."""

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ProfileError
 
 MetricKind = Literal["share", "percent", "error_percent", "loss"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 
 STEEPEST = 1000.0
 """Where some accuracy is gained at no work at all."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import ProfileError
-from rlpto.files import file_there, folder_there
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ProfileError
+from rlpto.io.files import file_there, folder_there
 from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import ProfileSource, TypeTables, builtin_profiles, load_file, load_folder

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.throughput import ThroughputLaw
 
 CANDIDATES = 50

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.errors import ProfileError
-from rlpto.files import folder_there, write_text
+from rlpto.io.errors import ProfileError
+from rlpto.io.files import folder_there, write_text
 from rlpto.performance.accuracy import fit_accuracy, metric_of, to_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.measurements import Measurements, read_measurements

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import BatchLimits, Choice, choose_batch, useful_gpus
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, gained, own_batches

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ProfileError
 from rlpto.performance.accuracy import metric_of, to_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.measurements import Measurements

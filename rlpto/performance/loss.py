@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ProfileError
 
 FEWEST_EPOCHS = 6
 """With fewer there are too few residuals to tell a trend from noise: no prediction from them is called reliable."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ProfileError
 from rlpto.performance.efficiency import (
     BatchLimits,
     BatchSplit,

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import ProfileError
-from rlpto.files import file_there
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ProfileError
+from rlpto.io.files import file_there
+from rlpto.io.reading import MIB, parsing, read_text
 from rlpto.performance.tables import ONE_KIND
 from rlpto.performance.throughput import StepMeasurements
-from rlpto.reading import MIB, parsing, read_text
 
 MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
 """Local batch limits, by model and kind of GPU, below the largest measured one: beyond these the artifacts' jobs never

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 MetricName = Literal["goodput", "throughput", "efficiency"]
 """What a job may be told to maximise."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.efficiency import CANDIDATES, BatchLimits, BatchSplit, feasible, split_batch
 from rlpto.performance.tables import ONE_KIND, JobType
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.errors import ProfileError
 
 Form = Literal["async", "sync", "parabola"]
 """Optimus's form of asynchronous training, that of synchronous training, and Coach's parabola."""

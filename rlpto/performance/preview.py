@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ConfigError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRICS, MetricName, UtilityBand
 from rlpto.performance.profiles import ProfileSource

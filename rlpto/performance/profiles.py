@@ -14,17 +14,17 @@ import numpy as np
 import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ProfileError
-from rlpto.files import folder_there
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ProfileError
+from rlpto.io.files import folder_there
+from rlpto.io.reading import parsing
+from rlpto.io.settings_text import first_problem
+from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits
 from rlpto.performance.laws import AnyLaw
 from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import ONE_KIND, JobType
-from rlpto.reading import parsing
-from rlpto.settings_text import first_problem
-from rlpto.yamlfile import Location, YamlFile, read_yaml_documents
 
 DEFAULT_RESCALE_DELAY = 30.0
 """Seconds a rescale costs a model of which nothing else is known."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 
 MOST_SERVERS = 1024
 """Most parameter servers that a profile may speak of."""

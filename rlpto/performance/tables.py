@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.accuracy_ahead import accuracy_ahead
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 

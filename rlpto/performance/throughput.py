@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import BoolArray, FloatArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import BoolArray, FloatArray
+from rlpto.io.errors import ProfileError
 
 MAX_GAMMA = 10.0
 """Largest overlap exponent; there the longer of computing and synchronising is all that counts."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import ClusterState
-from rlpto.planning.loop import Loop
+from rlpto.core.cluster import ClusterState
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
+from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.planner import Planner, perturbed
 from rlpto.planning.rollout import Start, roll_out
-from rlpto.rewards import RewardWeights
 
 
 @dataclass(frozen=True)

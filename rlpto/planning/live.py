@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
-from rlpto.cluster import Cluster, ClusterState
+from rlpto.core.cluster import Cluster, ClusterState
+from rlpto.core.policy import Policy, as_it_stands
+from rlpto.core.queues import QueueSettings
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
-from rlpto.policies.base import Policy, as_it_stands
-from rlpto.queues import QueueSettings
 from rlpto.simulator.settings import SimulatorSettings
 
 PREDICTION_INTERVAL_S = 5.0

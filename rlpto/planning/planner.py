@@ -15,23 +15,23 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.cluster import Allocation, ClusterState, Future
-from rlpto.cores import cores
-from rlpto.errors import PolicyError
-from rlpto.futures import FUTURES, FutureSource, SourceName
-from rlpto.paths import example_config, example_names
-from rlpto.planning.loop import Loop
+from rlpto.core.cluster import Allocation, ClusterState, Future
+from rlpto.core.futures import FUTURES, FutureSource, SourceName
+from rlpto.core.policy import BasePolicy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.cores import cores
+from rlpto.io.errors import PolicyError
+from rlpto.io.paths import example_config, example_names
+from rlpto.io.settings import Settings
+from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
 from rlpto.planning.scene import Scenes
-from rlpto.policies.base import BasePolicy
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES, IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
 from rlpto.policies.steering_file import load_portfolio, load_steering_weights
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.settings import Settings
 from rlpto.simulator.settings import SimulatorSettings
 
 CHANGED_SHARE = 0.4

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.branching import Branch, cost_matrix
 from rlpto.planning.planner import perturbed
-from rlpto.rewards import RewardWeights
 
 
 def always_tried(branches: Sequence[Branch], work: int, reward: RewardWeights) -> FloatArray:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.snapshot import Snapshot
-from rlpto.policies.base import Policy, StandingPolicy, as_it_stands
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
 
 

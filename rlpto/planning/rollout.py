@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray
-from rlpto.compiled import njit
-from rlpto.planning.loop import Loop, decide_and_run, look_around
-from rlpto.records import INTERVAL
-from rlpto.rewards import HOUR, TERMS, weigh
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import HOUR, TERMS, weigh
+from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.compiled import njit
+from rlpto.planning.compiled_loop import Loop, decide_and_run, look_around
 from rlpto.simulator.arrays import World
 from rlpto.simulator.kernels import is_over
 
@@ -55,7 +55,7 @@ def copy_of(loop: Loop) -> Loop:
 def roll_out(loop: Loop, start: Start, candidates: FloatArray, work: int, reward: AnyArray, cost: FloatArray) -> None:
     """Fill cost [C] with what candidates [C, STEERING_FEATURES] come to: minus the reward until all jobs have finished.
 
-    loop: of one cluster; its state is lost. reward: [1] `rlpto.rewards.WEIGHTS`.
+    loop: of one cluster; its state is lost. reward: [1] `rlpto.core.rewards.WEIGHTS`.
     A rollout is cut short where no job gets GPUs any more, since those that are left need nodes that are down, and once
     it has looked at `work` speeds, one for every job and number of GPUs in each decision; what the jobs that are left
     then cost further is estimated by `cost_to_go`.

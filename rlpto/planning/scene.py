@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import ClusterState, Future
-from rlpto.compiled import njit
-from rlpto.job_store import JobStore
-from rlpto.job_table import Told
+from rlpto.core.cluster import ClusterState, Future
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import Told
+from rlpto.core.queues import QueueSettings
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.performance.tables import SpeedTables, elapsed_from_rates
-from rlpto.planning.loop import Loop, build_loop
+from rlpto.planning.compiled_loop import Loop, build_loop
 from rlpto.planning.rollout import Start, start_of
-from rlpto.queues import QueueSettings
 from rlpto.simulator.arrays import build_world
 from rlpto.simulator.resuming import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Cluster, ClusterShape, ClusterState, Placement
-from rlpto.job_store import JobStore
-from rlpto.job_table import Told
-from rlpto.jobs import EstimateNoise, Job
+from rlpto.core.cluster import Cluster, ClusterShape, ClusterState, Placement
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import Told
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
@@ -75,7 +75,7 @@ class Snapshot:
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
-    """What is known of a cluster. state: its own, of this moment, as `rlpto.queues.Queue.order` has made it."""
+    """What is known of a cluster. state: its own, of this moment, as `rlpto.core.queues.Queue.order` has made it."""
     rows = np.argsort(state.jobs.index, kind="stable")
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
     columns, placement = table.columns(), cluster.placement(table.index)

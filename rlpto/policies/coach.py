@@ -13,9 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.job_table import JobTable
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
 from rlpto.performance.parameter_server import (
     Form,
     Probes,
@@ -25,9 +27,7 @@ from rlpto.performance.parameter_server import (
     speed_grid,
     spread_probes,
 )
-from rlpto.policies.base import BasePolicy
 from rlpto.policies.marginal_utility import Limits, allocate
-from rlpto.settings import Settings
 
 SPREAD_PROBES = 8
 """Configurations that are tried where they are spread: enough to determine five parameters in spite of noise."""

@@ -13,12 +13,12 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.job_table import JobTable
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.settings import Settings
 from rlpto.performance.parameter_server import PARAMETERS, Probes, fit_speed, observed, speed_grid
-from rlpto.policies.base import BasePolicy
-from rlpto.settings import Settings
 
 WORKERS_PER_SERVER = 4
 """Workers that share a server before another one is added, while the speed model is not known."""

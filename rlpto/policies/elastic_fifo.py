@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.compiled import njit
-from rlpto.job_table import JobTable, seconds_for
-from rlpto.policies.base import BasePolicy, OneNodeOptions
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable, seconds_for
+from rlpto.core.policy import BasePolicy, OneNodeOptions
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.policies.one_node import largest_node, node_sizes, where_kept
 
 MIN_REMAINING_DELAYS = 3.0

@@ -7,8 +7,8 @@ Adapted: whole GPUs between each job's limits; who already holds the odd GPU kee
 
 from __future__ import annotations
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, NoOptions, StandsUntilEvent
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, NoOptions, StandsUntilEvent
 from rlpto.policies.filling import fill_evenly
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, OneNodeOptions, StandsUntilEvent
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, OneNodeOptions, StandsUntilEvent
 from rlpto.policies.filling import fit_waiting
 from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
 

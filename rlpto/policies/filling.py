@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import njit
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.policies.greedy import heapify, replace_top, shrink_top
 
 

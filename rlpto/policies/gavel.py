@@ -15,11 +15,11 @@ from pydantic import Field
 from scipy.optimize import linprog
 from scipy.sparse import block_array, csr_array
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.kinds import NO_KIND, kinds_of, place_on_kinds, room_of
-from rlpto.policies.base import BasePolicy
-from rlpto.settings import Settings
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, place_on_kinds, room_of
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.settings import Settings
 
 TOTAL_WEIGHT = 1e-3
 """Weight of the mean normalised throughput beside the least one: what fairness leaves open goes where it helps most."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import closure, kernel, njit
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import closure, kernel, njit
 
 
 class Steps(NamedTuple):

@@ -16,12 +16,12 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.job_table import JobTable
-from rlpto.policies.base import BasePolicy, unit_speed
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy, unit_speed
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
 from rlpto.policies.filling import apportion
-from rlpto.settings import Settings
 
 
 class HesrptOptions(Settings):

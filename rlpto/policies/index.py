@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steer, steering_weights
 from rlpto.policies.steering_file import load_steering_weights
-from rlpto.settings import Settings
 
 
 class IndexOptions(Settings):

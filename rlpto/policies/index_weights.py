@@ -10,12 +10,12 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import CheckpointError
-from rlpto.files import write_text
-from rlpto.reading import one_line
-from rlpto.settings import Settings
-from rlpto.yamlfile import YamlFile, read_yaml
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import write_text
+from rlpto.io.reading import one_line
+from rlpto.io.settings import Settings
+from rlpto.io.yaml_file import YamlFile, read_yaml
 
 FORMAT = "rlpto index weights 1"
 """First entry of a weights file: what it is, and the version of its form."""

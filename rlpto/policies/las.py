@@ -14,10 +14,10 @@ from itertools import pairwise
 import numpy as np
 from pydantic import Field, field_validator
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy
+from rlpto.io.settings import Settings
 from rlpto.policies.filling import first_to_reach, fit_in_order
-from rlpto.settings import Settings
 
 
 class LasOptions(Settings):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
+from rlpto.io.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from typing import Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, unit_speed
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, unit_speed
+from rlpto.io.settings import Settings
 from rlpto.policies.greedy import grow, hull_steps
-from rlpto.settings import Settings
 
 
 class MaxThroughputOptions(Settings):

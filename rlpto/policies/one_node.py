@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, IntArray
-from rlpto.cluster import ClusterState
-from rlpto.compiled import njit
+from rlpto.core.cluster import ClusterState
+from rlpto.core.queues import fit_rows
+from rlpto.io.arrays import BoolArray, IntArray
+from rlpto.io.compiled import njit
 from rlpto.policies.filling import keep_running
-from rlpto.queues import fit_rows
 
 
 def node_sizes(state: ClusterState) -> IntArray:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, NoOptions
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, NoOptions
 from rlpto.policies.filling import fit_in_order
 from rlpto.policies.greedy import grow
 

@@ -14,15 +14,15 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import ConfigError
-from rlpto.job_table import JobTable
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import Settings
 from rlpto.performance.metrics import METRIC_NAMES, METRICS, UtilityBand
-from rlpto.policies.base import BasePolicy
 from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.pollux_search import search
-from rlpto.settings import Settings
 
 
 class PolluxOptions(Settings):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.policies.greedy import heapify, replace_top, shrink_top
 from rlpto.policies.pollux_objective import Costs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.metrics import UtilityBand
 
 

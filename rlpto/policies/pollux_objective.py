@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 
 SMALLEST = 1e-3
 """Added to every job's x, so that a job without GPUs costs 1000 rather than everything."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.io.arrays import BoolArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.policies.pollux_objective import MAX_NODES, Costs, Rows, empty_rows
 
 

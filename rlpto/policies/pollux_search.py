@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.compiled import kernel, njit
-from rlpto.draws import uniform
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.io.draws import uniform
 from rlpto.policies.pollux_counts import Counting, count_gpus, make_counting
 from rlpto.policies.pollux_objective import Costs, Rows, cost_of, empty_rows, tabulate
 from rlpto.policies.pollux_placing import Placed, copy_row, empty_placement, place, put, release

@@ -11,8 +11,9 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
-from rlpto.errors import ConfigError, RlptoError
-from rlpto.policies.base import Policy, PolicyClass
+from rlpto.core.policy import Policy, PolicyClass
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.settings import Settings
 from rlpto.policies.coach import Coach
 from rlpto.policies.configuration_manager import ConfigurationManager
 from rlpto.policies.elastic_fifo import ElasticFifo
@@ -34,7 +35,6 @@ from rlpto.policies.spec import UNNAMED, parse_spec, spec_of
 from rlpto.policies.srtf import Srtf
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.policies.tiresias import Tiresias
-from rlpto.settings import Settings
 
 ENTRY_POINTS = "rlpto.policies"
 """Group of entry points under which an installed package offers policies: name = class."""
@@ -130,7 +130,7 @@ def _load(point: metadata.EntryPoint) -> PolicyClass:
     if not (callable(loaded) and described and isinstance(options, type) and issubclass(options, Settings)):
         raise ConfigError(
             f"policy plug-in {point.name} ({point.value}): expected a class with `summary`, `source` and `Options`, "
-            "as in rlpto.policies.base.PolicyClass"
+            "as in rlpto.core.policy.PolicyClass"
         )
     return cast(PolicyClass, loaded)
 

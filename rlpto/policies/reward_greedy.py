@@ -1,6 +1,6 @@
 """Greedy on our own reward, looking a fixed time ahead.
 
-Source: this project's reward (`rlpto.rewards`), maximised one step ahead by marginal analysis (Fox,
+Source: this project's reward (`rlpto.core.rewards`), maximised one step ahead by marginal analysis (Fox,
 Management Science 13(3), 1966).
 
 The value of giving a job k GPUs for the next H seconds (the horizon and one rescale delay of that
@@ -22,14 +22,14 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.compiled import njit
-from rlpto.job_table import JobTable
-from rlpto.policies.base import BasePolicy, unit_speed
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.core.policy import BasePolicy, unit_speed
+from rlpto.core.rewards import HOUR, RewardWeights
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.compiled import njit
+from rlpto.io.settings import Settings
 from rlpto.policies.greedy import grow, hull_steps
-from rlpto.rewards import HOUR, RewardWeights
-from rlpto.settings import Settings
 
 LEAST_WORK = 1e-9
 """Remaining work below this counts as this."""

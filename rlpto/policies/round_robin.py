@@ -9,8 +9,8 @@ are a queue (there they raced).
 
 from __future__ import annotations
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BackfillOptions, BasePolicy, StandsUntilEvent
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BackfillOptions, BasePolicy, StandsUntilEvent
 from rlpto.policies.one_node import largest_node, node_sizes, place_waiting, where_kept
 
 

@@ -15,11 +15,11 @@ from pydantic import Field
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterShape, ClusterState
-from rlpto.kinds import kinds_of, place_on_kinds, room_of
-from rlpto.policies.base import BasePolicy
-from rlpto.settings import Settings
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState
+from rlpto.core.gpu_kinds import kinds_of, place_on_kinds, room_of
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.settings import Settings
 
 LARGEST_COST = 3000.0
 """Costs are cut off here."""

@@ -7,8 +7,8 @@ Adapted: priority classes come before length or, where they weigh, divide it; le
 
 from __future__ import annotations
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BackfillOptions, BasePolicy, StandsUntilEvent
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BackfillOptions, BasePolicy, StandsUntilEvent
 from rlpto.policies.filling import fit_waiting
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlpto.errors import ConfigError
-from rlpto.reading import one_line
-from rlpto.yamlfile import parse_value
+from rlpto.io.errors import ConfigError
+from rlpto.io.reading import one_line
+from rlpto.io.yaml_file import parse_value
 
 UNNAMED = ""
 """Stands for the name of an option that was given without one, as in `pretrained:philly`."""

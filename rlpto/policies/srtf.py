@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, StandsUntilEvent
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, StandsUntilEvent
+from rlpto.io.settings import Settings
 from rlpto.policies.filling import fill_in_order, fit_in_order
-from rlpto.settings import Settings
 
 
 class SrtfOptions(Settings):

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.core.rewards import HOUR
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.policies.greedy import Steps, growing, hull_steps
 from rlpto.policies.index_weights import INDEX_FEATURES, SLOPE_FEATURES
-from rlpto.rewards import HOUR
 
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
@@ -158,7 +158,7 @@ _grow = growing(step_score)
 def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights: FloatArray) -> IntArray:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
-    view: [n] `rlpto.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.job_table.JobTable`.
+    view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
     Where the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
     starts, and before any job grows, whatever the weights. Where classes weigh, only the weights say what one is worth.
     """

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import CheckpointError
-from rlpto.files import write_text
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import write_text
+from rlpto.io.yaml_file import read_yaml
 from rlpto.policies.index_weights import FORMAT as INDEX_FORMAT
 from rlpto.policies.index_weights import columns_of, load_index_weights, weights_of
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights
-from rlpto.yamlfile import read_yaml
 
 FORMAT = "rlpto steering weights 1"
 """First entry of such a file: what it is, and the version of its form."""

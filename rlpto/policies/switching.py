@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import Policy, StandingPolicy, as_it_stands, chooses_batch_sizes, chooses_servers
-from rlpto.records import PolicySwitches
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import Policy, StandingPolicy, as_it_stands, chooses_batch_sizes, chooses_servers
+from rlpto.core.records import PolicySwitches
 
 
 class SwitchingPolicy:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy
+from rlpto.io.arrays import IntArray
+from rlpto.io.settings import Settings
 from rlpto.policies.filling import first_to_reach, fit_in_order
-from rlpto.settings import Settings
 
 
 class TiresiasOptions(Settings):

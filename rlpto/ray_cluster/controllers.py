@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlpto.errors import ClusterError, JobError
+from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import KIND_RESOURCE, NAMESPACE, JobReport, controller_name
 from rlpto.ray_cluster.nodes.environment import CONTROL

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rlpto.errors import JobError
+from rlpto.core.stopping import StopRule
+from rlpto.io.errors import JobError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.stopping import StopRule
 
 KIND_RESOURCE = "gpu_kind:"
 """Begin of the name of the Ray resource that says which kind of GPU a node has, such as `gpu_kind:t4`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, JsonValue, model_validator
 
+from rlpto.io.settings import Settings
 from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, LrRule
-from rlpto.settings import Settings
 
 
 class GuessSettings(Settings):

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from rlpto.errors import ClusterError, ConfigError
+from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.service.preparing import TOKEN_FILE, make_folder, prepare
 from rlpto.service.settings import ServiceSettings
 

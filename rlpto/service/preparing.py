@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 from rlpto.service.books.database import Books
 from rlpto.service.books.programs import set_program
 from rlpto.service.books.users import add_token, add_user, all_users, user_of_token

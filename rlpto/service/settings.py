@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from rlpto.errors import ConfigError
-from rlpto.paths import ConfigPath, example_config
-from rlpto.settings import Settings
-from rlpto.settings_text import first_problem
-from rlpto.yamlfile import read_yaml
+from rlpto.io.errors import ConfigError
+from rlpto.io.paths import ConfigPath, example_config
+from rlpto.io.settings import Settings
+from rlpto.io.settings_text import first_problem
+from rlpto.io.yaml_file import read_yaml
 
 BOOKS = "service.sqlite"
 """Name of the books in the folder of the service."""

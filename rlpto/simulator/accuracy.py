@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.compiled import kernel
-from rlpto.jobs import ACCURACY_LEVELS, curve_at
+from rlpto.core.jobs import ACCURACY_LEVELS, curve_at
+from rlpto.io.compiled import kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import progress_at
 from rlpto.simulator.training import last_epoch, progress_in_steps, work_seconds

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.background import HeldByOthers
+from rlpto.core.external_load import HeldByOthers
+from rlpto.core.records import INTERVAL
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.records import INTERVAL
 from rlpto.simulator.settings import SimulatorSettings
 
 CLUSTER = np.dtype(
@@ -43,7 +43,7 @@ NODE = np.dtype([("toggle_at", "f8"), ("size", "i8"), ("up", "i8"), ("toggles", 
 number. Or what other processes hold of a node: when they free it [s], GPUs, 0 until then, 0, number of the node."""
 
 CHANGE = np.dtype([("time", "f8"), ("accuracy", "f8"), ("job", "i8"), ("gpus", "i8")], align=True)
-"""A change of a job's GPUs, see `rlpto.records.AllocationChanges`."""
+"""A change of a job's GPUs, see `rlpto.core.records.AllocationChanges`."""
 
 RULES = np.dtype(
     [
@@ -67,9 +67,9 @@ their accuracy is noted, see `rlpto.simulator.accuracy`."""
 class World(NamedTuple):
     """Everything compiled code needs.
 
-    jobs: [B, M] `rlpto.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
+    jobs: [B, M] `core.jobs.JOB`. nodes: [B, M, G] int32, node of each GPU a job holds, those of one node together.
     clusters: [B] CLUSTER. active: [B, M] numbers of the active jobs, in order of submission.
-    sums: [B] `rlpto.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
+    sums: [B] `core.records.INTERVAL` since the last decision point. machines: [B, N + H] NODE: nodes, and behind them
     what other processes hold of them.
     free: [B, N] free GPUs of nodes that are up (0 on others). log: [B, L] CHANGE, L = 0: none is kept.
     rates, elapsed, row, exact_keys, exact_rows, accuracy: see `rlpto.performance.tables.SpeedTables`.

@@ -8,18 +8,18 @@ from typing import Self
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.background import HeldByOthers, background_at
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, OrderSource, Placement, Progress
-from rlpto.errors import ConfigError, JobError
-from rlpto.job_store import JobStore
-from rlpto.job_table import JobTable
-from rlpto.jobs import EstimateNoise, Job
-from rlpto.kinds import kinds_of
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, OrderSource, Placement, Progress
+from rlpto.core.external_load import HeldByOthers, background_at
+from rlpto.core.gpu_kinds import kinds_of
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.records import INTERVAL, AllocationChanges
+from rlpto.core.server_slots import check_servers_fit
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.errors import ConfigError, JobError
+from rlpto.knowledge.remaining import told_remaining
 from rlpto.performance.tables import SpeedTables
-from rlpto.records import INTERVAL, AllocationChanges
-from rlpto.remaining import told_remaining
-from rlpto.server_slots import check_servers_fit
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
 from rlpto.simulator.job_kernels import change_scale, choose_types, reread_row, restart_jobs, take_row
@@ -242,7 +242,7 @@ class SimulatedCluster:
         return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state."""
+        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
         self._keep_log_room()
         index, restarted = state.jobs.index, self._take_types(state, allocation)
         rescales = self.store.rescales[restarted]
@@ -287,7 +287,7 @@ class SimulatedCluster:
     def advance_until(self, until: float) -> AnyArray:
         """Run through decision points till the first one not before `until`, or at which something has changed.
 
-        Returns [P] `rlpto.records.INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
+        Returns [P] `INTERVAL`, one for each of them, which is good until the next call. It may be fewer.
         """
         self._await_jobs()
         if self._source is not None and not self._source.closed:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.compiled import kernel
-from rlpto.draws import uniform
+from rlpto.io.compiled import kernel
+from rlpto.io.draws import uniform
 from rlpto.simulator.arrays import World
 
 

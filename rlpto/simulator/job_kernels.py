@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.compiled import kernel, njit
+from rlpto.core.placement import release, span
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.performance.tables import MAX_EXACT_GROUPS, NO_GPUS, PLACEMENT_BASE, TYPE_STRIDE
-from rlpto.placement import release, span
 from rlpto.simulator.arrays import World
 from rlpto.simulator.training import (
     enter_epoch,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, IntArray
-from rlpto.compiled import kernel, njit
-from rlpto.jobs import curve_at
-from rlpto.placement import holds, main_node, release, shrink_in_place, take_most_free, take_packed
+from rlpto.core.jobs import curve_at
+from rlpto.core.placement import holds, main_node, release, shrink_in_place, take_most_free, take_packed
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.compiled import kernel, njit
 from rlpto.simulator.accuracy import follow_accuracy, join_followed
 from rlpto.simulator.arrays import World
 from rlpto.simulator.failures import next_toggle_after

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlpto.jobs import EstimateNoise
-from rlpto.remaining import RemainingKnowledge
+from rlpto.core.jobs import EstimateNoise
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.simulator.online import FactsCache
 
 
@@ -14,7 +14,7 @@ class Knowledge:
     """What policies are told, and what jobs know of themselves; without arguments the truth.
 
     noise: errors of what policies are told, or None. remaining: what they are told of remaining work, see
-    `rlpto.remaining`. beliefs: what jobs may choose from, where they know of their speeds only what they observe, as
+    `knowledge.remaining`. beliefs: what jobs may choose from, where they know of their speeds only what they observe, as
     policies do; None: all know the truth. shared_fits: with beliefs, jobs of a type share them.
     """
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.job_store import JobStore
-from rlpto.jobs import Job
-from rlpto.performance.beliefs import SPANS, ThroughputBelief, choose, choose_again, follow_choices
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.knowledge.beliefs import SPANS, ThroughputBelief, choose, choose_again, follow_choices
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates

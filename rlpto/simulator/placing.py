@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rlpto.arrays import AnyArray, IntArray
-from rlpto.compiled import kernel
-from rlpto.placement import release
+from rlpto.core.placement import release
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.compiled import kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import log_change, start_running, stop_running
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import ClusterShape, Placement
-from rlpto.compiled import kernel
-from rlpto.jobs import curve_at
+from rlpto.core.cluster import ClusterShape, Placement
+from rlpto.core.jobs import curve_at
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import kernel
 from rlpto.simulator.arrays import World
 from rlpto.simulator.job_kernels import finish_time, log_change, speed_row, train_at
 from rlpto.simulator.kernels import clear_sums, join_arrivals
@@ -24,7 +24,7 @@ def take_up_all(w: World, time: float, shape: ClusterShape, placement: Placement
 def take_up(w: World, b: int, time: float, training: IntArray, spanned: IntArray, starting: FloatArray) -> None:
     """Let cluster b stand at `time` [s], with all its jobs there, holding GPUs on the nodes that `w.nodes` says.
 
-    training, spanned, starting: [M] as in `rlpto.cluster.Placement`.
+    training, spanned, starting: [M] as in `rlpto.core.cluster.Placement`.
     """
     cluster = w.clusters[b]
     cluster.time = time

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import AnyArray
-from rlpto.cluster import OrderSource, Reclass, Withdraw
-from rlpto.errors import ConfigError
+from rlpto.core.cluster import OrderSource, Reclass, Withdraw
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import ConfigError
 from rlpto.simulator.arrays import CHANGE
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.kernels import apply_and_look, outlook

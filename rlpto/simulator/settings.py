@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlpto.settings import Settings
+from rlpto.io.settings import Settings
 
 SHORTEST_MTBF_HOURS = 0.01
 """Nodes that fail more often do nothing else."""

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterShape
-from rlpto.errors import JobError
-from rlpto.jobs import Job
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import IntArray
+from rlpto.io.errors import JobError
 
 
 def with_places(shape: ClusterShape, share: int) -> ClusterShape:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.compiled import kernel
+from rlpto.io.arrays import FloatArray
+from rlpto.io.compiled import kernel
 
 
 @kernel(inline="always")

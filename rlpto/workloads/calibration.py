@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlpto.errors import ConfigError
-from rlpto.files import is_there, write_text
-from rlpto.settings import Settings
-from rlpto.settings_text import described_yaml, first_problem
-from rlpto.yamlfile import read_yaml
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import is_there, write_text
+from rlpto.io.settings import Settings
+from rlpto.io.settings_text import described_yaml, first_problem
+from rlpto.io.yaml_file import read_yaml
 
 HOURS_OF_WEEK = 168
 LARGEST_GPUS = 1_000_000

@@ -9,9 +9,9 @@ import numpy as np
 from rich.console import Group
 from rich.table import Table
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import TraceError
-from rlpto.files import whole_file
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import TraceError
+from rlpto.io.files import whole_file
 from rlpto.workloads.load import DURATION_CAP_S, offered_load
 from rlpto.workloads.trace import Trace
 

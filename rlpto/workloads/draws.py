@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import TraceError
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import TraceError
 from rlpto.workloads.load import JITTER_S
 from rlpto.workloads.trace import Trace, make_trace
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rlpto.errors import ConfigError, TraceError
-from rlpto.files import file_there, is_there
+from rlpto.io.errors import ConfigError, TraceError
+from rlpto.io.files import file_there, is_there
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 from rlpto.workloads.trace import Trace, is_trace_file, read_trace
 

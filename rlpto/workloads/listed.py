@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.errors import JobError
-from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.core.jobs import PRIORITY_CLASSES, Job
+from rlpto.core.stopping import StopRule
+from rlpto.io.errors import JobError
+from rlpto.io.settings import Settings
 from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
 from rlpto.performance.profiles import ModelFacts
-from rlpto.settings import Settings
-from rlpto.stopping import StopRule
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.errors import TraceError
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import TraceError
 from rlpto.workloads.trace import Trace, make_trace
 
 DURATION_CAP_S = 86_400.0

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.errors import ConfigError, JobError
-from rlpto.jobs import Job
+from rlpto.core.jobs import Job
+from rlpto.core.stopping import StopRule, parse_rule
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.errors import ConfigError, JobError
+from rlpto.io.settings import Settings
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS, MetricName
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.settings import Settings
-from rlpto.stopping import StopRule, parse_rule
 
 if TYPE_CHECKING:  # pandas is slow to import, and settings are needed without it
     from rlpto.workloads.trace import Trace

@@ -1,4 +1,4 @@
-"""A source of jobs that others append to while a cluster runs, see `rlpto.cluster.JobSource`."""
+"""A source of jobs that others append to while a cluster runs, see `rlpto.core.cluster.JobSource`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rlpto.errors import TraceError
-from rlpto.jobs import Job
-from rlpto.reading import parse_json
-from rlpto.settings_text import first_problem
+from rlpto.core.jobs import Job
+from rlpto.io.errors import TraceError
+from rlpto.io.reading import parse_json
+from rlpto.io.settings_text import first_problem
 from rlpto.workloads.listed import ListedJob
 
 LOOK_INTERVAL_S = 0.2

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.errors import TraceError
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import HOURS_OF_WEEK, LEVELS, Calibration, DurationCurve, GpuClass
 from rlpto.workloads.trace import Trace, make_trace
 

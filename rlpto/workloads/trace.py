@@ -13,14 +13,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.errors import TraceError
-from rlpto.files import whole_file
-from rlpto.jobs import PRIORITY_CLASSES
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.stopping import RULE_TEXT, are_rules
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.errors import TraceError
+from rlpto.io.files import whole_file
+from rlpto.io.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
 from rlpto.performance.efficiency import LARGEST_BATCH
 from rlpto.performance.metrics import METRICS
-from rlpto.reading import LARGEST_TEXT_BYTES, MIB, check_file, one_line, parse_json, parsing
-from rlpto.stopping import RULE_TEXT, are_rules
 from rlpto.workloads.calibration import LARGEST_GPUS
 
 UNKNOWN_PRIORITY = -1
@@ -58,7 +58,7 @@ class Trace:
         duration [s on `gpus` GPUs; NaN unknown], gpus (1 or more), user, group (virtual cluster or
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
         metric (what the job chooses its batch size by; '' unknown),
-        stop (when it stops early, as `rlpto.stopping.parse_rule` has it; '' unknown).
+        stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown).
     origin: local time of second 0, which decides the hour of the week; None if the file does not tell.
     source: where the jobs come from, for messages and captions.
 

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import TraceError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import TraceError
 from rlpto.workloads.trace import Trace
 
 Measure = Literal["jobs", "gpus"]

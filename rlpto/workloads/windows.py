@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from rlpto.errors import ConfigError
-from rlpto.settings import LARGEST_SEED, Settings
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED, Settings
 
 HOUR = 3600.0
 SPLITS = ("train", "validation", "test")

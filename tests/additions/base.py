@@ -28,7 +28,7 @@ import numba, numpy as np, pandas as pd, pydantic, pytest
 kind = np.dtype
 # Records of which fields are attributes, as they are in compiled code.
 np.dtype = lambda fields, align=False: kind((np.record, kind(fields, align=align)))
-import rlpto.jobs, rlpto.performance.tables, rlpto.records, rlpto.rewards, rlpto.simulator.arrays
+import rlpto.core.jobs, rlpto.performance.tables, rlpto.core.records, rlpto.core.rewards, rlpto.simulator.arrays
 np.dtype = kind
 
 
@@ -53,8 +53,8 @@ def evaluated(*words):
 
 def scheduled(job, *gpus):
     """A cluster of 4 GPUs with one job that was given so many GPUs, each for a minute."""
-    from rlpto.cluster import Allocation, Node
-    from rlpto.jobs import Job
+    from rlpto.core.cluster import Allocation, Node
+    from rlpto.core.jobs import Job
     from rlpto.performance.compile import compile_tables, load_profiles
     from rlpto.performance.tables import JobType
     from rlpto.simulator.cluster import SimulatedCluster

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import BasePolicy, NoOptions
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import BasePolicy, NoOptions
 
 
 class Halves(BasePolicy[NoOptions]):
@@ -49,7 +49,7 @@ assert figures.queueing_mean == 0
     "a reward term": Addition(
         inserted=(
             (
-                "rlpto/rewards.py",
+                "rlpto/core/rewards.py",
                 "    classes: tuple[_ClassWeight",
                 """\
     completions: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
@@ -57,7 +57,7 @@ assert figures.queueing_mean == 0
 """,
             ),
             (
-                "rlpto/rewards.py",
+                "rlpto/core/rewards.py",
                 "REWARD_PARTS: tuple[str, ...]",
                 """\
 @term("jobs", "The weighted number of jobs that finished.")
@@ -73,8 +73,8 @@ figures = evaluated("--set", "reward.completions=2")
 assert figures.jobs == 2 and figures.reward_completions == 4
 parts = [column for column in figures.index if column.startswith("reward_")]
 assert figures.reward == pytest.approx(figures[parts].sum())
-from rlpto.records import INTERVAL
-from rlpto.rewards import RewardWeights, _completions
+from rlpto.core.records import INTERVAL
+from rlpto.core.rewards import RewardWeights, _completions
 sums = np.zeros(1, INTERVAL)[0]
 sums["finished"] = 3
 assert compiled(_completions, sums, 0.0, RewardWeights(completions=2.0).record()[0]) == 6
@@ -82,8 +82,12 @@ assert compiled(_completions, sums, 0.0, RewardWeights(completions=2.0).record()
     ),
     "a reward term of a sum that is not kept yet": Addition(
         inserted=(
-            ("rlpto/records.py", '        ("rescales", "i8"),\n        ("arrived"', '        ("waiting", "f8"),\n'),
-            ("rlpto/records.py", "    to.rescales += more.rescales", "    to.waiting += more.waiting\n"),
+            (
+                "rlpto/core/records.py",
+                '        ("rescales", "i8"),\n        ("arrived"',
+                '        ("waiting", "f8"),\n',
+            ),
+            ("rlpto/core/records.py", "    to.rescales += more.rescales", "    to.waiting += more.waiting\n"),
             ("rlpto/simulator/kernels.py", "    sums.rescales = 0", "    sums.waiting = 0.0\n"),
             (
                 "rlpto/simulator/kernels.py",
@@ -96,12 +100,12 @@ assert compiled(_completions, sums, 0.0, RewardWeights(completions=2.0).record()
                 "        w.sums[b].waiting += cluster.time - job.submit_time\n",
             ),
             (
-                "rlpto/rewards.py",
+                "rlpto/core/rewards.py",
                 "    classes: tuple[_ClassWeight",
                 '    waiting: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)\n    """Cost of one hour without GPUs."""\n',
             ),
             (
-                "rlpto/rewards.py",
+                "rlpto/core/rewards.py",
                 "REWARD_PARTS: tuple[str, ...]",
                 """\
 @term("job-h", "Minus the weighted job-hours without GPUs.")
@@ -144,13 +148,13 @@ assert compiled(JOB_TABLE[-1].function, job, speed, job_facts(job, speed, 0.0)) 
     ),
     "an observation feature of a column that jobs do not have yet": Addition(
         inserted=(
-            ("rlpto/jobs.py", '        ("grow_left", "f8"),\n', '        ("stalled", "f8"),\n'),
+            ("rlpto/core/jobs.py", '        ("grow_left", "f8"),\n', '        ("stalled", "f8"),\n'),
             (
-                "rlpto/jobs.py",
+                "rlpto/core/jobs.py",
                 '        ("attained_service", "f8"),\n        ("rescale_delay"',
                 '        ("stalled", "f8"),\n',
             ),
-            ("rlpto/jobs.py", "        row.peak_gpus = job.peak_gpus", "        row.stalled = job.stalled\n"),
+            ("rlpto/core/jobs.py", "        row.peak_gpus = job.peak_gpus", "        row.stalled = job.stalled\n"),
             (
                 "rlpto/simulator/kernels.py",
                 "        before, after, unused, trains = job.progress",

@@ -74,7 +74,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ConfigDict, Field
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ ray:
 from pathlib import Path
 
 import torch
-from rlpto.config import load_config
+from rlpto.experiments.config import load_config
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.training import Trainer, weights_of
 

@@ -12,18 +12,18 @@ from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.training import Outcome, train
 from rlpto.agents.validation import Evaluator
-from rlpto.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.fleet import Workload
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup
-from rlpto.jobs import Job
-from rlpto.policies.base import Policy
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from tests.builders import random_jobs, random_tables

@@ -11,9 +11,9 @@ import pytest
 from rlpto.agents.evolution import CHECKPOINT, evolve, evolves
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.validation import reward_of_constants
-from rlpto.arrays import FloatArray
 from rlpto.envs.setup import EnvSetup
-from rlpto.errors import CheckpointError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights
 from tests.agents.helpers import make_settings, make_setup, train_small

@@ -20,7 +20,7 @@ from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import CheckpointError, ConfigError
+from rlpto.io.errors import CheckpointError, ConfigError
 from rlpto.simulator.cluster import SimulatedCluster
 from tests.agents.helpers import (
     IDENTITY,

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto import paths
 from rlpto.agents.archive import read_archive, write_archive
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.policy import Agent, AgentOptions
 from rlpto.agents.trained import AGENT, CHECKPOINT, TrainedAgent, load_agent
 from rlpto.agents.validation import validate
-from rlpto.cluster import ClusterShape, ClusterState
+from rlpto.core.cluster import ClusterShape, ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
-from rlpto.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.io import paths
+from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.policies.registry import available, is_complete, make_policy
 from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, workload
 from tests.builders import make_cluster

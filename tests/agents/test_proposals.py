@@ -10,15 +10,15 @@ import pytest
 
 from rlpto.agents.proposals import Proposals, expert_iteration
 from rlpto.agents.proposer import Proposer, load_proposer, save_proposer
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
+from rlpto.core.cluster import Node
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.envs.plan_env import PlanEnv
-from rlpto.errors import CheckpointError, PolicyError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError, PolicyError
 from rlpto.planning.branching import Branch, cost_matrix, drawn_candidates
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.portfolio import always_tried
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

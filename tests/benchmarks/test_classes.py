@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 
 from ..builders import job, linear_tables, make_cluster
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlpto.config import Config, resolved_yaml
+from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.workloads.importers.registry import FORMATS
 
 # At the end: there is a ray.py in it.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.config import Config
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import prepare
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
 from rlpto.policies.registry import available, is_complete
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

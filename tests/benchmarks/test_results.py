@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.config import load_config
-from rlpto.errors import ConfigError
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 
 ROOT = Path(__file__).parents[2]

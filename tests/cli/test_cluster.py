@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlpto.cli.main import make_app
-from rlpto.errors import ClusterError, ConfigError, JobError, RlptoError
+from rlpto.io.errors import ClusterError, ConfigError, JobError, RlptoError
 
 SMOKE = Path(__file__).resolve().parents[2] / "configs" / "ray_smoke.yaml"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlpto.config import load_config, resolved_yaml
+from rlpto.experiments.config import load_config, resolved_yaml
 
 pytestmark = pytest.mark.usefixtures("project")
 
@@ -198,8 +198,8 @@ def test_an_unreadable_cell_is_refused(rlpto, project: Path) -> None:
 
 PLUGINS = """
     import numpy as np
-    from rlpto.cluster import Allocation
-    from rlpto.policies.base import NoOptions
+    from rlpto.core.cluster import Allocation
+    from rlpto.core.policy import NoOptions
 
 
     class Wrong:
@@ -243,7 +243,7 @@ def test_a_plug_in_that_returns_nonsense_is_named(rlpto, project: Path, monkeypa
 
 
 def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_finished(rlpto, project: Path, monkeypatch) -> None:
-    from rlpto.experiment import Experiment
+    from rlpto.experiments.experiment import Experiment
 
     whole = Experiment.run_cell
     calls = 0

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlpto.cli.main import make_app
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMOKE = str(REPOSITORY / "configs" / "ray_smoke.yaml")

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlpto.cli.forecast import app
-from rlpto.errors import RlptoError
 from rlpto.forecasting import load
+from rlpto.io.errors import RlptoError
 from rlpto.workloads.trace import make_trace, write_trace
 
 Verb = Callable[..., Result]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlpto.interrupts import interrupts_kept
+from rlpto.io.interrupts import interrupts_kept
 
 WAIT_S = 30.0
 

@@ -191,7 +191,7 @@ def test_a_foreign_checkpoint_is_refused(rlpto, project: Path) -> None:
 
 
 def test_ctrl_c_while_tuning_says_how_to_go_on(rlpto, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlpto.runs.tuning import Arena
+    from rlpto.experiments.tune import Arena
 
     whole = Arena.cost
     calls = 0

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlpto.cli.profile import summary, told
-from rlpto.config import load_config
-from rlpto.errors import ConfigError, ProfileError
+from rlpto.experiments.config import load_config
+from rlpto.experiments.evaluate import run_cells
+from rlpto.experiments.profile import chosen_programs, measured_before
+from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.profiles import profiles_yaml
 from rlpto.ray_cluster.measuring.measured_profile import fit_program
 from rlpto.ray_cluster.measuring.profiling import Change, ProgramMeasurements
 from rlpto.ray_cluster.messages import Measured
-from rlpto.runs.evaluation import run_cells
-from rlpto.runs.profiling import chosen_programs, measured_before
 
 EXPERIMENT = """
 workload:
@@ -111,7 +111,7 @@ def test_both_compares_what_the_two_evaluations_say(
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
         return config, run_cells(slower, folder, fresh=how.fresh, jobs=1, progress=how.progress)
 
-    monkeypatch.setattr("rlpto.runs.both.run_real_cells", without_ray)
+    monkeypatch.setattr("rlpto.experiments.fidelity.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"
     write_profiles(experiment, out, "one", "two")
     where = ("--cluster", "both", "--profiles", out, "--run-dir", run, "--policies", "fifo,las", "--no-report")

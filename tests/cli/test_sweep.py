@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.runs.sweep import read_space
+from rlpto.experiments.sweep import read_space
 
 
 def test_a_space_has_choices_and_ranges(tmp_path: Path) -> None:

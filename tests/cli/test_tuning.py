@@ -5,10 +5,10 @@ from typing import get_args
 
 import pytest
 
-from rlpto.config import load_config
-from rlpto.experiment import Experiment
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.tune import Arena, Cost, Goal, Place, change, costs_in, places_of, simulated_cost
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.runs.tuning import Arena, Cost, Goal, Place, change, costs_in, places_of, simulated_cost
 
 OTHER = IndexWeights(remaining=-0.7, age=0.4, held=0.3)
 

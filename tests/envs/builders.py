@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.fleet import Workload
 from rlpto.envs.settings import EnvSettings, EpisodeSettings
 from rlpto.envs.setup import EnvSetup
-from rlpto.jobs import EstimateNoise, Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs, random_tables

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import Allocation, ClusterState
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import run
+from rlpto.core.queues import ConvergingSettings, QueueSettings
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.vector import ClusterVectorEnv
+from rlpto.io.arrays import IntArray
 from rlpto.policies.index import Index
-from rlpto.queues import ConvergingSettings, QueueSettings
-from rlpto.rewards import REWARD_PARTS
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlpto.cluster import Forecast
+from rlpto.core.cluster import Forecast
+from rlpto.core.queues import Queue, QueueSettings
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT, Observation, observe
 from rlpto.envs.settings import EnvSettings
-from rlpto.queues import Queue, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import give, job, linear_tables, make_cluster

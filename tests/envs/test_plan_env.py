@@ -10,20 +10,20 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
-from rlpto.config import KnowledgeSettings
-from rlpto.environments import SMALL
+from rlpto.core.cluster import Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.plan_env import PERCENT, PlanEnv, look, proposed
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import ConfigError
+from rlpto.experiments.config import KnowledgeSettings
+from rlpto.experiments.environments import SMALL
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
 from rlpto.planning.branching import Branch, Keeper, cost_matrix, drawn_candidates
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.portfolio import always_tried
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

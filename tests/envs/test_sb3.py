@@ -10,11 +10,11 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
-from rlpto.errors import CheckpointError
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.errors import CheckpointError
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 from .builders import make_setup

@@ -9,13 +9,13 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.settings import EpisodeSettings
 from rlpto.envs.vector import ClusterVectorEnv
-from rlpto.errors import ConfigError
-from rlpto.queues import QueueSettings
-from rlpto.rewards import REWARD_PARTS
+from rlpto.io.errors import ConfigError
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs

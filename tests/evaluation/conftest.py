@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results
-from rlpto.rewards import RewardWeights
 
 from .helpers import toy_record
 

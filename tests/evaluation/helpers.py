@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlpto.core.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
 from rlpto.evaluation.runner import Cell
-from rlpto.records import AllocationChanges, DecisionRecords, JobRecords, RunRecord
 
 TINY_GPUS = 4
 

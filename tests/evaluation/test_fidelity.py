@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlpto.errors import ConfigError
 from rlpto.evaluation.fidelity import Fidelity, Pair, compare, fidelity_table, verdicts, write_fidelity
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.evaluation.storage import save_record
+from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlpto.cluster import Forecast
+from rlpto.core.cluster import Forecast
 from rlpto.evaluation.forecast_plots import errors_by_step, forecast_history, forecast_plots
 from rlpto.evaluation.runner import FinishedCell
 from rlpto.evaluation.tables import frame, results, warnings

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, METRICS, contention, finish_time_fairness, lower_bound, measure
 from rlpto.evaluation.runner import Cell
-from rlpto.rewards import RewardWeights
 
 from .helpers import empty_record, tiny_record, toy_record
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, completion_times
 from rlpto.evaluation.plots import (
     COLOURS,
@@ -25,7 +26,6 @@ from rlpto.evaluation.plots import (
 from rlpto.evaluation.report import records_by_policy
 from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.evaluation.tables import Results
-from rlpto.records import RunRecord
 
 from .helpers import empty_record, tiny_record, toy_record
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
-from rlpto.interrupts import Interrupted
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
+from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.io.interrupts import Interrupted
 
 from .helpers import toy_record
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
 
-from rlpto.errors import ConfigError
 from rlpto.evaluation.statistics import bootstrap_interval, compare, interquartile_mean, mean
+from rlpto.io.errors import ConfigError
 
 
 def frame(**policies: list[float]) -> pd.DataFrame:

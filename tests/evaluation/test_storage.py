@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import CheckpointError
+from rlpto.core.records import PolicySwitches, RunRecord
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.storage import is_record, load_record, save_record
-from rlpto.files import whole_file
-from rlpto.records import PolicySwitches, RunRecord
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import whole_file
 
 from .helpers import empty_record, tiny_record, toy_record
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from rlpto.errors import ConfigError
+from rlpto.core.records import RunRecord
 from rlpto.evaluation.metrics import LOWER_BOUND, METRIC, METRICS
 from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, frame, print_results, results, warnings, write_csv, write_json
-from rlpto.records import RunRecord
+from rlpto.io.errors import ConfigError
 
 from .conftest import POLICIES
 from .helpers import toy_record

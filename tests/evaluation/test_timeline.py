@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlpto.core.records import AllocationChanges
 from rlpto.evaluation.runner import Cell
 from rlpto.evaluation.timeline import gpus_by_accuracy, held_gpus, step_integral, step_value, utilisation
-from rlpto.records import AllocationChanges
 
 from .helpers import TINY_GPUS, tiny_record, toy_record
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.errors import CheckpointError, ConfigError
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
+from rlpto.io.errors import CheckpointError, ConfigError
 
 PARAMETERS = [Parameter("a", 1.0, -3.0, 5.0), Parameter("b", 0.5, 0.0, 1.0)]
 SETTINGS = TuningSettings(generations=12, population=6, seed=4)

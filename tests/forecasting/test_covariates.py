@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.backtest import backtest
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
@@ -14,6 +13,7 @@ from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
+from rlpto.io.arrays import FloatArray
 
 POINTS, FITTED = 500, 420
 

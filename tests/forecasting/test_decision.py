@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.decision import SHIFTS, Criteria, DecisionState, decide, new_decision
+from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
 CRITERIA = Criteria()

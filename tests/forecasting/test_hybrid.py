@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.hybrid import LABELS, NAMES, HybridForecaster
 from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
+from rlpto.io.arrays import FloatArray
 from tests.forecasting.test_networks import days
 
 FITTED = 480

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.arima import FourierArima, LogArima, RawArima
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.naive import ExponentialSmoothing, MovingAverage, Naive, SeasonalNaive
 from rlpto.forecasting.registry import METHODS, load, make_method
 from rlpto.forecasting.series import TimeSeries
+from rlpto.io.arrays import FloatArray
 
 HOURS = 24 * 21
 SIMPLE = ("naive", "mean_24h", "smoothing", "season_24h", "season_168h")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
@@ -15,6 +14,7 @@ from rlpto.forecasting.naive import Naive
 from rlpto.forecasting.registry import load
 from rlpto.forecasting.series import TimeSeries
 from rlpto.forecasting.trees import TreesForecaster
+from rlpto.io.arrays import FloatArray
 
 QUICK = {"hidden": 8, "updates": 30, "horizon": 6}
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray, IntArray
 from rlpto.forecasting.paths import LEAST_ORIGINS, PathMemory, sample_paths
+from rlpto.io.arrays import FloatArray, IntArray
 
 MEAN = np.array([[4.0, 1.0, 0.2], [6.0, 2.0, 0.2], [8.0, 0.0, 0.2], [5.0, 1.0, 0.2]])
 """[H, K] of a forecast."""

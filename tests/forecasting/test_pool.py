@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
 from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, mean_of, spread_of
 from rlpto.forecasting.network import QUANTILES
 from rlpto.forecasting.pool import FEATURES, Combined, PoolState, Rules, advance, new_state
+from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
 RULES = Rules()

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.arrays import AnyArray
-from rlpto.errors import RlptoError
 from rlpto.forecasting.base import Forecaster
 from rlpto.forecasting.errors import ForecastError
 from rlpto.forecasting.gru import GruForecaster
@@ -18,6 +16,8 @@ from rlpto.forecasting.hybrid import HybridForecaster
 from rlpto.forecasting.registry import load, make_method
 from rlpto.forecasting.storage import State, write_state
 from rlpto.forecasting.trees import TreesForecaster
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import RlptoError
 from tests.forecasting.test_networks import days
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.accuracy_ahead import STEEPEST, accuracy_ahead
 
 NO_WORK = np.zeros((0, 0))

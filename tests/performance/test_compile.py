@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import chosen_batch_sizes, compile_tables, load_profiles
 from rlpto.performance.efficiency import choose_batch
 from rlpto.performance.fitted import FittedProfiles

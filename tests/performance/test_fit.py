@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.fit import fit_folder
 from rlpto.performance.profiles import builtin_profiles, load_folder, load_profile
 

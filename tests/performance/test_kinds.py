@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.profiles import builtin_profiles, load_file, profile_yaml

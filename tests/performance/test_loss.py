@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.loss import FEWEST_EPOCHS, LossCurve, fit_loss
 
 EPOCHS = np.arange(1, 21)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.interpolate import LinearNDInterpolator, interp1d
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.interpolation import MeasuredModel
 from rlpto.performance.measured import MeasuredProfiles, packed_placement

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
-from rlpto.errors import JobError
-from rlpto.jobs import Job
+from rlpto.core.cluster import Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import JobError
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch
 from rlpto.performance.measured import MeasuredProfiles
@@ -20,9 +23,6 @@ from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, ST
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.performance.throughput import ThroughputParams
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.parameter_server import (
     AsyncSurface,
     Form,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.errors import ConfigError, ProfileError
+from rlpto.io.errors import ConfigError, ProfileError
 from rlpto.performance.compile import load_profiles
 from rlpto.performance.metrics import METRIC_NAMES, STOCK_BAND, UtilityBand
 from rlpto.performance.preview import chosen_gpus, parse_gpus, predict_training

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.profiles import (
     Profile,
     builtin_profiles,

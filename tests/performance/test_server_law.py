@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlpto.errors import ProfileError
+from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.profiles import Profile, load_profile, profile_yaml
 from rlpto.performance.server_law import ServerParams

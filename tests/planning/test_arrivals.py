@@ -9,23 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import ClusterState, Future, Node
-from rlpto.config import Config
-from rlpto.environments import SMALL
-from rlpto.errors import PolicyError
-from rlpto.experiment import Experiment
-from rlpto.jobs import EstimateNoise
-from rlpto.planning.loop import Loop
+from rlpto.arrivals.futures import OracleFutures
+from rlpto.core.cluster import ClusterState, Future, Node
+from rlpto.core.jobs import EstimateNoise
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.config import Config
+from rlpto.experiments.environments import SMALL
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError
+from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.rollout import Start
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings
-from rlpto.task_volume.futures import OracleFutures
 
 from ..builders import random_jobs, random_tables
 

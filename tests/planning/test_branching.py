@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Node
+from rlpto.core.cluster import Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.branching import Branch, Keeper, cost_matrix, drawn_candidates, relative_costs
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.portfolio import always_tried, choose_greedily, refine
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

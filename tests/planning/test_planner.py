@@ -12,14 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Cluster, Node
-from rlpto.errors import ConfigError
-from rlpto.jobs import EstimateNoise, Job
-from rlpto.paths import example_config, example_names
+from rlpto.core.cluster import Cluster, Node
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.paths import example_config, example_names
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
-from rlpto.planning.loop import Loop
+from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.planning.prediction import predict
 from rlpto.planning.rollout import Start
@@ -30,10 +34,6 @@ from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.policies.steering_file import save_portfolio, save_steering_weights
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings

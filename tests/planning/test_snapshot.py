@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.job_table import JobTable
-from rlpto.jobs import EstimateNoise
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import EstimateNoise
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import take_snapshot
-from rlpto.policies.base import Policy, StandingPolicy
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.cluster import ClusterShape, ClusterState, Node
-from rlpto.job_store import JobStore
-from rlpto.job_table import JobTable
-from rlpto.jobs import Job
+from rlpto.core.cluster import ClusterShape, ClusterState, Node
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import Job
 from rlpto.performance.tables import JobType, SpeedTables
 
 EPOCHS = 4

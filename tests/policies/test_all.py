@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.policies.base import StandingPolicy
+from rlpto.core.policy import StandingPolicy
 from rlpto.policies.registry import BUILT_IN, make_policy
 
 from .builders import J, make_state, power, states

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.errors import ConfigError
-from rlpto.jobs import EstimateNoise
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.jobs import EstimateNoise
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Seen
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings

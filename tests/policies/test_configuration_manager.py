@@ -9,18 +9,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rlpto.background import BackgroundLoad, place_background
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.external_load import BackgroundLoad, place_background
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
-from rlpto.queues import Queue, QueueSettings
-from rlpto.records import RunRecord
-from rlpto.remaining import RemainingKnowledge
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.settings import SimulatorSettings

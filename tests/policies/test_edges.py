@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
-from rlpto.policies.base import Policy
+from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
+from rlpto.core.policy import Policy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.io.arrays import IntArray
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
 
 from .builders import J, make_state, power
 from .test_all import SPECS

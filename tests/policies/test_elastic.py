@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from rlpto.core.rewards import RewardWeights
 from rlpto.policies.hesrpt import fit_exponent, optimal_shares
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import expected_reward
-from rlpto.rewards import RewardWeights
 
 from .builders import J, make_state, power, states
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import CheckpointError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import CheckpointError
 from rlpto.policies.greedy import hull_steps
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import ClusterShape, Node
-from rlpto.jobs import Job
-from rlpto.kinds import NO_KIND
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.gpu_kinds import NO_KIND
+from rlpto.core.jobs import Job
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import elapsed_from_rates
 from rlpto.policies.gavel import fair_shares, give_by_priority
 from rlpto.policies.registry import make_policy
 from rlpto.policies.sia import Choices, configurations, costs, restart_factor, solve
-from rlpto.queues import Queue, QueueSettings
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

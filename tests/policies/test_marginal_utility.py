@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.parameter_server import AsyncSurface, SyncSurface, speed_grid
 from rlpto.policies.marginal_utility import Limits, allocate
 

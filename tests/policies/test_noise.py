@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.config import Config
+from rlpto.core.policy import chooses_servers
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import Experiment, prepare
-from rlpto.policies.base import chooses_servers
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment, prepare
 from rlpto.policies.registry import available, is_complete, make_policy
 
 POLICIES = [name for name, policy in available().items() if is_complete(policy)]

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
+from rlpto.core.cluster import ClusterShape, ClusterState, Node, Placement, nowhere
+from rlpto.io.arrays import IntArray
 from rlpto.policies.one_node import where_kept
 from rlpto.policies.registry import make_policy
 

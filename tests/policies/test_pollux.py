@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.cluster import ClusterState, Node
-from rlpto.errors import ConfigError
+from rlpto.core.cluster import ClusterState, Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError
 from rlpto.performance.metrics import UtilityBand
 from rlpto.policies.pollux import most_gpus, restart_factor, speedups
 from rlpto.policies.pollux_nodes import desired_nodes, utility
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.policies.pollux_objective import power_mean
 from rlpto.policies.pollux_search import least_cost
 

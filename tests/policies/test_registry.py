@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import ConfigError
-from rlpto.policies.base import NoOptions
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import NoOptions
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import BUILT_IN, available, make_policy, options_of
-from rlpto.rewards import RewardWeights
 
 from .builders import J, make_state
 
@@ -102,7 +102,7 @@ def test_wrong_specs_are_answered_with_one_clear_line(spec: str | dict[str, obje
 
 
 def test_index_names_a_weights_file_that_is_not_there(tmp_path: Path) -> None:
-    from rlpto.errors import CheckpointError
+    from rlpto.io.errors import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"gone.yaml"):
         make_policy(f"index:weights={tmp_path / 'gone.yaml'}")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlpto.cluster import ClusterState
+from rlpto.core.cluster import ClusterState
 from rlpto.policies.registry import make_policy
 
 from .builders import J, make_state, power

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import IntArray
 from rlpto.policies.one_node import place_waiting
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 
 from ..builders import job, linear_tables, make_cluster, on_nodes
 from .builders import J, make_state

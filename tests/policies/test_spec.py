@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 from rlpto.policies.spec import parse_spec, policy_label, split_specs
 
 

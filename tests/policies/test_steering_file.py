@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlpto.errors import CheckpointError
+from rlpto.io.errors import CheckpointError
 from rlpto.policies.index_weights import IndexWeights, save_index_weights
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights
 from rlpto.policies.steering_file import (

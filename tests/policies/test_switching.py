@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import ClusterState
-from rlpto.errors import ConfigError
+from rlpto.core.cluster import ClusterState
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import parse_spec
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.nodes.background import noted_cluster, running_cluster, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.processes import of_folder

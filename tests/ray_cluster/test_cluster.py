@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.cluster import Allocation, ClusterState, Progress
-from rlpto.errors import ClusterError, JobError
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterState, Progress
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.clock import Rules
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

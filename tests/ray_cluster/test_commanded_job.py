@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJobs
 from rlpto.ray_cluster.messages import JobReport
 

@@ -21,7 +21,7 @@ from ray.util import list_named_actors
 from rlpto.agents.archive import read_archive
 from rlpto.agents.settings import BEST, LAST
 from rlpto.agents.trained import CHECKPOINT
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.config import Config
-from rlpto.errors import JobError
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import prepare
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import real_cluster, session_of
+from rlpto.io.errors import JobError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import real_cluster, session_of
-from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS, NODES
 
 CELL = Cell("configuration_manager", "jobs", 0)

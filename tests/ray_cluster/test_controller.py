@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.controllers import control_node, find_controllers
 from rlpto.ray_cluster.job.checkpoints import read_newest
 from rlpto.ray_cluster.job.controller import start_controller

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.config import Config
-from rlpto.experiment import prepare
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.queues import QueueSettings
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import real_cluster, session_of
 from rlpto.policies.registry import BUILT_IN, is_complete
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.runs.real import real_cluster, session_of
-from rlpto.scheduler import DecisionLoop
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.test_real import CELL
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.images import Cifar10, GeneratedImages, Mnist
 from rlpto.ray_cluster.programs.language import LanguageModel, markov_chain
 from rlpto.ray_cluster.worker.training import Trainer

@@ -237,7 +237,10 @@ def test_nothing_is_forked_where_torch_would_use_gpus(
         # Ray's library keeps the driver's id that it finds when it is loaded.
         (MODULES, "ray"),
         # Seconds, for those who only schedule.
-        (("rlpto.runs.real", "rlpto.ray_cluster.scheduler.cluster", "rlpto.ray_cluster.job.controller"), "torch"),
+        (
+            ("rlpto.experiments.on_ray", "rlpto.ray_cluster.scheduler.cluster", "rlpto.ray_cluster.job.controller"),
+            "torch",
+        ),
     ],
     ids=["fork server", "scheduler"],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from rlpto.arrays import FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, NoiseMeter, SquaredNorms, estimate
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, learning_rate_factor, mean_inverse, scaled
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.nodes.background import StartedCluster, restart_head, running_cluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, head_family, of_folder, signal_to
 from tests.ray_cluster.running import KILL

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.controllers import kind_of
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.placement import shape_with
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from tests.builders import job, linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import make_cluster

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlpto.experiment import prepare
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import real_cluster, session_of
+from rlpto.experiments.session_policy import SessionPolicy
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import real_cluster, session_of
-from rlpto.runs.session_policy import SessionPolicy
-from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 from tests.ray_cluster.test_real import CELL, STEPS, config
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from tests.ray_cluster.conftest import GPUS, NODES

@@ -13,13 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.config import KnowledgeSettings
-from rlpto.experiment import prepare
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.config import KnowledgeSettings
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import real_cluster
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.backend import RayBackend
@@ -27,9 +30,6 @@ from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.online_estimates import ENOUGH_STEPS, OnlineEstimates
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.settings import ProgramSettings
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import real_cluster
-from rlpto.scheduler import run
 from tests.builders import job as make_job
 from tests.builders import linear_tables, with_kinds
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime

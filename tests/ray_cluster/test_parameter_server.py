@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
 from torch.optim import SGD, Adam
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.parameter_server import MAX_STEPS_AHEAD, ParameterServer, ParameterServerGroup, Pull, Push
 from tests.ray_cluster.programs import Plain

@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.config import load_config
-from rlpto.experiment import prepare
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import compile_ahead
+from rlpto.experiments.session_policy import SessionPolicy
 from rlpto.planning.live import LivePredictor
 from rlpto.planning.prediction import Prediction
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.fifo import Fifo
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.policies.switching import switching
-from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictions, write_predictions
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import compile_ahead
-from rlpto.runs.session_policy import SessionPolicy
-from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster
@@ -149,10 +149,10 @@ COMPILED_AHEAD = """
 import sys
 from pathlib import Path
 
-from rlpto.cluster import ClusterShape
-from rlpto.config import load_config
-from rlpto.experiment import prepare
-from rlpto.runs.real import compile_ahead
+from rlpto.core.cluster import ClusterShape
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import compile_ahead
 from tests.ray_cluster.test_predictions import run_with_predictions
 
 def compiled():

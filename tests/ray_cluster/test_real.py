@@ -16,18 +16,21 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.config import Config
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.settings import EnvSettings
-from rlpto.errors import ClusterError, ConfigError, JobError
 from rlpto.evaluation.runner import Cell
-from rlpto.experiment import prepare
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import prepare
+from rlpto.experiments.on_ray import RealCells, check_programs, real_cluster, session_folder, session_of
+from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.planning.prediction import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.queues import Queue, QueueSettings
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor
@@ -37,9 +40,6 @@ from rlpto.ray_cluster.scheduler.connection import Connection, check_training
 from rlpto.ray_cluster.scheduler.job_progress import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
-from rlpto.rewards import RewardWeights
-from rlpto.runs.real import RealCells, check_programs, real_cluster, session_folder, session_of
-from rlpto.scheduler import run
 from tests.ray_cluster.conftest import GPUS
 
 CELL = Cell("equal_share", "jobs", 0)
@@ -137,7 +137,7 @@ def test_a_scheduler_that_is_killed_comes_back_and_no_step_is_lost(
     (tmp_path / "config.json").write_text(settings.model_dump_json())
     program = (
         "import sys; from pathlib import Path\n"
-        "from rlpto.runs.real import RealCells; from rlpto.config import Config\n"
+        "from rlpto.experiments.on_ray import RealCells; from rlpto.experiments.config import Config\n"
         "from rlpto.evaluation.runner import Cell; from rlpto.ray_cluster.scheduler.connection import Connection\n"
         "folder = Path(sys.argv[1]); config = Config.model_validate_json((folder / 'config.json').read_text())\n"
         "with Connection(sys.argv[2]): RealCells(config, folder)(Cell('equal_share', 'jobs', 0))\n"
@@ -322,7 +322,7 @@ class TestErrors:
     def test_a_cluster_of_another_version(self, ray_cluster: LocalCluster) -> None:
         program = (
             "import sys, ray; ray.__version__ = '0.0.1'\n"
-            "from rlpto.errors import ClusterError; from rlpto.ray_cluster.scheduler.connection import Connection\n"
+            "from rlpto.io.errors import ClusterError; from rlpto.ray_cluster.scheduler.connection import Connection\n"
             "try: Connection(sys.argv[1])\n"
             "except ClusterError as error: print(error)\n"
         )

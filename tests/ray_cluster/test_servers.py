@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.background import BackgroundLoad
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import ClusterError
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.external_load import BackgroundLoad
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ClusterError
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from tests.builders import Scripted, linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import RULES, elastic, make_cluster, play, specs

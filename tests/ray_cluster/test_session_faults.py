@@ -16,7 +16,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
 from rlpto.ray_cluster.scheduler import durable_connection
 from rlpto.ray_cluster.scheduler.gpu_claims import Command

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.errors import ConfigError
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.experiments.session_policy import SessionPolicy
+from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.runs.session_policy import SessionPolicy
-from rlpto.scheduler import run
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 

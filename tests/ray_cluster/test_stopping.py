@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.cluster import Allocation
+from rlpto.core.cluster import Allocation
+from rlpto.core.loop import job_records
+from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.job.checkpoints import read_newest
 from rlpto.ray_cluster.job.reporting import MAX_CHUNKS_IN_FLIGHT
@@ -17,8 +19,6 @@ from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.worker.training import Trainer
-from rlpto.scheduler import job_records
-from rlpto.stopping import StopRule, has_flattened
 from tests.builders import job as make_job
 from tests.builders import linear_tables
 from tests.ray_cluster.fakes import FakeBackend, FakeTime

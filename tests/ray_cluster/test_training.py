@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlpto.errors import CheckpointError, JobError
+from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
 from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed

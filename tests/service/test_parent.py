@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import ClusterError, ConfigError
+from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.service.parent import FIRST_BACKOFF_S, Child, serve
 from rlpto.service.preparing import prepare
 from rlpto.service.settings import ServiceSettings

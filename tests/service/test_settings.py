@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 from rlpto.ray_cluster.settings import ProgramSettings
 from rlpto.service.settings import OptionSettings, ServiceSettings, load_service
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlpto.cluster import Node
-from rlpto.queues import QueueSettings
+from rlpto.core.cluster import Node
+from rlpto.core.queues import QueueSettings
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import Case, random_jobs, random_tables

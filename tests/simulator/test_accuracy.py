@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.arrays import FloatArray
+from rlpto.core.loop import run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import FloatArray
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.settings import FailureSettings
 
 from ..builders import give, job, linear_tables, make_cluster, make_tables, random_jobs, random_tables

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import ConfigError, PolicyError
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import Case, Scripted, advance_to, cases, give, job, linear_tables, make_cluster, with_batch_sizes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rlpto.cluster import Node
-from rlpto.errors import ConfigError, JobError
+from rlpto.core.cluster import Node
+from rlpto.io.errors import ConfigError, JobError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from rlpto.arrays import AnyArray, FloatArray, IntArray
-from rlpto.cluster import Allocation, ClusterState, Progress
-from rlpto.policies.base import StandingPolicy
+from rlpto.core.cluster import Allocation, ClusterState, Progress
+from rlpto.core.loop import run
+from rlpto.core.policy import StandingPolicy
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.policies.registry import make_policy
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 
 from ..builders import Case, Scripted, cases

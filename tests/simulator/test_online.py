@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop, run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.knowledge.remaining import RemainingKnowledge
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.records import RunRecord
-from rlpto.remaining import RemainingKnowledge
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import DecisionLoop, run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FIRST_SLOTS, FactsCache

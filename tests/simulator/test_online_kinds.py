@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.cluster import Allocation, ClusterShape, Node
-from rlpto.jobs import Job
+from rlpto.core.cluster import Allocation, ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measured import MeasuredProfiles
 from rlpto.performance.profiles import builtin_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlpto.cluster import Allocation, ClusterState, Node
-from rlpto.errors import PolicyError
-from rlpto.policies.base import BasePolicy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.records import RunRecord
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
+from rlpto.core.cluster import Allocation, ClusterState, Node
+from rlpto.core.loop import run
+from rlpto.core.policy import BasePolicy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import PolicyError
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

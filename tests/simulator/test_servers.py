@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.background import BackgroundLoad, HeldByOthers, background_at, place_background
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, Node
-from rlpto.errors import ConfigError, JobError, PolicyError
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.external_load import BackgroundLoad, HeldByOthers, background_at, place_background
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import ConfigError, JobError, PolicyError
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import DecideNow, Order, Reclass, Withdraw
-from rlpto.jobs import Job
+from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
+from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.queues import QueueSettings
 from rlpto.policies.registry import make_policy
-from rlpto.queues import QueueSettings
-from rlpto.scheduler import DecisionLoop
 from rlpto.simulator.serving import ServingCluster
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.cluster import ClusterShape, Node
-from rlpto.errors import JobError
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import JobError
 from rlpto.planning.prediction import predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
-from rlpto.queues import Queue, QueueSettings
-from rlpto.rewards import RewardWeights
-from rlpto.scheduler import run
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.simulator.sharing import SharedGpus, with_places
 

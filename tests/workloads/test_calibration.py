@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from rlpto.errors import ConfigError
-from rlpto.settings_text import described_yaml
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings_text import described_yaml
 from rlpto.workloads.calibration import (
     LEVELS,
     Calibration,

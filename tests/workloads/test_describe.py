@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.describe import figures, hour_of_week_profile, plot_arrivals, readable_time, tables
 from rlpto.workloads.trace import Trace, make_trace
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.load import JITTER_S
 from rlpto.workloads.trace import Trace, make_trace

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.files import files_by_split
 
 

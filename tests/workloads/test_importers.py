@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.importers.base import NEVER_RAN
 from rlpto.workloads.importers.registry import FORMATS, detect_format, import_trace
 

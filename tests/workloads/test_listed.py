@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from rlpto.errors import JobError
+from rlpto.core.stopping import StopRule
+from rlpto.io.errors import JobError
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.profiles import ModelFacts
-from rlpto.stopping import StopRule
 from rlpto.workloads.listed import ListedJob, listed_jobs, listed_trace
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.load import choose_rows, offered_load, scale_load
 from rlpto.workloads.trace import Trace, make_trace
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlpto.errors import ConfigError, JobError
-from rlpto.job_store import JobStore
+from rlpto.core.job_store import JobStore
+from rlpto.core.stopping import StopRule
+from rlpto.io.errors import ConfigError, JobError
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
-from rlpto.stopping import StopRule
 from rlpto.workloads.mapping import MappingSettings, job_types, map_jobs
 from rlpto.workloads.trace import Trace, make_trace
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.errors import TraceError
-from rlpto.jobs import Job
+from rlpto.core.jobs import Job
+from rlpto.io.errors import TraceError
 from rlpto.workloads.listed import ListedJob
 from rlpto.workloads.sources import FollowedFile
 

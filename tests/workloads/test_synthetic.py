@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.calibration import LEVELS, Calibration, DurationCurve, GpuClass, load_calibration
 from rlpto.workloads.describe import hour_of_week_profile
 from rlpto.workloads.importers.registry import import_trace

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.trace import COLUMNS, Trace, is_trace_file, make_trace, read_trace, write_trace
 
 ORIGIN = pd.Timestamp("2017-10-03 08:30:00")

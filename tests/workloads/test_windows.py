@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 from rlpto.workloads.windows import SPLITS, WindowSettings, select, split_windows
 
 DAY = 86_400.0

@@ -6,8 +6,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from rlpto.errors import CheckpointError
-from rlpto.files import whole_file
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import whole_file
 from rlpto.ray_cluster.messages import Checkpoint
 
 KEPT_CHECKPOINTS = 2

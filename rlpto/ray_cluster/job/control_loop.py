@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from rlpto.errors import CheckpointError
+from rlpto.io.errors import CheckpointError
 from rlpto.ray_cluster.controllers import kind_at
 from rlpto.ray_cluster.job.growth import Growth
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.messages import NAMESPACE, JobReport, JobSpec, Plan, controller_name
 
 END_DELAY_S = 0.3

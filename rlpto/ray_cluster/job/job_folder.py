@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import CheckpointError
-from rlpto.files import write_text
+from rlpto.io.errors import CheckpointError
+from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import Measured
 from rlpto.ray_cluster.worker.training import Chunk
-from rlpto.stopping import StopRule, has_flattened
 
 MAX_CURVE_POINTS = 200
 """Points of the accuracy curve; when it is full, every other one is dropped."""

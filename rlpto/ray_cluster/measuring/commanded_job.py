@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controller
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.errors import ProfileError
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ProfileError
 from rlpto.performance.accuracy import Metric, fit_accuracy
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve, fit_noise

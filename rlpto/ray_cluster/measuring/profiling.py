@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob, CommandedJobs, Placement
 from rlpto.ray_cluster.messages import JobSpec, Measured
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import ClusterError
-from rlpto.files import write_text
+from rlpto.io.errors import ClusterError
+from rlpto.io.files import write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
 from rlpto.ray_cluster.nodes.processes import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 
 VARIABLES: Mapping[str, str] = {
     # Nothing is sent anywhere.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import driver, ray_environment

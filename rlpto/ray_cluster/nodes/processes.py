@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from rlpto.cores import cores
+from rlpto.io.cores import cores
 
 TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""

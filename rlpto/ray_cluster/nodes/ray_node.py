@@ -13,7 +13,7 @@ from typing import Any
 from ray._private import node, services
 from ray._private.parameter import RayParams
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.nodes import fork_server
 from rlpto.ray_cluster.nodes.environment import LOOPBACK
 from rlpto.ray_cluster.nodes.processes import agent_ports, load_factor

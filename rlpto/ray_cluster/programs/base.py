@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 
 Batch = tuple[Tensor, ...]
 

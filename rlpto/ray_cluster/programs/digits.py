@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Classifier
 
 HELD_OUT = 360

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Classifier
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from rlpto.errors import JobError
+from rlpto.io.errors import JobError
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram
 
 HELD_OUT = 128

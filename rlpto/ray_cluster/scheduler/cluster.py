@@ -8,14 +8,17 @@ from functools import partial
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.background import BackgroundLoad
-from rlpto.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
-from rlpto.errors import ClusterError, JobError, RlptoError
-from rlpto.job_store import JobStore
-from rlpto.job_table import JobTable
-from rlpto.jobs import EstimateNoise, Job
-from rlpto.kinds import NO_KIND, kinds_of
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, JobSource, Node, Placement, Progress
+from rlpto.core.external_load import BackgroundLoad
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.records import AllocationChanges
+from rlpto.core.server_slots import check_servers_fit
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ClusterError, JobError, RlptoError
+from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
@@ -32,9 +35,6 @@ from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
-from rlpto.records import AllocationChanges
-from rlpto.remaining import RemainingKnowledge, told_remaining
-from rlpto.server_slots import check_servers_fit
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
@@ -50,7 +50,7 @@ class RayCluster:
     `tables`, learned from what jobs report; None: the tables.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
     jobs need, given the number of the first of them.
-    remaining: what policies are told of remaining work, see `rlpto.remaining`.
+    remaining: what policies are told of remaining work, see `rlpto.knowledge.remaining`.
     background: what other processes hold of the nodes, from the session's start; nobody is there to hold it really.
     observers: called about once a second, and after every event and decision.
 
@@ -192,7 +192,7 @@ class RayCluster:
         self._policy = (policy, latency)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
-        """Carry out an allocation that `rlpto.queues.Queue.admit` has let through for the present state.
+        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state.
 
         It is in the database before any controller is told. Those who give GPUs up are told now, those who take them
         as soon as there is room.

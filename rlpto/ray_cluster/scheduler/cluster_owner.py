@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 
 KEY_PREFIX, KEY_NAMESPACE = "scheduler:", b"rlpto"
 """Keys of schedulers, each with the driver's id behind."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from rlpto.errors import ClusterError, ConfigError, JobError
+from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.background import running_cluster
 from rlpto.ray_cluster.nodes.environment import (

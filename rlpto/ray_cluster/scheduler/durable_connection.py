@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 
 LOCK_TIMEOUT_S = 10.0
 """Longest wait for another process that writes, before that is said and waited for as a full disk is."""

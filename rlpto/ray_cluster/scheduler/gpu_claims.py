@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import Nodes, Plan
 
 

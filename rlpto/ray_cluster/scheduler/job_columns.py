@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.cluster import Progress
-from rlpto.job_store import JobStore
-from rlpto.job_table import JobTable
-from rlpto.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
+from rlpto.core.cluster import Progress
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.schema import JobRow

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from rlpto.core.records import intervals
+from rlpto.core.rewards import REWARD_PARTS, RewardWeights, reward_terms
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
-from rlpto.records import intervals
-from rlpto.rewards import REWARD_PARTS, RewardWeights, reward_terms
 
 FLUSH_INTERVAL_S = 5.0
 """How long a curve may lag behind."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlpto.background import BackgroundLoad, HeldByOthers, place_background
-from rlpto.cluster import ClusterShape, Node
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.external_load import BackgroundLoad, HeldByOthers, place_background
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 

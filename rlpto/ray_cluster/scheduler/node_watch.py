@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rlpto.cluster import ClusterShape
+from rlpto.core.cluster import ClusterShape
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.backend import NodeInfo
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims

@@ -19,8 +19,8 @@ from functools import partial
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.jobs import Job
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.accuracy import AccuracyCurve, Metric, fit_accuracy
 from rlpto.performance.compile import chosen_servers, compile_tables
 from rlpto.performance.efficiency import efficiency

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.cluster import ClusterShape, Node, Placement
-from rlpto.placement import main_node, shrink_in_place, take_packed
+from rlpto.core.cluster import ClusterShape, Node, Placement
+from rlpto.core.placement import main_node, shrink_in_place, take_packed
+from rlpto.io.arrays import FloatArray, IntArray
 
 
 def place(
@@ -19,7 +19,7 @@ def place(
 
     gpus: of every node. present: nodes that each job is on by the present plan, one entry for each GPU. All of `wanted`
     together must fit. Jobs shrink first, emptying the nodes with fewest of their GPUs, of those the ones they came to
-    last and may not train on yet; then jobs grow, those that want most GPUs first, on few nodes (`rlpto.placement`).
+    last and may not train on yet; then jobs grow, those that want most GPUs first, on few nodes (`core.placement`).
     """
     names = list(gpus)
     number = {name: at for at, name in enumerate(names)}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.cluster import Allocation
+from rlpto.core.cluster import Allocation
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen, place_servers

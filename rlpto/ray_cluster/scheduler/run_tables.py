@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.files import write_text
+from rlpto.core.records import AllocationChanges, DecisionRecords, PolicySwitches, intervals
+from rlpto.core.rewards import RewardWeights, reward_terms
+from rlpto.io.files import write_text
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.records import AllocationChanges, DecisionRecords, PolicySwitches, intervals
-from rlpto.rewards import RewardWeights, reward_terms
 
 
 def write_tables(database: SessionDatabase, folder: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rlpto.cluster import OrderSource, Reclass, Withdraw
-from rlpto.jobs import Job
+from rlpto.core.cluster import OrderSource, Reclass, Withdraw
+from rlpto.core.jobs import Job
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.cluster import RayCluster

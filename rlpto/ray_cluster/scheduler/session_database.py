@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlpto.cluster import Progress
-from rlpto.errors import ClusterError
+from rlpto.core.cluster import Progress
+from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
 from rlpto.ray_cluster.scheduler.gpu_claims import Command

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from rlpto.errors import CheckpointError, ClusterError
+from rlpto.io.errors import CheckpointError, ClusterError
 from rlpto.ray_cluster.controllers import all_controllers, end_controllers
 from rlpto.ray_cluster.messages import JobSpec
 

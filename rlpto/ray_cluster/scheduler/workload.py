@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from rlpto.errors import ClusterError, ConfigError, JobError
-from rlpto.jobs import Job
+from rlpto.core.jobs import Job
+from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.performance.accuracy import AccuracyCurve
 from rlpto.performance.efficiency import BatchLimits
 from rlpto.performance.noise import NoiseCurve

@@ -16,7 +16,7 @@ import ray
 import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import Device, JobSpec
 from rlpto.ray_cluster.worker.network import use_interface_of
 from rlpto.ray_cluster.worker.output import Lines, PrintedLines

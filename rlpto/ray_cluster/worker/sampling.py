@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import IntArray
+from rlpto.io.arrays import IntArray
 
 
 @dataclass(frozen=True)

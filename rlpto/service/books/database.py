@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlpto.errors import ClusterError
+from rlpto.io.errors import ClusterError
 from rlpto.service.books.schema import MIGRATIONS
 
 LOCK_TIMEOUT_S = 10.0

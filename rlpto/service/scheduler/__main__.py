@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 
 
 def main(arguments: list[str]) -> int:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rlpto.cluster import ClusterShape
-from rlpto.config import Config
-from rlpto.errors import RlptoError
-from rlpto.experiment import Experiment
-from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.jobs import PRIORITY_CLASSES, Job
+from rlpto.experiments.config import Config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import RlptoError
+from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.metrics import METRIC_NAMES, METRICS
 from rlpto.performance.preview import predict_training
@@ -26,7 +27,6 @@ from rlpto.service.books.database import Books
 from rlpto.service.books.jobs import JobRow
 from rlpto.service.books.programs import ProgramRow, all_programs, get_program, note_check
 from rlpto.service.books.status import PreviewRow, set_previews
-from rlpto.settings_text import first_problem
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs of which previews tell, as far as the cluster has them."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.arrays import BoolArray
-from rlpto.cluster import ClusterState
+from rlpto.core.cluster import ClusterState
+from rlpto.io.arrays import BoolArray
 
 
 def eligible(

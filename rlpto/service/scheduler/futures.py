@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray, IntArray
-from rlpto.jobs import Job
+from rlpto.arrivals.futures import rows_alike
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.planning.snapshot import Snapshot
-from rlpto.task_volume.futures import rows_alike
 
 MOST_JOBS = 3000
 """Of one future; later ones are left out."""

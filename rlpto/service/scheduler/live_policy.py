@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import RlptoError
-from rlpto.policies.base import Policy, StandingPolicy
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.io.errors import RlptoError
 from rlpto.policies.registry import available, is_complete
 from rlpto.service.books.audit import note
 from rlpto.service.books.database import Books

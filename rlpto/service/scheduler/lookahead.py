@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Cluster, ClusterState
+from rlpto.core.cluster import Cluster, ClusterState
+from rlpto.core.loop import DecisionLoop
+from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
+from rlpto.core.queues import QueueSettings
+from rlpto.io.arrays import FloatArray
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
-from rlpto.policies.base import Policy, StandingPolicy, as_it_stands
-from rlpto.queues import QueueSettings
-from rlpto.scheduler import DecisionLoop
 from rlpto.service.scheduler.futures import Futures, as_believed
 from rlpto.simulator.settings import SimulatorSettings
 

@@ -1,4 +1,4 @@
-"""The scheduler's loop: as `rlpto.scheduler.run`, but it never ends, whoever fails, and jobs are forgotten."""
+"""The scheduler's loop: as `rlpto.core.loop.run`, but it never ends, whoever fails, and jobs are forgotten."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.errors import PolicyError
-from rlpto.queues import QueueSettings
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import DecisionLoop, ProgressWatch
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights, reward_terms
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import PolicyError
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.rewards import RewardWeights, reward_terms
-from rlpto.scheduler import DecisionLoop, ProgressWatch
 from rlpto.service.books.database import Books
 from rlpto.service.books.status import DecisionRow, set_volume
 from rlpto.service.books.users import all_users

@@ -13,18 +13,18 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from rlpto.config import Config, load_config
-from rlpto.errors import ConfigError, RlptoError
-from rlpto.experiment import Experiment
+from rlpto.core.policy import Policy
+from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.experiments.on_ray import compile_ahead, real_nodes
+from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.performance.tables import ONE_KIND
-from rlpto.policies.base import Policy
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
-from rlpto.runs.real import compile_ahead, real_nodes
 from rlpto.service.books.database import Books
 from rlpto.service.books.requests import switch_in_force
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, IntArray
-from rlpto.cluster import ClusterState
+from rlpto.core.cluster import ClusterState
+from rlpto.io.arrays import BoolArray, IntArray
 from rlpto.service.books.status import QueueRow
 
 

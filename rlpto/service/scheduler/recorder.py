@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlpto.arrays import FloatArray
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.io.arrays import FloatArray
 from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.rewards import REWARD_PARTS
 from rlpto.service.books.curves import add_point, thin_points
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event

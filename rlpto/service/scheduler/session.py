@@ -9,13 +9,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlpto.cluster import ClusterShape, Node
-from rlpto.config import Config
-from rlpto.jobs import Job
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.jobs import Job
+from rlpto.core.policy import Policy
+from rlpto.core.queues import QueueSettings
+from rlpto.experiments.config import Config
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning.live import looking_ahead
-from rlpto.policies.base import Policy
-from rlpto.queues import QueueSettings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, Rules

@@ -1,13 +1,13 @@
-"""Jobs and requests from the books, as a cluster takes them: see `rlpto.cluster.OrderSource`."""
+"""Jobs and requests from the books, as a cluster takes them: see `rlpto.core.cluster.OrderSource`."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from rlpto.cluster import DecideNow, Order, Reclass, Withdraw
-from rlpto.errors import RlptoError
-from rlpto.jobs import PRIORITY_CLASSES, Job
+from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
+from rlpto.core.jobs import PRIORITY_CLASSES, Job
+from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlpto.arrays import IntArray
-from rlpto.cluster import ClusterState, Forecast
-from rlpto.jobs import Job
+from rlpto.arrivals.online import ClassForecasts, TotalForecaster, reserved_gpus
+from rlpto.arrivals.past import CLASSES, Past, load_model
+from rlpto.arrivals.paths import ForecastPaths
+from rlpto.arrivals.settings import ForecastSettings
+from rlpto.core.cluster import ClusterState, Forecast
+from rlpto.core.jobs import Job
+from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.service.books.status import VolumeRow
 from rlpto.service.scheduler.futures import Futures, sample_arrivals
-from rlpto.task_volume.online import ClassForecasts, TotalForecaster, reserved_gpus
-from rlpto.task_volume.past import CLASSES, Past, load_model
-from rlpto.task_volume.paths import ForecastPaths
-from rlpto.task_volume.settings import ForecastSettings
 
 FUTURES = 19
 """Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from rlpto.errors import RlptoError
+from rlpto.io.errors import RlptoError
 from rlpto.service.settings import ServiceSettings, load_service
 from rlpto.service.web.app import make_app, openapi_text
 

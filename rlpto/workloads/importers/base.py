@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from rlpto.arrays import AnyArray, BoolArray, FloatArray, IntArray
-from rlpto.errors import TraceError
+from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from rlpto.io.errors import TraceError
+from rlpto.io.reading import one_line, read_text
 from rlpto.performance.efficiency import LARGEST_BATCH
-from rlpto.reading import one_line, read_text
 from rlpto.workloads.calibration import LARGEST_GPUS
 from rlpto.workloads.trace import LONGEST_S, Trace, make_trace
 

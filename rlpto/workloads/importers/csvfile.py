@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.importers.base import Lines, read_log
 
 _MOST_COLUMNS = 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlpto.arrays import AnyArray
+from rlpto.io.arrays import AnyArray
 from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers
 from rlpto.workloads.importers.csvfile import read_csv
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlpto.arrays import BoolArray, FloatArray, IntArray
-from rlpto.errors import TraceError
-from rlpto.reading import one_line
+from rlpto.io.arrays import BoolArray, FloatArray, IntArray
+from rlpto.io.errors import TraceError
+from rlpto.io.reading import one_line
 from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, read_log, times
 
 _BETWEEN = re.compile(r"\s*(,?)\s*")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlpto.core.stopping import RULE_TEXT, are_rules
+from rlpto.io.reading import one_line
 from rlpto.performance.metrics import METRICS
-from rlpto.reading import one_line
-from rlpto.stopping import RULE_TEXT, are_rules
 from rlpto.workloads.importers.base import Format, ImportResult, numbers
 from rlpto.workloads.importers.csvfile import read_csv
 

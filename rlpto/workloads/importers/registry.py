@@ -6,7 +6,7 @@ import difflib
 from importlib import import_module
 from pathlib import Path
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.importers import format_names
 from rlpto.workloads.importers.base import Format, ImportResult, read_log
 

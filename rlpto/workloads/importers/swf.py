@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 import pandas as pd
 
-from rlpto.errors import TraceError
+from rlpto.io.errors import TraceError
 from rlpto.workloads.importers.base import EPOCH, LAST_SECOND, Format, ImportResult, Lines, numbers, read_log
 
 _WIDTH = 18

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlpto.cluster import Allocation, ClusterState
-from rlpto.policies.base import Policy
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.policy import Policy
 from rlpto.policies.registry import make_policy
 from rlpto.service.books.curves import points_after, spans_of_job
 from rlpto.service.books.events import events_of_job

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlpto.errors import ConfigError
+from rlpto.io.errors import ConfigError
 from rlpto.service.scheduler.readying import Readying
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlpto.config import Config
-from rlpto.policies.base import Policy
+from rlpto.core.policy import Policy
+from rlpto.experiments.config import Config
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.gpu_claims import Command

@@ -1,0 +1,72 @@
+"""What came before a workload, and fitted forecasters to put on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.errors import ForecastError
+from rlpto.forecasting.registry import load
+from rlpto.forecasting.series import DAY, MONDAY
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.errors import ConfigError
+
+CLASSES = len(PRIORITY_CLASSES)
+HISTORY_S = 28 * DAY
+"""Seconds before a workload's start that a forecaster looks back on."""
+WARM_UP_S = DAY
+"""The last seconds of that are told to a fitted forecaster count by count, which brings its state up to date."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was submitted before a workload begins, in steps that end where it begins.
+
+    jobs, gpus: [T, CLASSES] jobs, and GPUs they asked for; jobs of unknown class count in shares.
+    usual: [CLASSES] shares of the classes where nothing is known. start: local time at which the
+    workload begins [s since 1970-01-01].
+    """
+
+    jobs: FloatArray
+    gpus: FloatArray
+    usual: FloatArray
+    start: float = MONDAY
+
+
+def past_of(
+    submit_time: FloatArray, priority: IntArray, gpus: IntArray, begins: float, step: float, usual: FloatArray,
+    start: float,
+) -> Past:  # fmt: skip
+    """What M recorded jobs say of the time before second `begins`; those from then on are not looked at.
+
+    submit_time: [M] seconds, ascending from 0. priority: [M] classes, -1 unknown. gpus: [M] asked for.
+    usual, start: as in `Past`.
+    """
+    steps = int(min(begins, HISTORY_S) / step)
+    earliest = begins - steps * step
+    kept = (submit_time >= earliest) & (submit_time < begins)
+    at = np.minimum(((submit_time[kept] - earliest) / step).astype(np.int64), max(steps - 1, 0))
+    known = priority[kept] >= 0
+    classes = np.where(known[:, None], np.eye(CLASSES)[np.maximum(priority[kept], 0)], usual)
+    jobs, asked = np.zeros((steps, CLASSES)), np.zeros((steps, CLASSES))
+    if steps:
+        np.add.at(jobs, at, classes)
+        np.add.at(asked, at, classes * gpus[kept, None])
+    return Past(jobs, asked, usual, start)
+
+
+def load_model(path: Path, step: float) -> Forecaster:
+    """A fitted forecaster. Raises ConfigError if the file is missing, broken, or of another step [s]."""
+    try:
+        model = load(path)
+    except ForecastError as wrong:
+        raise ConfigError(f"forecast.model: {wrong}") from None
+    fitted = float(model.state().values["step"])
+    if not math.isclose(fitted, step):
+        raise ConfigError(f"forecast.every: {step:g} s, expected the {fitted:g} s that {path} was fitted with")
+    return model

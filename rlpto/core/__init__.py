@@ -1,0 +1,1 @@
+"""The words of the field as types: jobs, clusters, queues, policies, rewards, and the decision loop."""

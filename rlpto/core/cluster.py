@@ -1,0 +1,382 @@
+"""The two sides of a scheduling decision: what a policy sees, and what a cluster is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import Job
+from rlpto.core.records import INTERVAL, AllocationChanges
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.errors import ConfigError
+from rlpto.performance.tables import ONE_KIND, SpeedTables
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine: `gpus` of the kind `gpu`, and `cpus`, CPU slots, that it offers to jobs; `up`: whether it works.
+
+    background, background_cpus: GPUs and CPU slots of these that other processes hold at the moment.
+    """
+
+    gpus: int
+    cpus: int = 0
+    gpu: str = ONE_KIND
+    up: bool = True
+    background: int = 0
+    background_cpus: int = 0
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or self.cpus < 0:
+            raise ConfigError(f"a node cannot have {self.gpus} GPUs and {self.cpus} CPUs: expected 0 or more")
+
+
+class ClusterShape(tuple[Node, ...]):
+    """What a cluster is made of: its nodes, and what follows from them, each computed once."""
+
+    @cached_property
+    def capacity(self) -> int:
+        """GPUs with all nodes up."""
+        return sum(node.gpus for node in self)
+
+    @cached_property
+    def up_gpus(self) -> int:
+        """GPUs that jobs may hold now: those on nodes that are up, without what other processes hold."""
+        return int(self.offered.sum())
+
+    @cached_property
+    def cpu_slots(self) -> int:
+        """CPU slots with all nodes up."""
+        return sum(node.cpus for node in self)
+
+    @cached_property
+    def up_cpu_slots(self) -> int:
+        """CPU slots that jobs may hold now."""
+        return sum(node.cpus - node.background_cpus for node in self if node.up)
+
+    @cached_property
+    def offered(self) -> IntArray:
+        """[N] GPUs of every node that jobs may hold now."""
+        return np.array([node.gpus - node.background if node.up else 0 for node in self], dtype=np.int64)
+
+    @cached_property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node; 0 without nodes."""
+        return max((node.gpus for node in self), default=0)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of GPU, in the order in which nodes have them."""
+        return tuple(dict.fromkeys(node.gpu for node in self if node.gpus))
+
+    @cached_property
+    def node_kinds(self) -> IntArray:
+        """[N] number, in `kinds`, of the kind of every node's GPUs; 0 for a node without any."""
+        return np.array([self.kinds.index(node.gpu) if node.gpus else 0 for node in self], dtype=np.int64)
+
+    @cached_property
+    def most_gpus(self) -> int:
+        """GPUs that one job can hold with all nodes up: those of the kind with most."""
+        return int(np.bincount(self.node_kinds, self.node_gpus, minlength=1).max()) if len(self) else 0
+
+    @cached_property
+    def kind_sizes(self) -> dict[str, int]:
+        """GPUs of the largest node of every kind, by name."""
+        return {kind: max(node.gpus for node in self if node.gpu == kind) for kind in self.kinds}
+
+    @cached_property
+    def node_gpus(self) -> IntArray:
+        """[N] GPUs of every node."""
+        return np.array([node.gpus for node in self], dtype=np.int64)
+
+    def with_up(self, up: Iterable[bool]) -> ClusterShape:
+        """The same nodes; `up` [N] says which of them are up."""
+        return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
+
+    def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
+        """The same nodes; other processes hold so many GPUs and CPU slots of them, [N] each."""
+        return ClusterShape(
+            replace(node, background=int(held), background_cpus=int(slots))
+            for node, held, slots in zip(self, gpus, cpus, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predicted task volume: jobs arriving in each of the next H intervals, by priority class.
+
+    mean, low, high: [H, classes] float64; low and high bound 80 % of the outcomes.
+    demand: GPUs that the jobs of class high in the first of these intervals are expected to ask for.
+    """
+
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    demand: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Future:
+    """Jobs that may arrive after a state: one sample of n jobs, in order of submission.
+
+    jobs: [n] `rlpto.core.jobs.JOB` to which nothing has happened; type_index: of the tables shown to policies.
+    like: [n] numbers, in the workload, of the submitted jobs that each is a copy of but for its submit time and class.
+    """
+
+    jobs: AnyArray
+    like: IntArray
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where n jobs hold GPUs, as far as the cluster knows.
+
+    nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
+    together.
+    training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
+    spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
+    where none are starting beside others.
+    """
+
+    nodes: tuple[IntArray, ...]
+    training: IntArray
+    spanned: IntArray
+    pausing: FloatArray
+    starting: FloatArray
+
+
+def nowhere(index: IntArray) -> Placement:
+    """Of n jobs that hold no GPUs."""
+    count = len(index)
+    none, never = np.zeros(count, dtype=np.int64), np.zeros(count)
+    return Placement((np.zeros(0, dtype=np.int64),) * count, none, none, never, never)
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What a policy decides on.
+
+    time: seconds since the start of the workload.
+    jobs: the n active jobs (waiting or running), in queue order: row 0 is served first.
+    shape: the nodes, up and down.
+    interval: seconds between regular decisions.
+    forecast: predicted task volume, or None.
+    reserved: GPUs to hold back for jobs of class high that are expected; `rlpto.core.queues.Queue.admit` sees to it.
+    placement: where jobs number [n] hold their GPUs.
+    """
+
+    time: float
+    jobs: JobTable
+    shape: ClusterShape
+    interval: float
+    forecast: Forecast | None = None
+    reserved: int = 0
+    placement: Callable[[IntArray], Placement] = nowhere
+
+    @cached_property
+    def held_nodes(self) -> IntArray:
+        """[n, N] GPUs that every job holds on every node now."""
+        held = np.zeros((len(self.jobs), len(self.shape)), dtype=np.int64)
+        for row, nodes in zip(held, self.placement(self.jobs.index).nodes, strict=True):
+            np.add.at(row, nodes, 1)
+        return held
+
+    @property
+    def capacity(self) -> int:
+        """GPUs that jobs may hold: on nodes that are up, and not held by other processes."""
+        return self.shape.up_gpus
+
+    @property
+    def cpu_slots(self) -> int:
+        """CPU slots that parameter servers may hold, likewise."""
+        return self.shape.up_cpu_slots
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of the largest node."""
+        return self.shape.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a policy decides: a plan for every row of `ClusterState.jobs`. GPUs alone are plan enough.
+
+    gpus: [n] integers; 0 leaves or puts the job in the queue.
+    order: [n] row numbers, the order in which changed jobs are placed on nodes; None: queue order.
+        A cluster may place in an order of its own: under `placement: pack` large jobs go first.
+    batch_size: [n] samples of a training step, one of `JobTable.batch_sizes`; 0, or None for all: the job's own choice.
+        A change of it alone costs a running job nothing.
+    placement: [n, N] GPUs of every job on every node of the shape, `gpus` in all; None: the cluster places them. A job
+        that holds just these is not touched.
+    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: as many as the job has by itself.
+        A change of it restarts a running job.
+    """
+
+    gpus: IntArray
+    order: IntArray | None = None
+    batch_size: IntArray | None = None
+    placement: IntArray | None = None
+    servers: IntArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What happened between two decisions, summed over jobs. Times in seconds.
+
+    start, end: the two decision times.
+    accuracy_gain: [classes] sum over jobs of (accuracy gained / accuracy the job can gain in all).
+    shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
+    unfinished: job-seconds spent in the system (submitted, not finished).
+    gpu_seconds: GPU-seconds held by jobs.
+    rescales: changes at `start` that put a job which had run before onto GPUs anew (a first start is none).
+    rescale_seconds: seconds of delay those changes cost, summed over jobs.
+    arrived, finished: numbers of jobs.
+    """
+
+    start: float
+    end: float
+    accuracy_gain: FloatArray
+    shortfall: FloatArray
+    unfinished: float
+    gpu_seconds: float
+    rescales: int
+    rescale_seconds: float
+    arrived: int
+    finished: int
+
+    @classmethod
+    def of(cls, interval: AnyArray) -> Progress:
+        """From a record of `rlpto.core.records.INTERVAL`."""
+        values = dict(zip(INTERVAL.names or (), interval.tolist(), strict=True))
+        gain, shortfall = np.array(values.pop("accuracy_gain")), np.array(values.pop("shortfall"))
+        return cls(
+            accuracy_gain=gain, shortfall=shortfall, **{name: values[name] for name in values if name in cls.__slots__}
+        )
+
+    def record(self) -> AnyArray:
+        """[1] `rlpto.core.records.INTERVAL`; sums that this cluster does not count are 0."""
+        record = np.zeros(1, dtype=INTERVAL)
+        for name in self.__slots__:
+            record[name] = getattr(self, name)
+        return record
+
+
+@runtime_checkable
+class FastForward(Protocol):
+    """A cluster that can pass several decision points at once, where nobody wants to decide. Optional."""
+
+    def advance_until(self, until: float) -> AnyArray:
+        """Run at least to the next decision point, at most to the first one not before `until` or with a change.
+
+        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point.
+        """
+
+
+class JobSource(Protocol):
+    """Gives jobs in order of submission, as they become known."""
+
+    @property
+    def closed(self) -> bool:
+        """True once no further job will be given."""
+
+    def poll(self) -> list[Job]:
+        """The jobs that have become known since this was last asked; none was submitted before those given earlier."""
+
+    def wait(self) -> None:
+        """Come back after a while, or earlier if more may be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """The job of this name is to end: whoever submitted it does not want it any more."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reclass:
+    """The job of this name belongs to another priority class from now on."""
+
+    job: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecideNow:
+    """A decision is due at once, although nothing has happened to jobs or nodes: another policy is to take it."""
+
+
+Order: TypeAlias = Withdraw | Reclass | DecideNow
+"""What a source may ask of a cluster beside giving it jobs."""
+
+
+@runtime_checkable
+class OrderSource(JobSource, Protocol):
+    """A source that never knows what comes, and through which jobs are withdrawn and moved to other classes too.
+
+    A cluster whose source is open is never done, however idle it is.
+    """
+
+    @property
+    def known_until(self) -> float:
+        """Second until which all jobs have been given that are submitted by then. Virtual time may go so far."""
+
+    def orders(self, now: float) -> Sequence[Order]:
+        """What has been asked for by second `now` since this was last asked."""
+
+
+class Cluster(Protocol):
+    """Where jobs run: in virtual time (`rlpto.simulator`) or for real.
+
+    jobs, store, tables: the workload, its state, and the speed tables of its types.
+    time: seconds since the start of the workload. held_gpus: GPUs held by jobs. active_jobs: jobs submitted and not
+    finished. changed: True if a job arrived or finished or a node changed in the last `advance`.
+    """
+
+    jobs: tuple[Job, ...]
+    store: JobStore
+    tables: SpeedTables
+    time: float
+    held_gpus: int
+    active_jobs: int
+    changed: bool
+
+    @property
+    def shape(self) -> ClusterShape:
+        """The nodes as they are now."""
+
+    @property
+    def up_gpus(self) -> int:
+        """GPUs that jobs may hold now."""
+
+    @property
+    def done(self) -> bool:
+        """True once every job has finished, or the time limit is reached."""
+
+    @property
+    def rescale_delay(self) -> FloatArray:
+        """[M] seconds without progress that a change of each job's GPUs costs."""
+
+    def state(self) -> ClusterState:
+        """The table of active jobs as it stands now, in order of submission."""
+
+    def table_of(self, index: IntArray) -> JobTable:
+        """The table of any jobs of the workload, finished ones too."""
+
+    def placement(self, index: IntArray) -> Placement:
+        """Where active jobs hold their GPUs."""
+
+    def apply(self, state: ClusterState, allocation: Allocation) -> None:
+        """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
+
+    def advance(self) -> Progress:
+        """Run until the next decision is due."""
+
+    def changes(self) -> AllocationChanges:
+        """Every change of a job's GPUs so far."""

@@ -1,0 +1,108 @@
+"""The store of all jobs that a cluster knows: their records, and how these are made of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlpto.core.jobs import JOB, Job
+from rlpto.core.stopping import StopRule, stop_epoch
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.errors import JobError
+from rlpto.performance.tables import JobType, SpeedTables
+
+
+class JobStore:
+    """All jobs a cluster knows: M records of `JOB` in order of submission.
+
+    records: [M] JOB. Every column is an attribute too, a view of the records: `store.progress`, [M].
+    room: the records, and behind them room for more.
+    """
+
+    def __init__(self, records: AnyArray) -> None:
+        self.records = self.room = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def append(self, records: AnyArray) -> None:
+        """Add [m] JOB of jobs submitted no earlier than those there are; `room` doubles where it is too small.
+
+        Columns that were looked at before are those of the time before.
+        """
+        count, wanted = len(self.records), len(self.records) + len(records)
+        if wanted > len(self.room):
+            room = np.zeros(max(2 * len(self.room), wanted), dtype=JOB)
+            room[:count] = self.records
+            self.room = room
+        self.room[count:wanted] = records
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room[:wanted]
+
+    def keep(self, index: IntArray) -> None:
+        """Forget all jobs but those at `index` [n], which are numbered anew, in the order given."""
+        for name in JOB.names or ():
+            self.__dict__.pop(name, None)
+        self.records = self.room = self.records[index]
+
+    def __getattr__(self, name: str) -> AnyArray:
+        if name.startswith("_") or name in ("records", "room") or name not in (JOB.names or ()):
+            raise AttributeError(f"{type(self).__name__} has no column {name}")
+        column: AnyArray = self.records[name]
+        self.__dict__[name] = column  # found without this function from now on
+        return column
+
+    def take(self, index: IntArray) -> JobStore:
+        """A copy of the jobs at `index` [n], as they stand."""
+        return JobStore(self.records[index])
+
+    @classmethod
+    def from_jobs(cls, jobs: Sequence[Job], tables: SpeedTables) -> JobStore:
+        """Records of `jobs`, which must be sorted by submit time; tables must hold all their types.
+
+        Raises JobError if the jobs are not sorted, or the tables lack a job's type or its max_gpus.
+        """
+        records = np.zeros(len(jobs), dtype=JOB)
+        index = {tables.types[i]: i for i in np.flatnonzero(tables.own == np.arange(len(tables.own))).tolist()}
+        for column in ("submit_time", "epochs", "data_size", "requested_gpus", "min_gpus", "max_gpus", "priority"):
+            records[column] = [getattr(job, column) for job in jobs]
+        if np.any(np.diff(records["submit_time"]) < 0):
+            raise JobError("jobs must be sorted by submit_time")
+        types = [job.type for job in jobs]
+        foreign = next((job for job, job_type in zip(jobs, types, strict=True) if job_type not in index), None)
+        if foreign is not None:
+            raise JobError(
+                f"job {foreign.name}: no speed table for model {foreign.model} with batch_size {foreign.batch_size} "
+                f"and metric {foreign.metric}"
+            )
+        if len(jobs) and records["max_gpus"].max() > tables.max_gpus:
+            worst = jobs[int(records["max_gpus"].argmax())]
+            raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
+        records["type_index"] = records["told_type"] = [index[job_type] for job_type in types]
+        records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
+        records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
+        records["reached"] = np.nan
+        records["finish_at"] = np.inf
+        records["wait_start"] = records["submit_time"]
+        records["stop_epoch"] = _stop_epochs(jobs, types, index, tables)
+        return cls(records)
+
+
+def _stop_epochs(
+    jobs: Sequence[Job], types: Sequence[JobType], index: Mapping[JobType, int], tables: SpeedTables
+) -> list[float]:
+    """Epochs after which each job ends by the curve of the type that it was submitted as; found once for jobs alike."""
+    ends: dict[tuple[int, float, StopRule], float] = {}
+    found = []
+    for job, job_type in zip(jobs, types, strict=True):
+        if job.stop is None:
+            found.append(job.epochs)
+            continue
+        kind = index[job_type]
+        alike = (kind, job.epochs, job.stop)
+        if alike not in ends:
+            ends[alike] = stop_epoch(job.stop, job.epochs, tables.accuracy[kind, : tables.epochs[kind] + 1])
+        found.append(ends[alike])
+    return found

@@ -1,0 +1,320 @@
+"""Jobs, the records that hold them, and what of them is shown.
+
+Columns have names, for Python and for compiled code alike: a job's state is one record of `JOB`, what is shown of it
+one record of `VIEW`, filled in one place for a policy, an environment and a batch of simulators: `fill_limits`,
+`fill_estimates` and, beside it, `fill_speed`, each where a decision reads what it fills.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlpto.core.stopping import StopRule
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel
+from rlpto.io.errors import JobError
+from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
+from rlpto.performance.tables import JobType
+
+PRIORITY_CLASSES = ("high", "normal", "low")
+"""Names of the priority classes; class 0 is served first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training task.
+
+    name: unique within a workload.
+    submit_time: seconds since the start of the workload.
+    model: name of a performance profile.
+    epochs: work, in scale-invariant epochs over the job's own data.
+    data_size: samples in one epoch.
+    requested_gpus: what the user asked for; rigid policies give exactly this.
+    min_gpus, max_gpus: limits of an elastic policy.
+    priority: class, 0 (high) to 2 (low).
+    batch_size: fixed total batch size in samples; None lets the job adapt it.
+    metric: what batch sizes are chosen by, of `rlpto.performance.metrics.METRICS`.
+    stop: when it ends before its epochs are done; None: never.
+    user: who submitted it; empty: nobody knows.
+    """
+
+    name: str
+    submit_time: float
+    model: str
+    epochs: float
+    data_size: float
+    requested_gpus: int = 1
+    min_gpus: int = 1
+    max_gpus: int = 1
+    priority: int = 1
+    batch_size: int | None = None
+    metric: str = DEFAULT_METRIC
+    stop: StopRule | None = None
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.submit_time) and self.submit_time >= 0):
+            raise JobError(f"job {self.name}: submit_time {self.submit_time} s, expected 0 or more")
+        if not (np.isfinite(self.epochs) and self.epochs > 0):
+            raise JobError(f"job {self.name}: epochs {self.epochs}, expected more than 0")
+        if not (np.isfinite(self.data_size) and self.data_size > 0):
+            raise JobError(f"job {self.name}: data_size {self.data_size} samples, expected more than 0")
+        if not 1 <= self.min_gpus <= self.requested_gpus <= self.max_gpus:
+            raise JobError(
+                f"job {self.name}: expected 1 <= min_gpus <= requested_gpus <= max_gpus, "
+                f"got {self.min_gpus}, {self.requested_gpus}, {self.max_gpus}"
+            )
+        if not 0 <= self.priority < len(PRIORITY_CLASSES):
+            raise JobError(f"job {self.name}: priority {self.priority}, expected 0 to {len(PRIORITY_CLASSES) - 1}")
+        if self.metric not in METRICS:
+            raise JobError(f"job {self.name}: metric {self.metric!r}, expected one of {', '.join(METRICS)}")
+
+    @property
+    def type(self) -> JobType:
+        """What decides its speed."""
+        return JobType(self.model, self.batch_size, self.metric)
+
+
+ACCURACY_LEVELS = (0.9, 0.95, 0.99)
+"""Shares of the accuracy that a job can gain; it is noted when each is reached."""
+
+JOB = np.dtype(
+    [
+        # What every advance of the simulator touches comes first, so that it shares cache lines.
+        ("gpus", "i8"),
+        ("rescale_left", "f8"),
+        ("finish_at", "f8"),
+        ("clock", "f8"),
+        ("scale", "f8"),
+        ("progress", "f8"),
+        ("epoch", "i8"),
+        ("epoch_start", "f8"),
+        ("epoch_end", "f8"),
+        ("rate", "f8"),
+        ("slope", "f8"),
+        ("gain_scale", "f8"),
+        ("accuracy", "f8"),
+        ("trained", "f8"),
+        ("attained_service", "f8"),
+        ("priority", "i8"),
+        ("wait_start", "f8"),
+        ("risen", "i8"),
+        ("min_gpus", "i8"),
+        ("requested_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("submit_time", "f8"),
+        ("start_time", "f8"),
+        ("finish_time", "f8"),
+        ("epochs", "f8"),
+        ("stop_epoch", "f8"),
+        ("data_size", "f8"),
+        ("base_progress", "f8"),
+        ("type_index", "i8"),
+        ("told_type", "i8"),
+        ("measured_accuracy", "f8"),
+        ("row", "i8"),
+        ("rescales", "i8"),
+        ("peak_gpus", "i8"),
+        ("grow_left", "f8"),
+        ("training_gpus", "i8"),
+        ("next_row", "i8"),
+        ("final_accuracy", "f8"),
+        ("reached", "f8", (len(ACCURACY_LEVELS),)),
+    ],
+    align=True,
+)
+"""State of a job.
+
+Given by the workload:
+    submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
+    type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
+    stop_epoch: epochs after which a simulated job has finished, `epochs` unless it stops early; a fact of the future,
+    which nobody is told and no snapshot holds.
+Changed by any cluster:
+    gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
+    start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
+    wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
+    reached [s]: when it had first gained each of ACCURACY_LEVELS of the accuracy it can gain (NaN before).
+    told_type: job type in the tables that policies are told of; measured_accuracy: in [0, 1], shown in place of the
+    profile's curve; NaN: not measured.
+Changed by the queue:
+    risen: classes the job has risen by waiting.
+Of the simulator alone:
+    finish_at [s]: when the job will finish if nothing changes (infinity without GPUs).
+    row: of the speed tables it runs at. clock [s]: where it stands on the time axis of that row.
+    epoch it is in, epoch_start and epoch_end [s of the row's clock], rate [epochs/s of the row's clock] and
+    slope [accuracy per epoch] in it: read from the tables once an epoch, see `rlpto.simulator.training.enter_epoch`.
+    accuracy reached; gain_scale: 1 / all the accuracy it can gain (0: none).
+    final_accuracy: at its end; only where it is followed when jobs gain their accuracy.
+    base_progress [epochs] and trained [s]: where it stood at its last change of GPUs and how long it has
+    trained since; together they say what its last checkpoint holds.
+    grow_left [s]: until its newest workers train (0: none is starting); until then training_gpus of its GPUs train,
+    at `row`, and all of them at next_row afterwards. Only where growth overlaps training."""
+
+VIEW = np.dtype(
+    [
+        ("index", "i8"),
+        ("effective_priority", "i8"),
+        ("class_rank", "i8"),
+        ("gpus", "i8"),
+        ("min_gpus", "i8"),
+        ("max_gpus", "i8"),
+        ("requested_gpus", "i8"),
+        ("remaining", "f8"),
+        ("submit_time", "f8"),
+        ("attained_service", "f8"),
+        ("rescale_delay", "f8"),
+        ("rescale_left", "f8"),
+        ("wait_start", "f8"),
+        ("progress", "f8"),
+        ("epochs", "f8"),
+        ("data_size", "f8"),
+        ("accuracy", "f8"),
+        ("first_accuracy", "f8"),
+        ("final_accuracy", "f8"),
+        ("accuracy_ahead", "f8"),
+        ("scale", "f8"),
+        ("start_time", "f8"),
+        ("type_index", "i8"),
+        ("epoch", "i8"),
+        ("priority", "i8"),
+        ("rescales", "i8"),
+        ("peak_gpus", "i8"),
+    ],
+    align=True,
+)
+"""What is shown of a job. As in `JOB`, and further:
+
+index: position in the workload: stays the same while the job lives. effective_priority: class after aging.
+class_rank: jobs of a lower one come first, whatever else is known of them: the class after aging where the queue is
+strict, 0 for all where classes only weigh.
+type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
+remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
+rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
+job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
+accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
+"""
+
+
+@dataclass(frozen=True)
+class EstimateNoise:
+    """Errors of what policies are told, per job of the store ([M] each).
+
+    remaining: factor on the remaining work. speed: factor on the speed at any number of GPUs.
+    scaling: exponent e of a further factor k**e on the speed with k GPUs.
+    """
+
+    remaining: FloatArray
+    speed: FloatArray
+    scaling: FloatArray
+    _factors: dict[int, FloatArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def factors(self, width: int) -> FloatArray:
+        """[M, 2 + width] factors on remaining, on speed, and further on the speed with 0..width - 1 GPUs."""
+        if width not in self._factors:
+            gpus = np.maximum(np.arange(width), 1)
+            scaling = gpus[None, :] ** self.scaling[:, None]
+            self._factors[width] = np.column_stack([self.remaining, self.speed, scaling])
+        return self._factors[width]
+
+
+@kernel(inline="always")
+def curve_at(curves: FloatArray, kind: int, epochs: int, progress: float) -> float:
+    """Accuracy of type `kind` after `progress` epochs; curves [T, P + 1] at whole epochs, known up to `epochs`."""
+    at = min(progress, float(epochs))
+    low = min(int(at), epochs - 1)
+    return float(curves[kind, low] + (at - low) * (curves[kind, low + 1] - curves[kind, low]))
+
+
+@kernel()
+def fill_limits(jobs: AnyArray, index: IntArray, effective: IntArray, strict: bool, view: AnyArray) -> None:
+    """Fill what the queue and a count of GPUs look at, index to requested_gpus, of view [n] VIEW.
+
+    Shown are jobs number `index` [n] of jobs [M] JOB. effective: [n] classes after aging. strict: whether these are
+    ranks, too; else all jobs are of one rank.
+    """
+    for i in range(len(index)):
+        job, row = jobs[index[i]], view[i]
+        row.index = index[i]
+        row.effective_priority = effective[i]
+        row.class_rank = effective[i] if strict else 0
+        row.gpus = job.gpus
+        row.min_gpus = job.min_gpus
+        row.max_gpus = job.max_gpus
+        row.requested_gpus = job.requested_gpus
+
+
+@kernel()
+def fill_estimates(
+    jobs: AnyArray,
+    types: AnyArray,
+    curves: FloatArray,
+    ahead: FloatArray,
+    known_remaining: FloatArray,
+    noise: FloatArray,
+    view: AnyArray,
+) -> None:
+    """Fill the other columns of view [n] VIEW, whose index is filled, with what is told of jobs [M] JOB.
+
+    types: [T] TYPE. curves: [T, P + 1] accuracy. ahead: [T, P] `SpeedTables.accuracy_ahead`.
+    known_remaining: [T, P] or empty: work left is counted in epochs.
+    noise: [M, 2 + K + 1] as `EstimateNoise.factors`, or empty.
+    """
+    for i in range(len(view)):
+        row = view[i]
+        job = jobs[row.index]
+        kind = job.told_type
+        epochs = types[kind].epochs
+        epoch = min(int(job.progress), epochs - 1)
+        left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
+        if noise.size:
+            left = left * noise[row.index, 0]
+        row.remaining = left
+        row.submit_time = job.submit_time
+        row.attained_service = job.attained_service
+        row.rescale_delay = types[kind].delay
+        row.rescale_left = job.rescale_left
+        row.wait_start = job.wait_start
+        row.progress = job.progress
+        row.epochs = job.epochs
+        row.data_size = job.data_size
+        now = job.measured_accuracy
+        row.accuracy = now if now == now else curve_at(curves, kind, epochs, job.progress)
+        row.first_accuracy = curve_at(curves, kind, epochs, 0.0)
+        row.final_accuracy = curve_at(curves, kind, epochs, job.epochs)
+        row.accuracy_ahead = ahead[kind, epoch]
+        row.scale = job.scale
+        row.start_time = job.start_time
+        row.type_index = kind
+        row.epoch = epoch
+        row.priority = job.priority
+        row.rescales = job.rescales
+        row.peak_gpus = job.peak_gpus
+
+
+@kernel()
+def fill_speed(
+    view: AnyArray,
+    rates: FloatArray,
+    packed: IntArray,
+    known_speed: FloatArray,
+    noise: FloatArray,
+    most: int,
+    speed: FloatArray,
+) -> None:
+    """Fill speed [n, K + 1] of the jobs in `view`, up to each one's own max_gpus or `most`, what is more.
+
+    rates, packed: as in the speed tables. known_speed: [T, K + 1] or empty. noise: as in `fill_estimates`.
+    """
+    for i in range(len(view)):
+        job = view[i]
+        kind = job.type_index
+        for k in range(min(max(job.max_gpus, most), packed.shape[1] - 1) + 1):
+            if known_speed.size:
+                speed[i, k] = known_speed[kind, k]
+            else:
+                speed[i, k] = rates[packed[kind, k], job.epoch] * job.scale
+            if noise.size:
+                speed[i, k] = speed[i, k] * noise[job.index, 1] * noise[job.index, 2 + k]

@@ -1,0 +1,249 @@
+"""The scheduler's loop: order the jobs, ask the policy, trim to capacity, carry out, let time pass.
+
+It stands here once for every cluster and every policy, as the steps of `DecisionLoop`: a run, an environment over any
+cluster and a real cluster take the same ones. Compiled code takes them for many clusters at once (`rlpto.envs.fleet`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from rlpto.core.cluster import Allocation, Cluster, ClusterState, FastForward
+from rlpto.core.fair_users import UserService
+from rlpto.core.policy import Policy, StandingPolicy
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import INTERVAL, DecisionRecords, JobRecords, RunRecord
+from rlpto.core.rewards import TERMS, RewardWeights, reward_terms
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import PolicyError
+from rlpto.performance.solo import alone_bound, requested_seconds
+
+MAX_IDLE_POINTS = 1000
+"""Decision points at which a policy may leave all GPUs unused, between two that see some in use; and at which jobs may
+hold GPUs without one of them getting on."""
+
+
+class DecisionLoop:
+    """One cluster under one queue, a step at a time: `state`, then `carry_out`, then `advance`, until `cluster.done`.
+
+    forecaster: adds a forecast to every state that is decided on; None: no forecast. With one, no decision stands: the
+    next forecast may be another. reserve: GPUs to hold back at a time [s] for jobs of class high; None: none.
+    served: GPU-seconds that users have had before, where the queue is fair between users.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: QueueSettings,
+        forecaster: Callable[[ClusterState], ClusterState] | None = None,
+        reserve: Callable[[float], int] | None = None,
+        served: Mapping[str, float] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._fast = cluster if isinstance(cluster, FastForward) else None  # asked once: it takes microseconds
+        fair = settings.inside == "fair_users"
+        self._users = UserService(cluster, settings.user_half_life, served) if fair else None
+        self._queue = Queue(settings, self._users)
+        self._forecaster = forecaster
+        self._reserve = reserve
+
+    def state(self) -> ClusterState:
+        """What is decided on now: the jobs in queue order, with what is forecast and held back."""
+        state = self._queue.order(self.cluster.state())
+        if self._reserve is not None:
+            state = replace(state, reserved=self._reserve(state.time))
+        return state if self._forecaster is None else self._forecaster(state)
+
+    def renumbered(self) -> None:
+        """The cluster has forgotten jobs that have ended, and numbered the others anew."""
+        if self._users is not None:
+            self._users.renumbered()
+
+    def carry_out(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
+        """Trim what the policy of that name wishes in a state, and have the cluster do it; returns what that is.
+
+        Raises PolicyError if the policy returned something that is not an allocation.
+        """
+        admitted = self._queue.admit(state, allocation, policy)
+        self.cluster.apply(state, admitted)
+        return admitted
+
+    def stands_until(self, state: ClusterState, policy: StandingPolicy | None) -> float:
+        """Time [s] until which the decision just carried out stands, unless jobs or nodes come or go.
+
+        policy: that took it; None: one that cannot say.
+        """
+        if self._forecaster is not None or policy is None:
+            return self.cluster.time
+        return min(policy.stands_until(state), self._queue.stands_until(state))
+
+    def advance(self, until: float = -np.inf) -> AnyArray:
+        """Let time pass to the next decision point, and further ones before `until` as long as nothing changes.
+
+        Returns [P] `rlpto.core.records.INTERVAL`, one for each decision point, good until the next call.
+        """
+        return self.cluster.advance().record() if self._fast is None else self._fast.advance_until(until)
+
+
+def run(
+    cluster: Cluster,
+    policy: Policy,
+    queue_settings: QueueSettings,
+    weights: RewardWeights,
+    *,
+    window: str = "",
+    seed: int = 0,
+    forecaster: Callable[[ClusterState], ClusterState] | None = None,
+) -> RunRecord:
+    """Let `policy` schedule the cluster's jobs until all are finished (or its time limit is reached).
+
+    forecaster: see `DecisionLoop`, such as a new `rlpto.arrivals.online.StateForecaster`.
+
+    Raises PolicyError if the policy returns something that is not an allocation, or lets jobs starve.
+    """
+    started = time.perf_counter()
+    loop = DecisionLoop(cluster, queue_settings, forecaster)
+    standing = policy if isinstance(policy, StandingPolicy) else None
+    policy.reset(seed)
+    log = DecisionLog()
+    progress = ProgressWatch(cluster, policy.name)
+    decide_at = -np.inf
+    while not cluster.done:
+        if cluster.active_jobs and (cluster.changed or cluster.time >= decide_at):
+            asked = time.perf_counter()
+            state = loop.state()
+            allocation = loop.carry_out(state, policy(state), policy.name)
+            log.decided(cluster, time.perf_counter() - asked, allocation)
+            decide_at = loop.stands_until(state, standing)
+        passed = loop.advance(decide_at)
+        log.advanced(passed)
+        progress.check(len(passed))
+    return RunRecord(
+        policy=policy.name,
+        window=window,
+        seed=seed,
+        capacity=cluster.shape.capacity,
+        jobs=job_records(cluster),
+        decisions=log.records(weights),
+        changes=cluster.changes(),
+        wall_seconds=time.perf_counter() - started,
+    )
+
+
+class ProgressWatch:
+    """Notices that no job gets on any more: all are left without GPUs, or take turns faster than they can start."""
+
+    def __init__(self, cluster: Cluster, policy: str) -> None:
+        self._cluster, self._policy = cluster, policy
+        self._idle = self._points = 0
+        self._held = False
+        self._progress, self._rescales = -1.0, 0
+
+    def check(self, points: int) -> None:
+        """After so many decision points have passed. Raises PolicyError once it has been so for MAX_IDLE_POINTS."""
+        cluster = self._cluster
+        self._idle = 0 if cluster.held_gpus else self._idle + points * starved(cluster)
+        if self._idle > MAX_IDLE_POINTS:
+            raise PolicyError(
+                f"policy {self._policy} leaves {cluster.active_jobs} jobs without GPUs for ever "
+                f"(at {cluster.time:.0f} s): expected some to get GPUs"
+            )
+        self._points += points
+        self._held = self._held and cluster.held_gpus > 0
+        if self._points < MAX_IDLE_POINTS:
+            return
+        # A look costs a sum over all jobs, so it is taken once in so many points.
+        progress, rescales = float(cluster.store.progress.sum()), int(cluster.store.rescales.sum())
+        if self._held and progress == self._progress and rescales > self._rescales:
+            raise PolicyError(
+                f"policy {self._policy}: no job got on in {MAX_IDLE_POINTS} decision points although "
+                f"{cluster.held_gpus} GPUs are held (at {cluster.time:.0f} s): "
+                "expected GPUs to stay longer than a rescale takes"
+            )
+        self._points, self._held, self._progress, self._rescales = 0, True, progress, rescales
+
+
+def starved(cluster: Cluster) -> bool:
+    """True if no job holds GPUs although every active one could have those it asked for, and its servers."""
+    if cluster.held_gpus or not cluster.active_jobs:
+        return False
+    state = cluster.state()
+    if int(state.jobs.own_servers.max()) > state.cpu_slots:
+        return False
+    return int(state.jobs.requested_gpus.max()) <= cluster.up_gpus
+
+
+class DecisionLog:
+    """Collects decisions, and for each what happened until the next one."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, int, int, int, int]] = []
+        self._passed = np.empty(256, dtype=INTERVAL)
+        self._points = 0
+        self._owners: list[tuple[int, int]] = []
+
+    def decided(self, cluster: Cluster, latency: float, allocation: Allocation) -> None:
+        """Note a decision that has just been applied."""
+        waiting = len(allocation.gpus) - int(np.count_nonzero(allocation.gpus))
+        self._rows.append((cluster.time, latency, cluster.up_gpus, cluster.held_gpus, cluster.active_jobs, waiting))
+
+    def advanced(self, passed: AnyArray) -> None:
+        """Add what happened since, [P] INTERVAL, to the last decision (or to the first one to come)."""
+        end = self._points + len(passed)
+        if end > len(self._passed):
+            grown = np.empty(2 * end, dtype=INTERVAL)
+            grown[: self._points] = self._passed[: self._points]
+            self._passed = grown
+        self._passed[self._points : end] = passed
+        self._points = end
+        self._owners.append((max(len(self._rows) - 1, 0), len(passed)))
+
+    def records(self, weights: RewardWeights) -> DecisionRecords:
+        """All decisions as arrays, rewards computed with `weights`."""
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 6)
+        reward, shortfall = np.zeros((len(rows), len(TERMS))), np.zeros(len(rows))
+        if len(rows):
+            terms = reward_terms(self._passed[: self._points], weights)
+            owners, counts = np.array(self._owners).T
+            owner = np.repeat(owners, counts)
+            np.add.at(reward, owner, terms)
+            np.add.at(shortfall, owner, self._passed["shortfall"][: self._points].sum(axis=1))
+        return DecisionRecords.from_rows(rows, reward, shortfall)
+
+
+def job_records(cluster: Cluster) -> JobRecords:
+    """What became of every job of the cluster's workload: copies, which outlive the cluster."""
+    store, tables, shape = cluster.store, cluster.tables, cluster.shape
+    everything = np.arange(len(store))
+    table = cluster.table_of(everything)
+    trained = np.where(np.isfinite(store.finish_time), store.progress, store.epochs)  # fewer where it stopped early
+    solo = (tables, store.type_index, store.scale, trained)
+    may_stop = np.array([job.stop is not None for job in cluster.jobs], dtype=np.bool_)
+    delay = cluster.rescale_delay
+    return JobRecords(
+        names=tuple(job.name for job in cluster.jobs),
+        models=tuple(job.model for job in cluster.jobs),
+        priority=store.priority.copy(),
+        requested_gpus=store.requested_gpus.copy(),
+        max_gpus=store.max_gpus.copy(),
+        rescales=store.rescales.copy(),
+        peak_gpus=store.peak_gpus.copy(),
+        data_size=store.data_size.copy(),
+        epochs=store.epochs.copy(),
+        submit_time=store.submit_time.copy(),
+        start_time=store.start_time.copy(),
+        finish_time=store.finish_time.copy(),
+        gpu_seconds=store.attained_service.copy(),
+        final_accuracy=table.accuracy,
+        reached_90=store.reached[:, 0].copy(),
+        reached_95=store.reached[:, 1].copy(),
+        reached_99=store.reached[:, 2].copy(),
+        alone_time=delay + alone_bound(*solo, np.minimum(store.max_gpus, shape.capacity)),
+        requested_time=delay + requested_seconds(*solo, store.requested_gpus, shape.gpus_per_node),
+        trained_epochs=store.progress.copy(),
+        full_accuracy=np.where(may_stop, table.accuracy_at(store.epochs), np.nan),
+    )

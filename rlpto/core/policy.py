@@ -1,0 +1,163 @@
+"""What a policy is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
+
+import numpy as np
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.job_table import JobTable
+from rlpto.io.arrays import FloatArray
+from rlpto.io.settings import Settings
+
+
+class Policy(Protocol):
+    """A function from the table of jobs to the number of GPUs each job gets.
+
+    A policy may wish for more GPUs than there are: wishes are trimmed in queue order, in one place
+    (`rlpto.core.queues.admit`). It may keep a memory between calls; `reset` clears it.
+    """
+
+    name: str
+
+    def reset(self, seed: int) -> None:
+        """Forget everything; `seed` fixes all randomness until the next reset."""
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        """Decide. Called at every decision point, with at least one active job."""
+
+
+@runtime_checkable
+class StandingPolicy(Protocol):
+    """A policy that can say for how long its decision stands, so that it need not be asked again.
+
+    Optional: a policy without this method is asked at every decision point.
+    """
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time in seconds (of `state.time`) until which the decision on `state` cannot change.
+
+        state: the one of the last decision; asked right after it. The promise holds as long as no
+        job arrives or finishes, no node changes, and the queue order and the priority classes of the
+        jobs stay the same.
+        """
+
+
+@runtime_checkable
+class LookingAhead(Protocol):
+    """A policy that simulates forward when it decides. Optional, as `StandingPolicy` is."""
+
+    def as_it_stands(self) -> Policy:
+        """A policy that decides as this one does until it looks ahead again.
+
+        For predictions, which would look ahead within a look ahead otherwise.
+        """
+
+
+def as_it_stands(policy: Policy) -> Policy:
+    """The policy itself; one that looks ahead without doing so any more."""
+    return policy.as_it_stands() if isinstance(policy, LookingAhead) else policy
+
+
+@runtime_checkable
+class BatchSizePolicy(Protocol):
+    """A policy that may choose batch sizes. Optional: speeds at other batch sizes are compiled only for such policies.
+
+    chooses_batch_sizes: whether it does.
+    """
+
+    @property
+    def chooses_batch_sizes(self) -> bool:
+        """Whether its allocations may have batch sizes."""
+
+
+def chooses_batch_sizes(policy: Policy) -> bool:
+    """Whether a policy's allocations may have batch sizes."""
+    return isinstance(policy, BatchSizePolicy) and policy.chooses_batch_sizes
+
+
+@runtime_checkable
+class ServerPolicy(Protocol):
+    """A policy that may choose numbers of parameter servers. Optional, as `BatchSizePolicy` is.
+
+    chooses_servers: whether it does.
+    """
+
+    @property
+    def chooses_servers(self) -> bool:
+        """Whether its allocations may have servers."""
+
+
+def chooses_servers(policy: Policy) -> bool:
+    """Whether a policy's allocations may have numbers of parameter servers."""
+    return isinstance(policy, ServerPolicy) and policy.chooses_servers
+
+
+class NoOptions(Settings):
+    """Options of a policy that has none."""
+
+
+class BackfillOptions(Settings):
+    """Options of a policy that gives waiting jobs what they ask for, all or nothing."""
+
+    backfill: bool = False
+    """Let later jobs that fit pass a job that does not; without it the first one that does not fit blocks."""
+
+
+class OneNodeOptions(BackfillOptions):
+    """Options of a policy that may keep every job on one node."""
+
+    one_node: bool = False
+    """Start a job only where one node has room for it, on the first that has, as long as any node is large enough."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Settings)
+
+
+class BasePolicy(Generic[OptionsT]):
+    """What this project's policies have in common: a name, typed options, and no memory unless they say so."""
+
+    name: str
+    Options: ClassVar[type[Settings]] = NoOptions
+
+    def __init__(self, options: OptionsT | None = None) -> None:
+        self.options = options or cast(OptionsT, self.Options())
+
+    def reset(self, seed: int) -> None:
+        """Nothing is remembered."""
+
+
+class StandsUntilEvent:
+    """A decision that only an arrival, a finish or a change of nodes can change."""
+
+    def stands_until(self, state: ClusterState) -> float:  # noqa: ARG002
+        """See `StandingPolicy`."""
+        return math.inf
+
+
+def unit_speed(jobs: JobTable) -> FloatArray:
+    """[n] work per second and GPU on min_gpus GPUs: the unit of speed-ups, one GPU's speed for most jobs."""
+    lowest = jobs.min_gpus
+    speed: FloatArray = jobs.speed[np.arange(len(jobs)), lowest] / lowest
+    return speed
+
+
+class PolicyClass(Protocol):
+    """What the registry, and a plug-in's entry point, expects of a policy's class.
+
+    summary: one line, what it does. source: where it was published. Options: its typed options.
+    Two attributes may be there: POSITIONAL, name of the option that may be given without its name, as in
+    `pretrained:philly`; COMPLETE, False if the policy is none without options.
+    """
+
+    summary: str
+    source: str
+
+    @property
+    def Options(self) -> type[Settings]:  # noqa: N802
+        """Class of the options."""
+
+    def __call__(self, options: Any) -> Policy:
+        """A new policy with these options, an instance of `Options`."""

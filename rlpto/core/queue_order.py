@@ -1,0 +1,116 @@
+"""The order of service: priority classes, aging between them, and submission inside them, or classes as head starts.
+
+Compiled, for the queue of one cluster (`rlpto.core.queues.Queue`) and for many simulated clusters at once alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlpto.io.arrays import AnyArray, IntArray
+from rlpto.io.compiled import kernel
+
+
+@kernel()
+def order_rows(
+    jobs: AnyArray,
+    index: IntArray,
+    now: float,
+    aging_normal: float,
+    aging_low: float,
+    strict: bool,
+    rows: IntArray,
+    effective: IntArray,
+) -> None:
+    """Fill `rows` [n] with positions in index [n], numbers of jobs [M] JOB in order of submission, in order of service,
+    and effective [n] with the classes of these rows after aging.
+
+    strict: by class after aging and submission; else by submission with the head start of the class a job came with.
+    How far jobs have risen is brought up to date.
+    """
+    high, normal = 0, 0
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        own, since = job.priority, job.wait_start
+        if since == since and job.risen < own:  # NaN while running
+            risen = int(now >= since + (aging_low if own == 2 else aging_normal))
+            risen += int(own == 2 and now >= since + (aging_low + aging_normal))
+            job.risen = max(job.risen, risen)
+        high += own == job.risen
+        normal += own - job.risen == 1
+    if not strict:
+        order_by_head_start(jobs, index, aging_normal, aging_low, rows, effective)
+        return
+    at_high, at_normal, at_low = 0, high, high + normal
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        after = job.priority - job.risen
+        at = at_high if after == 0 else (at_normal if after == 1 else at_low)
+        at_high += after == 0
+        at_normal += after == 1
+        at_low += after == 2
+        rows[at] = i
+        effective[at] = after
+
+
+@kernel()
+def order_by_head_start(
+    jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float, rows: IntArray, effective: IntArray
+) -> None:
+    """Fill `rows` and `effective` as `order_rows`, by submission, each class as if submitted earlier.
+
+    By aging_low [s] those that came as normal, by aging_normal more those that came as high: as long as it would take a
+    low job to rise so far. A job is therefore never behind one submitted more than the aging bound after it. The order
+    of two jobs never changes.
+    """
+    count = len(index)
+    high, normal, low = (
+        next_of_class(jobs, index, 0, 0),
+        next_of_class(jobs, index, 0, 1),
+        next_of_class(jobs, index, 0, 2),
+    )
+    for at in range(count):
+        row, first = high, np.inf
+        if high < count:
+            first = jobs[index[high]].submit_time - (aging_low + aging_normal)
+        if normal < count:
+            since = jobs[index[normal]].submit_time - aging_low
+            if since < first or (since == first and normal < row):
+                row, first = normal, since
+        if low < count:
+            since = jobs[index[low]].submit_time
+            if since < first or (since == first and low < row):
+                row = low
+        job = jobs[index[row]]
+        rows[at] = row
+        effective[at] = job.priority - job.risen
+        if row == high:
+            high = next_of_class(jobs, index, row + 1, 0)
+        elif row == normal:
+            normal = next_of_class(jobs, index, row + 1, 1)
+        else:
+            low = next_of_class(jobs, index, row + 1, 2)
+
+
+@kernel()
+def next_of_class(jobs: AnyArray, index: IntArray, start: int, priority: int) -> int:
+    """First position from `start` on in index [n] of a job that came with class `priority`; n: there is none."""
+    at = start
+    while at < len(index) and jobs[index[at]].priority != priority:
+        at += 1
+    return at
+
+
+@kernel()
+def next_promotion(jobs: AnyArray, index: IntArray, aging_normal: float, aging_low: float) -> float:
+    """Earliest time at which a waiting job among `index` [n] of jobs [M] rises a class; infinity if none ever will."""
+    earliest = np.inf
+    for i in range(len(index)):
+        job = jobs[index[i]]
+        if job.risen == job.priority or np.isnan(job.wait_start):
+            continue
+        bound = aging_low if job.priority == 2 else aging_normal
+        if job.risen == 1:
+            bound += aging_normal
+        earliest = min(earliest, job.wait_start + bound)
+    return earliest

@@ -1,0 +1,394 @@
+"""Multi-priority queues: who is served first, and the one place where wishes meet capacity.
+
+Every policy passes through here, whatever it is: `Queue.order` sorts the table before the policy
+sees it, `Queue.admit` checks what the policy returns and trims it to capacity in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.gpu_kinds import onto_kinds, spans_kinds
+from rlpto.core.job_table import STRICT
+from rlpto.core.jobs import PRIORITY_CLASSES
+from rlpto.core.queue_order import next_promotion, order_rows
+from rlpto.core.server_slots import admit_servers
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.io.errors import PolicyError
+from rlpto.io.settings import Settings
+from rlpto.performance.tables import NO_TYPE
+
+CLASSES = len(PRIORITY_CLASSES)
+
+_ClassWeight = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class ConvergingSettings(Settings):
+    """Jobs that have nearly converged give GPUs, a quarter of their peak at a time, to jobs that have not."""
+
+    gained: float = Field(1.0, gt=0, le=1)
+    """Share of all the accuracy a job can gain from which on it counts as converging; 1: no job ever does."""
+    keep: float = Field(0.5, gt=0, le=1)
+    """Share of the most GPUs it has held that a converging job keeps at least, halfway from `gained` to its end."""
+
+
+class QueueSettings(Settings):
+    """Which job is served first: priority classes, aging between them, and one rule among jobs of like standing."""
+
+    classes: Literal["strict", "weighted"] = "strict"
+    """strict: a job of a higher class, after aging, comes first, whatever the policy. weighted: classes weigh but none
+    comes first: jobs queue as if each class above low had been submitted earlier by the times of aging below it, and
+    policies that rank by an amount divide it by the weight of the class."""
+    class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
+    """Weights of the classes high, normal and low (after aging), where classes are weighted; none above the one before:
+    a job of weight 4 counts as one of weight 1 with a quarter of its remaining time, or of the GPU time it has had."""
+    inside: Literal["fifo", "shortest_first", "fair_users"] = "fifo"
+    """Order within a class (weighted: of all): by submission, by remaining time on the requested GPUs, or users who
+    have had the least GPU time first, see `rlpto.core.fair_users`."""
+    user_half_life: float = Field(86_400.0, gt=0)
+    """fair_users: seconds after which GPU time that a user has had counts half."""
+    aging_normal: float = Field(1800.0, gt=0)
+    """Seconds a waiting job of class normal waits before it counts as high; weighted: and the head start in the queue
+    that high has over normal."""
+    aging_low: float = Field(3600.0, gt=0)
+    """Seconds a waiting job of class low waits before it counts as normal (and then ages on); weighted: and the head
+    start in the queue that normal has over low."""
+    shrink_lower: bool = False
+    """While a job of a lower class runs, give waiting jobs of higher classes their min_gpus: from GPUs nobody
+    uses, then by shrinking jobs of lower classes, down to their min_gpus; only where classes are strict."""
+    converging: ConvergingSettings = ConvergingSettings()
+    """Whether jobs shrink as they converge, while other jobs could use their GPUs."""
+
+    @field_validator("class_weights")
+    @classmethod
+    def _descending(cls, weights: tuple[float, float, float]) -> tuple[float, float, float]:
+        if any(lower > higher for higher, lower in pairwise(weights)):
+            raise ValueError("class_weights must not rise from high to low")
+        return weights
+
+    @model_validator(mode="after")
+    def _ranked(self) -> QueueSettings:
+        if self.shrink_lower and not self.strict:
+            raise ValueError("shrink_lower: a higher class takes GPUs of lower ones only with classes: strict")
+        return self
+
+    @property
+    def strict(self) -> bool:
+        """Whether a job of a higher class comes first, whatever the policy."""
+        return self.classes == "strict"
+
+    @property
+    def aging_bound(self) -> float:
+        """Seconds after which any waiting job counts as high, and after which no job submitted since is before it."""
+        return self.aging_low + self.aging_normal
+
+
+class Queue:
+    """The queue of one run. A job that has aged into a higher class stays there: that is kept with the job.
+
+    served: what the user of every row of a state has had by the time that the row is served; for `inside: fair_users`.
+    """
+
+    def __init__(self, settings: QueueSettings, served: Callable[[ClusterState], FloatArray] | None = None) -> None:
+        self._settings, self._served = settings, served
+        self._class_weights = STRICT if settings.strict else np.array(settings.class_weights)
+
+    def order(self, state: ClusterState) -> ClusterState:
+        """The same state with its rows in the order of service and the classes after aging.
+
+        Jobs that are to shrink as they converge show lower max_gpus (and requested_gpus, where those are more), so
+        that every policy gives what they leave to others; see `shrink_converging`.
+        """
+        jobs, rule = state.jobs, self._settings
+        if len(jobs) == 0:
+            return state
+        rows, effective = np.empty_like(jobs.index), np.empty_like(jobs.index)
+        aging = rule.aging_normal, rule.aging_low
+        order_rows(jobs.store.records, jobs.index, state.time, *aging, rule.strict, rows, effective)
+        ordered = jobs.reordered(rows, effective, self._class_weights)
+        if rule.inside == "shortest_first":
+            places = ordered.ranked(ordered.remaining_time(ordered.requested_gpus) / ordered.class_weight)
+            ordered = ordered.reordered(places, effective[places])
+        elif rule.inside == "fair_users" and self._served is not None:
+            places = ordered.ranked(self._served(replace(state, jobs=ordered)) / ordered.class_weight)
+            ordered = ordered.reordered(places, effective[places])
+        if rule.converging.gained < 1:
+            shrink_converging(ordered.records, rule.converging.gained, rule.converging.keep)
+        return replace(state, jobs=ordered)
+
+    def stands_until(self, state: ClusterState) -> float:
+        """Time until which, unless jobs or nodes come or go, the order of `state` and what is admitted stand.
+
+        To be asked once the decision on `state` has been carried out.
+        """
+        rule = self._settings
+        if rule.inside != "fifo" or rule.shrink_lower or rule.converging.gained < 1:
+            return state.time  # remaining times pass each other; shrunk jobs make room for further wishes
+        return next_promotion(state.jobs.store.records, state.jobs.index, rule.aging_normal, rule.aging_low)
+
+    def admit(self, state: ClusterState, allocation: Allocation, policy: str) -> Allocation:
+        """The allocation that is carried out: checked, and trimmed to capacity in queue order.
+
+        A job that would get less than its min_gpus gets none. On several kinds of GPU every job is given one and
+        placed, see `gpu_kinds.onto_kinds`, unless the policy has placed every job on one. Where the state says so,
+        GPUs are held back for jobs of class high that are expected, see `hold_back`. Raises PolicyError if a policy
+        returns no Allocation, numbers that are not whole, are negative, or break a job's limits, a batch size that is
+        not one of those the job has, a placement that the nodes have no room for, or parameter servers that the job
+        cannot have. Jobs get no GPUs where there are no CPU slots for their parameter servers, see `admit_servers`.
+        """
+        if not isinstance(allocation, Allocation):
+            raise PolicyError(f"policy {policy} returned a {type(allocation).__name__}: expected an Allocation")
+        jobs = state.jobs
+        wishes = whole_numbers(allocation.gpus, len(jobs), policy)
+        gpus = np.empty_like(wishes)
+        bad = admit(jobs.records, wishes, state.capacity, self._settings.shrink_lower, state.reserved, gpus)
+        if bad >= 0:
+            raise PolicyError(
+                f"policy {policy} gave job {int(jobs.index[bad])} {int(wishes[bad])} GPUs at {state.time:.0f} s: "
+                f"expected 0, or {int(jobs.min_gpus[bad])} to {int(jobs.max_gpus[bad])}"
+            )
+        order = check_order(allocation.order, len(jobs), policy)
+        servers = allocation.servers
+        if servers is not None:
+            servers = whole_numbers(servers, len(jobs), policy, "parameter servers")
+        servers = admit_servers(servers, state, gpus, policy)
+        placement = check_placement(allocation.placement, state, wishes, policy)
+        if len(state.shape.kinds) > 1:
+            trimmed = not np.array_equal(gpus, wishes)
+            if placement is None or trimmed or len(spans_kinds(placement, state.shape)):
+                placement = onto_kinds(state, gpus)  # who places jobs without a thought of kinds has counted GPUs
+            gpus = placement.sum(axis=1)
+            servers = servers if servers is None else np.where(gpus > 0, servers, 0)
+        elif placement is not None and not np.array_equal(gpus, wishes):
+            fit_rows(placement, gpus, state.shape.offered - placement.sum(axis=0))
+        batch_size = check_batch_size(allocation.batch_size, state, gpus, policy)
+        return Allocation(gpus, order, batch_size, placement, servers)
+
+
+def whole_numbers(numbers: Any, count: int, policy: str, unit: str = "GPUs") -> IntArray:
+    """`numbers` as int64 [count], or PolicyError naming the policy and what is wrong. unit: what they count."""
+    try:
+        array = np.asarray(numbers)
+    except ValueError:
+        raise PolicyError(f"policy {policy} returned ragged {unit}: expected {count} whole numbers") from None
+    if array.shape != (count,):
+        raise PolicyError(f"policy {policy} returned {unit} of shape {array.shape}: expected ({count},), one per job")
+    if array.dtype.kind in "iu":
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind != "f":
+        raise PolicyError(f"policy {policy} returned {unit} of type {array.dtype}: expected whole numbers")
+    # NaN, infinity and what no int64 can hold fail these comparisons too.
+    wrong = ~((np.abs(array) < 2.0**62) & (np.floor(array) == array))
+    if wrong.any():
+        raise PolicyError(f"policy {policy} returned {array[wrong][0]} {unit}: expected whole numbers")
+    return array.astype(np.int64)
+
+
+def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
+    """Batch sizes [n] of the jobs that get `gpus` [n], 0 for those that get none; None if none is chosen.
+
+    Raises PolicyError naming the policy if a job cannot have its batch size.
+    """
+    if batch_size is None:
+        return None
+    jobs = state.jobs
+    chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # whatever its servers: every size has all their numbers
+    if len(wrong):
+        known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
+        raise PolicyError(
+            f"policy {policy} gave job {int(jobs.index[wrong[0]])} a batch size of {int(chosen[wrong[0]])} at "
+            f"{state.time:.0f} s: expected 0 (its own choice)" + (f" or one of {known}" if known else "")
+        )
+    return np.where(gpus > 0, chosen, 0)
+
+
+def check_placement(placement: Any, state: ClusterState, gpus: IntArray, policy: str) -> IntArray | None:
+    """A copy of `placement` as int64 [n, N] if it gives every job its gpus [n] on nodes that are up, or PolicyError."""
+    if placement is None:
+        return None
+    array, shape = np.asarray(placement), (len(state.jobs), len(state.shape))
+    if array.shape != shape or array.dtype.kind not in "iu":
+        raise PolicyError(
+            f"policy {policy} returned a placement of shape {array.shape} and type {array.dtype}: expected whole "
+            f"numbers of shape {shape}, one for every job and node"
+        )
+    array = array.astype(np.int64)
+    wrong = np.flatnonzero((array < 0).any(axis=1) | (array.sum(axis=1) != gpus))
+    if len(wrong):
+        job, placed = int(state.jobs.index[wrong[0]]), array[wrong[0]].tolist()
+        raise PolicyError(f"policy {policy} placed job {job} on {placed}: expected {int(gpus[wrong[0]])} GPUs in all")
+    for number, (room, used) in enumerate(zip(state.shape.offered.tolist(), array.sum(axis=0).tolist(), strict=True)):
+        if used > room:
+            raise PolicyError(f"policy {policy} placed {used} GPUs on node {number}: expected at most {room}")
+    return array
+
+
+@kernel()
+def fit_rows(placement: IntArray, gpus: IntArray, free: IntArray) -> None:
+    """Make rows of placement [n, N] hold gpus [n] in all: smallest parts go, nodes with most free are taken first."""
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more < 0:
+            least = -1
+            for node in range(len(row)):
+                if row[node] > 0 and (least < 0 or row[node] <= row[least]):
+                    least = node
+            given = min(row[least], -more)
+            row[least] -= given
+            free[least] += given
+            more += given
+    for i in range(len(gpus)):
+        row = placement[i]
+        more = gpus[i] - row.sum()
+        while more > 0:
+            best = 0
+            for node in range(len(free)):
+                if free[node] > free[best]:
+                    best = node
+            taken = min(free[best], more)
+            row[best] += taken
+            free[best] -= taken
+            more -= taken
+
+
+def check_order(order: Any, count: int, policy: str) -> IntArray | None:
+    """`order` as int64 [count] if it is a permutation of the rows, or PolicyError."""
+    if order is None:
+        return None
+    array = np.asarray(order)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or not is_permutation(array.astype(np.int64)):
+        raise PolicyError(f"policy {policy} returned a placement order that is no permutation of its {count} jobs")
+    return array.astype(np.int64)
+
+
+@njit()
+def is_permutation(order: IntArray) -> bool:
+    """True if every number from 0 to len - 1 stands in `order` once."""
+    seen = np.zeros(len(order), dtype=np.bool_)
+    for row in order:
+        if row < 0 or row >= len(order) or seen[row]:
+            return False
+        seen[row] = True
+    return True
+
+
+@kernel()
+def gained_share(first: float, now: float, final: float) -> float:
+    """Share of all the accuracy a job can gain that it has gained; 0 where there is none to gain."""
+    return (now - first) / (final - first) if final > first else 0.0
+
+
+@kernel()
+def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
+    """Lower max_gpus and requested_gpus of jobs in view [n] VIEW that converge while others could use GPUs.
+
+    A job converges once it has gained `since` of the accuracy between its first and its final one. It may then
+    hold three quarters of the most it has held, and `keep` of it (if that is less) from halfway to its end
+    on, but no fewer than its min_gpus. Nothing is lowered unless a job that does not converge holds less than its
+    limit. After the convergence shrink of this project's notes on systems (1.7).
+    """
+    wanted = False
+    for i in range(len(view)):
+        job = view[i]
+        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
+        wanted = wanted or (gained < since and job.gpus < job.max_gpus)
+    if not wanted:
+        return
+    for i in range(len(view)):
+        job = view[i]
+        gained = gained_share(job.first_accuracy, job.accuracy, job.final_accuracy)
+        if gained >= since and job.peak_gpus > 0:
+            late = gained >= (1.0 + since) / 2
+            share = keep if late else max(keep, 0.75)
+            job.max_gpus = min(job.max_gpus, max(job.min_gpus, int(np.ceil(share * job.peak_gpus))))
+            job.requested_gpus = min(job.requested_gpus, job.max_gpus)
+
+
+@njit()
+def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, reserved: int, given: IntArray) -> int:
+    """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
+
+    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave to nobody, see `hold_back`. Returns the first row
+    whose wish breaks its limits, or -1.
+    """
+    total = 0
+    for i in range(len(wishes)):
+        if wishes[i] != 0 and (wishes[i] < view[i].min_gpus or wishes[i] > view[i].max_gpus):
+            return i
+        given[i] = wishes[i]
+        total += wishes[i]
+    if total > capacity or shrink_lower:
+        left = capacity
+        for i in range(len(wishes)):
+            given[i] = min(wishes[i], left)
+            if given[i] < view[i].min_gpus:
+                given[i] = 0
+            left -= given[i]
+        if shrink_lower:
+            shrink_lower_classes(given, view, left)
+    if reserved > 0:
+        hold_back(given, view, capacity, reserved)
+    return -1
+
+
+@kernel()
+def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
+    """Leave `reserved` GPUs of the capacity to nobody, as far as jobs below class high can do without growing.
+
+    given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
+    if they hold less) until enough is left. Nobody loses GPUs, and nobody is kept from starting. After the
+    reservation of GPUs for predicted jobs of class high in this project's notes on systems (1.4).
+    """
+    missing = reserved - capacity
+    for i in range(len(given)):
+        missing += given[i]
+    for i in range(len(given) - 1, -1, -1):
+        if missing <= 0:
+            break
+        job = view[i]
+        if job.effective_priority > 0:
+            taken = min(given[i] - max(job.min_gpus, min(job.gpus, given[i])), missing)
+            if taken > 0:
+                given[i] -= taken
+                missing -= taken
+
+
+@njit()
+def shrink_lower_classes(given: IntArray, view: AnyArray, left: int) -> None:
+    """Give waiting rows their min_gpus while rows of a lower class run: from `left` unused GPUs, then out
+    of what those hold above their own min_gpus, the last rows giving first. `given` is changed.
+
+    A row for which all of that is not enough goes on waiting, and nothing is shrunk in vain.
+    """
+    spare = np.zeros(CLASSES + 1, dtype=np.int64)
+    runs = np.zeros(CLASSES + 1, dtype=np.bool_)
+    for i in range(len(given)):
+        if given[i] > 0:
+            spare[view[i].effective_priority] += given[i] - view[i].min_gpus
+            runs[view[i].effective_priority] = True
+    donor = len(given) - 1
+    for i in range(len(given)):
+        lower, least = view[i].effective_priority + 1, view[i].min_gpus
+        if given[i] > 0 or not runs[lower:].any() or left + spare[lower:].sum() < least:
+            continue
+        while left < least:
+            taken = 0
+            if given[donor] > 0:
+                taken = min(given[donor] - view[donor].min_gpus, least - left)
+            given[donor] -= taken
+            spare[view[donor].effective_priority] -= taken
+            left += taken
+            if left < least:
+                donor -= 1
+        given[i] = least
+        left -= given[i]

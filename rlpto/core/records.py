@@ -1,0 +1,175 @@
+"""What is kept of one run of a policy on a workload: the input of every metric, plot and table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel
+
+INTERVAL = np.dtype(
+    [
+        ("start", "f8"),
+        ("end", "f8"),
+        ("accuracy_gain", "f8", (3,)),
+        ("shortfall", "f8", (3,)),
+        ("unfinished", "f8"),
+        ("gpu_seconds", "f8"),
+        ("rescale_seconds", "f8"),
+        ("rescales", "i8"),
+        ("arrived", "i8"),
+        ("finished", "i8"),
+    ],
+    align=True,
+)
+"""What happened between two decision points, summed over jobs: the fields of `rlpto.core.cluster.Progress`.
+A reward term is a function of these sums (`rlpto.core.rewards`)."""
+
+
+def intervals(
+    accuracy_gain: FloatArray,
+    unfinished: FloatArray | float,
+    gpu_seconds: FloatArray | float,
+    rescale_seconds: FloatArray | float,
+    shortfall: FloatArray | float = 0.0,
+) -> AnyArray:
+    """[N] INTERVAL of N intervals of which only these sums are known: two [N, classes], the others [N]."""
+    found = np.zeros(len(accuracy_gain), dtype=INTERVAL)
+    found["accuracy_gain"], found["shortfall"], found["unfinished"] = accuracy_gain, shortfall, unfinished
+    found["gpu_seconds"], found["rescale_seconds"] = gpu_seconds, rescale_seconds
+    return found
+
+
+@kernel()
+def add_interval(total: AnyArray, passed: AnyArray) -> None:
+    """Add the sums of an interval to others, both [1] INTERVAL; times go on from those of total."""
+    to, more = total[0], passed[0]
+    to.end = more.end
+    for c in range(3):
+        to.accuracy_gain[c] += more.accuracy_gain[c]
+        to.shortfall[c] += more.shortfall[c]
+    to.unfinished += more.unfinished
+    to.gpu_seconds += more.gpu_seconds
+    to.rescale_seconds += more.rescale_seconds
+    to.rescales += more.rescales
+    to.arrived += more.arrived
+    to.finished += more.finished
+
+
+@dataclass(frozen=True)
+class JobRecords:
+    """One entry per job of the workload, in order of submission; M jobs.
+
+    names, models: tuples of M strings.
+    priority, requested_gpus, max_gpus, rescales: [M] int64. peak_gpus: [M] int64, most held at once.
+    data_size [samples], epochs: [M] float64.
+    submit_time, start_time (first GPU), finish_time: [M] s; NaN where it did not come to that.
+    gpu_seconds: [M] GPU-s held. final_accuracy: [M] in [0, 1], as reached by the end of the run.
+    reached_90, reached_95, reached_99: [M] s when the job had first gained that share [%] of all the accuracy it can
+        gain; NaN where it never did.
+    alone_time: [M] s to finish if the job had the cluster to itself and in every epoch its fastest
+        GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
+        are rounded, by more than half the resolution per epoch).
+    requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included. Both are of the epochs
+        that a job has trained, if it has finished.
+    trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
+    full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
+    """
+
+    names: tuple[str, ...]
+    models: tuple[str, ...]
+    priority: IntArray
+    requested_gpus: IntArray
+    max_gpus: IntArray
+    rescales: IntArray
+    peak_gpus: IntArray
+    data_size: FloatArray
+    epochs: FloatArray
+    submit_time: FloatArray
+    start_time: FloatArray
+    finish_time: FloatArray
+    gpu_seconds: FloatArray
+    final_accuracy: FloatArray
+    reached_90: FloatArray
+    reached_95: FloatArray
+    reached_99: FloatArray
+    alone_time: FloatArray
+    requested_time: FloatArray
+    trained_epochs: FloatArray
+    full_accuracy: FloatArray
+
+
+@dataclass(frozen=True)
+class DecisionRecords:
+    """One entry per decision; D decisions.
+
+    time: [D] s. latency: [D] s the policy and the queue took (wall clock: not reproducible).
+    capacity, held: [D] GPUs that were up, and GPUs held after the decision.
+    active, waiting: [D] jobs in the system, and those without GPUs after the decision.
+    reward: [D, TERMS] terms (`rlpto.core.rewards.TERMS`) of the interval that followed; already weighted and
+        signed, so that their sum is the reward.
+    shortfall: [D] job-s in that interval, each counted by the share of the accuracy the job can gain that it was
+        missing; of all classes.
+    """
+
+    time: FloatArray
+    latency: FloatArray
+    capacity: IntArray
+    held: IntArray
+    active: IntArray
+    waiting: IntArray
+    reward: FloatArray
+    shortfall: FloatArray
+
+    @classmethod
+    def from_rows(cls, rows: FloatArray, reward: FloatArray, shortfall: FloatArray) -> DecisionRecords:
+        """Records of D decisions from rows [D, 6]: time, latency, capacity, held, active, waiting."""
+        time, latency = rows[:, 0], rows[:, 1]
+        capacity, held, active, waiting = rows[:, 2:].astype(np.int64).T
+        return cls(time, latency, capacity, held, active, waiting, reward, shortfall)
+
+
+@dataclass(frozen=True)
+class AllocationChanges:
+    """Every change of a job's GPUs; C changes in order of time (finishing counts as going to 0).
+
+    time: [C] s. job: [C] index into JobRecords. gpus: [C] GPUs held from then on.
+    accuracy: [C] accuracy of the job at that moment, in [0, 1].
+    """
+
+    time: FloatArray
+    job: IntArray
+    gpus: IntArray
+    accuracy: FloatArray
+
+
+@dataclass(frozen=True)
+class PolicySwitches:
+    """Which policy took the decisions of a run in which policies were switched; S policies one after the other.
+
+    time: [S] s of the first decision of each. policy: S names. Empty where one policy took all decisions.
+    """
+
+    time: FloatArray = field(default_factory=lambda: np.zeros(0))
+    policy: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One policy on one window with one seed.
+
+    policy: its name. window: name of the window. seed. capacity: GPUs of the cluster with all nodes up.
+    wall_seconds: how long the run took. switches: which policy decided when, if there were several.
+    """
+
+    policy: str
+    window: str
+    seed: int
+    capacity: int
+    jobs: JobRecords
+    decisions: DecisionRecords
+    changes: AllocationChanges
+    wall_seconds: float
+    switches: PolicySwitches = field(default_factory=PolicySwitches)

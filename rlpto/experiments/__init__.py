@@ -1,0 +1,1 @@
+"""From a configuration to runs: what the verbs of the command do."""

@@ -1,0 +1,125 @@
+"""What decides how a result comes out: the part of a configuration that cells and trainings are kept under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rlpto.experiments.config import Config
+from rlpto.io.files import digest
+from rlpto.io.settings import Settings
+from rlpto.performance.metrics import DEFAULT_METRIC
+from rlpto.performance.tables import ONE_KIND
+from rlpto.workloads.files import KEYS
+
+
+class Result(Enum):
+    """What a key may decide."""
+
+    CELL = "a cell of an evaluation"
+    TRAINING = "a training that is resumed"
+    CHECKPOINT = "a checkpoint, whoever goes on from it"
+
+
+FREE: Mapping[str, tuple[Result, ...]] = {
+    "name": tuple(Result),
+    "description": tuple(Result),
+    "policies": tuple(Result),
+    "evaluation": tuple(Result),
+    "workload.windows.limit": (Result.CELL,),  # these two choose cells
+    "workload.windows.seed": (Result.CELL,),
+    "env": (Result.CELL,),  # these two are for training, whose result is a file of its own
+    "agent": (Result.CELL,),
+    "agent.device": (Result.CHECKPOINT,),
+    "agent.threads": (Result.CHECKPOINT,),
+    "agent.seed": (Result.CHECKPOINT,),  # which has it beside what decides
+}
+"""The keys that do not decide, and what they do not decide: all others do. A key stands for all below it."""
+
+UNUSED: Mapping[str, Callable[[Config], bool]] = {
+    "forecast": lambda config: config.forecast.mode == "off",
+    "queue.classes": lambda config: config.queue.classes == "strict",
+    "queue.class_weights": lambda config: config.queue.classes == "strict",
+    "queue.converging": lambda config: config.queue.converging.gained == 1,
+    "reward.shortfall": lambda config: config.reward.shortfall == 0,
+    "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
+    "simulator.growth": lambda config: config.simulator.growth == "pause",
+    "workload.background": lambda config: not config.workload.background,
+    "simulator.share": lambda config: config.simulator.share == 1,
+    "simulator.share_slowdown": lambda config: config.simulator.share == 1,
+    "simulator.change_batch_above": lambda config: config.simulator.change_batch_above == 1,
+    "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
+    "workload.jobs": lambda config: config.workload.source != "jobs",
+    "workload.mapping.stop": lambda config: config.workload.mapping.stop is None,
+}
+"""Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found
+again that were made before there was such a feature. Another one needs a line here, and nothing else."""
+
+
+def free_keys(result: Result) -> list[str]:
+    """Keys that do not decide how a result comes out."""
+    return [key for key, undecided in FREE.items() if result in undecided]
+
+
+def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict[str, Any]:
+    """Settings that decide how a result comes out, as plain data. unused: further keys to leave out."""
+    settings = config.model_dump(mode="json")
+    for key in (*free_keys(result), *unused):
+        *above, last = key.split(".")
+        inside = settings
+        for part in above:
+            inside = inside[part]
+        del inside[last]
+    for group in settings["cluster"]["nodes"]:
+        if group["gpu"] == ONE_KIND:
+            del group["gpu"]
+    for job in settings["workload"].get("jobs", ()):
+        for key in ("metric", "stop"):
+            if job[key] is None:
+                del job[key]
+    return settings
+
+
+def differing_keys(
+    mine: Settings, its: Settings, result: Result, around: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Dotted keys in which two configurations differ, with both values, of those that decide how a result comes out."""
+    for name in type(mine).model_fields:
+        key = f"{around}{name}"
+        left, right = getattr(mine, name), getattr(its, name)
+        if key in free_keys(result) or _absolute(left) == _absolute(right):
+            continue
+        if isinstance(left, Settings) and isinstance(right, Settings):
+            yield from differing_keys(left, right, result, f"{key}.")
+        else:
+            yield key, left, right
+
+
+def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
+    """Plain data that decides how cells of a configuration come out: settings, and digests of the files they name.
+
+    traces: trace files by split. Raises ConfigError if a file cannot be read.
+    """
+    settings = deciding(config, Result.CELL, [key for key, unused in UNUSED.items() if unused(config)])
+    settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
+    if config.workload.source == "synthetic" and "/" in config.workload.calibration:
+        settings["workload"]["calibration"] = digest(Path(config.workload.calibration))
+    if "forecast" in settings and config.forecast.model is not None:
+        settings["forecast"]["model"] = digest(config.forecast.model)
+    if config.profiles.folder is not None:
+        settings["profiles"]["folder"] = [digest(path) for path in _files(config.profiles.folder)]
+    return settings
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or all files below a folder."""
+    return [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file())
+
+
+def _absolute(value: object) -> object:
+    """Paths are the same if they lead to the same place."""
+    if isinstance(value, Path):
+        return value.absolute()
+    return tuple(_absolute(entry) for entry in value) if isinstance(value, tuple) else value

@@ -1,0 +1,312 @@
+"""Experiment files: one typed model of everything an experiment can set, read from YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+
+from rlpto.agents.settings import BEST, LAST, AgentSettings
+from rlpto.arrivals.settings import ForecastSettings
+from rlpto.core.external_load import BackgroundLoad
+from rlpto.core.queues import QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.settings import EnvSettings
+from rlpto.io.errors import ConfigError
+from rlpto.io.files import file_there, is_there
+from rlpto.io.paths import ConfigPath, TypedOnCommandLine, example_config, example_names, expand_path
+from rlpto.io.reading import one_line
+from rlpto.io.settings import LARGEST_SEED, Settings
+from rlpto.io.settings_text import described_yaml, first_problem
+from rlpto.io.yaml_file import Location, parse_value, read_yaml
+from rlpto.knowledge.remaining import RemainingKnowledge
+from rlpto.performance.metrics import DEFAULT_METRIC, MetricName
+from rlpto.performance.tables import ONE_KIND
+from rlpto.policies.spec import FILE_ENDINGS, parse_spec
+from rlpto.ray_cluster.settings import RaySettings
+from rlpto.simulator.settings import SimulatorSettings
+from rlpto.workloads.listed import ListedJob
+from rlpto.workloads.mapping import MappingSettings
+from rlpto.workloads.windows import WindowSettings
+
+_LONGEST_POSITION = 10
+"""Digits of a position in a list."""
+
+
+def _expand_name_or_path(value: object, info: ValidationInfo) -> object:
+    """Leave plain names alone; treat what has a folder or an ending as a path."""
+    if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
+        return str(expand_path(value, info))
+    return value
+
+
+def _expand_spec(value: object, info: ValidationInfo) -> object:
+    """Make the files among a policy's options paths as `expand_path` does."""
+    if not isinstance(value, str):
+        return value
+    kind = TypedOnCommandLine if isinstance(value, TypedOnCommandLine) else str
+    try:
+        return str(parse_spec(value).with_paths(lambda path: str(expand_path(kind(path), info))))
+    except ConfigError as wrong:  # pydantic adds where the spec stands only to a ValueError
+        raise ValueError(str(wrong)) from None
+
+
+def _one_or_more(value: object) -> object:
+    return (value,) if isinstance(value, str | Path) else value
+
+
+NameOrPath = Annotated[str, BeforeValidator(_expand_name_or_path)]
+PolicySpec = Annotated[str, BeforeValidator(_expand_spec)]
+
+
+class NodeGroup(Settings):
+    """Nodes that are alike."""
+
+    count: int = Field(1, ge=1, le=100_000)
+    """How many nodes there are of this kind."""
+    gpus: int = Field(4, ge=1, le=1024)
+    """GPUs of each."""
+    cpus: int = Field(0, ge=0, le=10_000)
+    """CPU slots of each; only parameter servers use them."""
+    gpu: str = Field(ONE_KIND, min_length=1)
+    """Their kind of GPU."""
+
+
+class ClusterSettings(Settings):
+    """The machines."""
+
+    nodes: tuple[NodeGroup, ...] = Field((NodeGroup(count=16, gpus=4),), min_length=1)
+    """Groups of nodes that are alike."""
+
+
+class WorkloadSettings(Settings):
+    """Where jobs come from, how they are cut into windows, and what they train."""
+
+    source: Literal["synthetic", "trace", "files", "jobs", "follow"] = "synthetic"
+    """synthetic: drawn from a calibration; trace: one file, cut into windows; files: every file is one window, or
+    gives several (`draws`); jobs: those listed below, in one window called jobs; follow: a file of JSON lines, each a
+    job as listed below, which may be appended to while it is evaluated, until a line {"closed": true}."""
+    jobs: tuple[ListedJob, ...] = ()
+    """jobs: each with model and submit time, and whatever else is to be other than usual."""
+    calibration: NameOrPath = "philly"
+    """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
+    days: float = Field(14.0, gt=0, le=3650)
+    """synthetic: days to generate, before they are cut into windows."""
+    path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """trace, files: file or list of files, `*` allowed; relative to this file, `${NAME:-default}` is filled in.
+    files: these are the test windows."""
+    train_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """files: further files, whose windows are for training; none of them may be a test file."""
+    validation_path: Annotated[tuple[ConfigPath, ...], BeforeValidator(_one_or_more)] = ()
+    """files: further files, whose windows are for validation; with `draws` the files for training may serve again,
+    for other draws."""
+    draws: int = Field(0, ge=0, le=100_000)
+    """files: windows to draw from every file, each `windows.hours` long and with jobs drawn from the file with
+    replacement, as many as `load` asks for (null: as the file has); 0: every file is one window, as it is."""
+    format: str | None = None
+    """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
+    skip_days: float = Field(0.0, ge=0, le=36_500)
+    """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
+    windows: WindowSettings = WindowSettings()
+    """How a trace is cut into disjoint windows for training, validation and testing."""
+    mapping: MappingSettings = MappingSettings()
+    """How a recorded job is given a model and its work."""
+    background: tuple[BackgroundLoad, ...] = ()
+    """Other processes that hold GPUs and CPU slots from the start until they end; jobs may have what they free."""
+    metric: MetricName = DEFAULT_METRIC
+    """What jobs that name no metric choose their batch size by, and what policies are told of their speed: goodput
+    (samples/s times statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
+    load: float | None = Field(None, gt=0, le=100)
+    """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
+    files: needs `draws`."""
+
+    @model_validator(mode="after")
+    def _needs_path(self) -> WorkloadSettings:
+        if self.source in ("trace", "files", "follow") and not self.path:
+            raise ValueError(f"source {self.source} needs a path")
+        if self.source == "follow" and len(self.path) != 1:
+            raise ValueError(f"path: source follow expects one file, got {len(self.path)}")
+        if (self.source == "jobs") != bool(self.jobs):
+            raise ValueError(f"source {self.source}: jobs are listed with source jobs, and only then")
+        if self.source in ("jobs", "follow") and self.load is not None:
+            raise ValueError("load: listed jobs are taken as they are, expected null")
+        if self.source == "files" and self.load is not None and not self.draws:
+            raise ValueError("load: files are taken as they are, expected null, or draws of 1 or more")
+        if self.source != "files" and (self.draws or self.train_path or self.validation_path):
+            raise ValueError(f"source {self.source}: draws, train_path and validation_path are for source files")
+        return self
+
+
+class ProfileSettings(Settings):
+    """How fast models train."""
+
+    folder: ConfigPath | None = None
+    """Folder of profiles: fitted ones (*.yaml) or measurements (a folder for each model); or a file of fitted ones, as
+    `rlpto profile` writes it; null: built in."""
+
+
+class KnowledgeSettings(Settings):
+    """What policies are told about jobs."""
+
+    mode: Literal["exact", "noisy", "online"] = "exact"
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
+    what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
+    fits: Literal["own", "shared"] = "own"
+    """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
+    remaining: RemainingKnowledge = "declared"
+    """Epochs left that policies are told of; declared: the truth (with the errors below, if noisy); learnt: what
+    finished jobs of the same model had; unknown: as many as a job has done already."""
+    remaining_sigma: float = Field(0.3, ge=0, le=10)
+    """noisy: standard deviation of the logarithm of the error of the remaining work."""
+    speed_sigma: float = Field(0.2, ge=0, le=10)
+    """noisy: standard deviation of the logarithm of the error of the speed."""
+    scaling_sigma: float = Field(0.1, ge=0, le=10)
+    """noisy: standard deviation of the exponent e in the error k**e of the speed with k GPUs."""
+
+
+class EvaluationSettings(Settings):
+    """Which windows and seeds policies are compared on."""
+
+    split: Literal["train", "validation", "test"] = "test"
+    """Windows to evaluate on."""
+    seeds: int = Field(1, ge=1, le=10_000)
+    """Repetitions of every window: with other models and work of the jobs, and other failures."""
+    reference: PolicySpec = "fifo"
+    """Policy that the others are compared with, pair by pair."""
+
+
+class Config(Settings):
+    """One experiment."""
+
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the experiment, and of its folder under runs/."""
+    description: str = ""
+    """What the experiment is for."""
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
+    """Seed of all randomness."""
+    cluster: ClusterSettings = ClusterSettings()
+    """The machines."""
+    workload: WorkloadSettings = WorkloadSettings()
+    """Where jobs come from."""
+    profiles: ProfileSettings = ProfileSettings()
+    """How fast models train."""
+    knowledge: KnowledgeSettings = KnowledgeSettings()
+    """What policies are told about jobs."""
+    forecast: ForecastSettings = ForecastSettings()
+    """What is known of the jobs that will arrive."""
+    queue: QueueSettings = QueueSettings()
+    """Order in which jobs are served."""
+    reward: RewardWeights = RewardWeights()
+    """Weights of the reward's parts."""
+    env: EnvSettings = EnvSettings()
+    """What an agent sees, does and learns from."""
+    agent: AgentSettings = AgentSettings()
+    """How the agent is trained."""
+    simulator: SimulatorSettings = SimulatorSettings()
+    """How time passes, when decisions are due, and what a rescale costs."""
+    ray: RaySettings = RaySettings()
+    """Real jobs on a Ray cluster."""
+    policies: tuple[PolicySpec, ...] = Field(("fifo", "srtf", "las"), min_length=1)
+    """Policies to evaluate: `name` or `name:option=value,...`, as `rlpto policies` lists them."""
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Which windows and seeds policies are compared on."""
+
+
+def spec_files(spec: str) -> list[Path]:
+    """The files among the options of a policy's spec; of a run, the checkpoint it is used from."""
+    found = []
+    for path in parse_spec(spec).paths:
+        found += [path] if path.suffix in FILE_ENDINGS else _checkpoints(path)
+    return found
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """The file that `agent:run=...` uses: its best checkpoint, else its last."""
+    return [path for name in (BEST, LAST) if file_there(path := run / name)][:1]
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read an experiment file and apply `key=value` overrides to it.
+
+    path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
+    is wrong with either.
+    """
+    file = read_yaml(_config_file(Path(path)))
+    data: object = file.data
+    changed: list[Location] = []
+    for override in overrides:
+        location, value = _parse_override(override)
+        data = _with_value(data, location, value, override)
+        changed.append(location)
+    try:
+        return Config.model_validate(data, context={"folder": file.path.parent})
+    except ValidationError as error:
+        location, said = first_problem(error, Config)
+        typed = any(location[: len(start)] == start for start in changed)
+        raise ConfigError(f"{'--set' if typed else file.place(location)}: {said}") from None
+
+
+def _config_file(path: Path) -> Path:
+    """The path itself if it is there, else the example of that name. Raises ConfigError if there is neither."""
+    found = None if is_there(path) else example_config(path)
+    if found is None and not is_there(path) and not path.suffix:
+        raise ConfigError(f"{path}: no such file, and no example of that name: expected {', '.join(example_names())}")
+    return found or path
+
+
+def _parse_override(override: str) -> tuple[Location, object]:
+    """Where an override `a.b.0=value` points, and its value, parsed as YAML."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"--set {override}: expected key=value, such as simulator.interval=30")
+    value = _mark_typed(parse_value(text, f"--set {one_line(override)}"))
+    return tuple(int(part) if part.isdecimal() and len(part) < _LONGEST_POSITION else part for part in parts), value
+
+
+def _mark_typed(value: object) -> object:
+    if isinstance(value, str):
+        return TypedOnCommandLine(value)
+    if isinstance(value, list):
+        return [_mark_typed(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _mark_typed(entry) for key, entry in value.items()}
+    return value
+
+
+def _with_value(tree: object, location: Location, value: object, override: str) -> object:
+    """A copy of `tree` in which `location` holds `value`."""
+    if not location:
+        return value
+    at, *rest = location
+    if isinstance(at, int):
+        if not isinstance(tree, list):
+            raise ConfigError(
+                f"--set {override}: the file has no list there that has a number {at}; set the whole list"
+            )
+        if at >= len(tree):
+            raise ConfigError(f"--set {override}: the list there has {len(tree)} entries, counted from 0; got {at}")
+        return [_with_value(entry, tuple(rest), value, override) if i == at else entry for i, entry in enumerate(tree)]
+    if tree is None:
+        tree = {}
+    if not isinstance(tree, dict):
+        kind = "a list" if isinstance(tree, list) else "a single value"
+        raise ConfigError(f"--set {override}: there is {kind} in the file where {at} was to be set")
+    return {**tree, at: _with_value(tree.get(at), tuple(rest), value, override)}
+
+
+def resolved_yaml(config: Config) -> str:
+    """The whole configuration as YAML: every key with its value, and its description as a comment.
+
+    Reading it back gives the same configuration.
+    """
+    policies = tuple(map(_anywhere, config.policies))
+    evaluation = config.evaluation.model_copy(update={"reference": _anywhere(config.evaluation.reference)})
+    return described_yaml(config.model_copy(update={"policies": policies, "evaluation": evaluation}))
+
+
+def _anywhere(spec: str) -> str:
+    """A policy's spec with absolute paths, as other paths are written: it means the same wherever it is read."""
+    return str(parse_spec(spec).with_paths(lambda path: str(Path(path).absolute())))

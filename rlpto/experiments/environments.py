@@ -1,0 +1,249 @@
+"""From a configuration to the environments that agents learn in; what gymnasium finds under `rlpto/Cluster-v0`
+and `rlpto/Plan-v0`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from pydantic import ValidationError
+
+from rlpto.arrivals.online import reserved_gpus
+from rlpto.core.jobs import Job
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.fleet import Workload
+from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
+from rlpto.envs.plan_env import PlanEnv, look
+from rlpto.envs.settings import EnvSettings
+from rlpto.envs.setup import HOUR, EnvSetup
+from rlpto.envs.vector import ClusterVectorEnv
+from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.experiment import Experiment, estimate_noise, prepare, refuse_for_learning
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings_text import first_problem
+from rlpto.performance.compile import compile_tables
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.branching import Keeper
+from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+from rlpto.policies.steering_file import load_portfolio, load_steering_weights
+from rlpto.workloads.windows import Window
+
+SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
+"""Sections that all experiments of one training must have in common."""
+
+SMALL = Config.model_validate(
+    {
+        "name": "small",
+        "description": "A synthetic workload on 16 GPUs, for a first look at the environment",
+        "cluster": {"nodes": [{"count": 4, "gpus": 4}]},
+        "workload": {"days": 8, "load": 0.8, "windows": {"hours": 8}, "mapping": {"oversized": "skip"}},
+        "env": {"episode": {"min_hours": 1, "max_hours": 4}},
+    }
+)
+"""What environments are made of when no configuration is named."""
+LOOKED_AT = 8
+"""Random candidates of the planner whose states an environment over plans has."""
+
+
+def cluster_env(
+    config: Config | Path | str | None = None,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    render_mode: str | None = None,
+    **settings: Any,
+) -> ClusterEnv:
+    """A single simulated environment: `gymnasium.make("rlpto/Cluster-v0", ...)`.
+
+    config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
+    `training_setup`. render_mode: `rgb_array`, `ansi` or None. settings: keys of
+    `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
+    Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+    """
+    return ClusterEnv(_setup(config, split, seeds, settings), render_mode)
+
+
+def vector_env(
+    num_envs: int = 1,
+    config: Config | Path | str | None = None,
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
+    **settings: Any,
+) -> ClusterVectorEnv:
+    """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
+
+    seed: of the episodes. max_episode_steps: an episode is cut after so many. autoreset_mode: see
+    `ClusterVectorEnv`. The others as in `cluster_env`.
+    """
+    return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps, autoreset_mode)
+
+
+def plan_env(
+    config: Config | Path | str | None = None,
+    portfolio: Path | None = None,
+    split: str = "train",
+    windows: int = 2,
+    slots: int = 4,
+    **settings: Any,
+) -> PlanEnv:
+    """An environment over plans: `gymnasium.make("rlpto/Plan-v0", ...)`.
+
+    Its states are those in which a planner whose base is `env.start` plans on the first `windows` of a split.
+    portfolio: file of the anchors of candidates; None: `slots` times the base. config, settings: as in `cluster_env`.
+    Raises what is wrong with any of them, as `cluster_env` does; ConfigError too where knowledge is not exact.
+    """
+    chosen = _changed_config(config, settings)
+    if chosen.knowledge.mode != "exact":
+        raise ConfigError(f"knowledge.mode: {chosen.knowledge.mode}: plans are learnt where it is exact")
+    experiment, base = prepare(chosen), start_weights(chosen)
+    options = PlannerOptions(base=chosen.env.start, portfolio=(), perturbations=LOOKED_AT)
+    keeper = Keeper(Planner(options, chosen.queue, chosen.simulator, chosen.reward), look=look(chosen.env))
+    for window in experiment.windows(split)[:windows]:
+        experiment.run_policy(keeper, window, chosen.seed)
+    anchors = np.repeat(base[None], slots, axis=0) if portfolio is None else load_portfolio(portfolio)
+    return PlanEnv(keeper.kept, chosen.env, anchors, options.work, chosen.reward)
+
+
+def training_setup(
+    experiments: Experiment | Sequence[Experiment],
+    split: str = "train",
+    seeds: Iterable[int] | None = None,
+    start: FloatArray | None = None,
+) -> EnvSetup:
+    """What environments are made of: every window of a split with every seed, in every experiment.
+
+    experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
+    windows' jobs, failures and estimates; None: the seed of each experiment. start: [STEERING_FEATURES] weights
+    of the heuristic that agents start from; None: those that `env.start` names. A workload is called
+    WINDOW/SEED, or LOAD/WINDOW/SEED where there are several experiments.
+
+    Raises ConfigError if the experiments do not go together or have no such windows, and what is wrong with a
+    workload: TraceError, ProfileError or JobError; CheckpointError for a file of weights.
+    """
+    several = (experiments,) if isinstance(experiments, Experiment) else tuple(experiments)
+    if not several:
+        raise ConfigError("no experiments to learn from: expected one or more")
+    config = several[0].config
+    _check_alike([experiment.config for experiment in several])
+    wanted = None if seeds is None else tuple(seeds)
+    workloads = [
+        workload_of(experiment, window, seed, at, f"{_load(experiment, at)}/" if len(several) > 1 else "")
+        for at, experiment in enumerate(several)
+        for window in experiment.windows(split)
+        for seed in ((experiment.config.seed,) if wanted is None else wanted)
+    ]
+    return EnvSetup(
+        shape=several[0].shape,
+        workloads=tuple(workload for workload in workloads if workload.jobs),
+        tables=joint_tables(several),
+        simulator=config.simulator,
+        queue=config.queue,
+        reward=config.reward,
+        settings=config.env,
+        start=start_weights(config) if start is None else start,
+    )
+
+
+def start_weights(config: Config) -> FloatArray:
+    """[STEERING_FEATURES] weights of the heuristic that agents start from. Raises CheckpointError for a bad file."""
+    if config.env.start is None:
+        return steering_weights(IndexWeights().vector())
+    return load_steering_weights(config.env.start)
+
+
+def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:
+    """Speed tables that hold the job types of all experiments."""
+    kinds = {kind for experiment in experiments for kind in experiment.tables.types}
+    most = max(experiment.tables.max_gpus for experiment in experiments)
+    for experiment in experiments:
+        if set(experiment.tables.types) == kinds and experiment.tables.max_gpus == most:
+            return experiment.tables
+    ordered = sorted(kinds, key=lambda kind: (kind.model, kind.batch_size or 0))
+    shape = experiments[0].shape
+    return compile_tables(experiments[0].profiles, ordered, most, shape.gpus_per_node, kinds=shape.kind_sizes)
+
+
+def _setup(
+    config: Config | Path | str | None, split: str, seeds: Iterable[int] | None, settings: Mapping[str, Any]
+) -> EnvSetup:
+    """The setup of one configuration with other settings of the environment."""
+    return training_setup(prepare(_changed_config(config, settings)), split, seeds)
+
+
+def _changed_config(config: Config | Path | str | None, settings: Mapping[str, Any]) -> Config:
+    """An experiment, its file, or None: a small one, with other settings of the environment."""
+    if config is None:
+        config = SMALL
+    elif not isinstance(config, Config):
+        config = load_config(config)
+    return config.model_copy(update={"env": _changed(config.env, settings)})
+
+
+def _changed(settings: EnvSettings, changes: Mapping[str, Any]) -> EnvSettings:
+    """The settings with some changed, also within groups. Raises ConfigError, naming the key, if one is wrong."""
+    entries = settings.model_dump()
+    for key, value in changes.items():
+        entries[key] = {**entries[key], **value} if isinstance(value, Mapping) and key in entries else value
+    try:
+        return EnvSettings.model_validate(entries)
+    except ValidationError as error:
+        raise ConfigError(f"environment: {first_problem(error, EnvSettings, 'settings')[1]}") from None
+
+
+def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, prefix: str = "") -> Workload:
+    """One window with one seed, with the failures and estimates that any other policy gets there.
+
+    group: see `Workload`. prefix: of its name.
+    """
+    refuse_for_learning(experiment.config.knowledge)
+    jobs = tuple(experiment.jobs(window, seed))
+    own_seed = experiment.window_seed(window, seed)
+    span = experiment.window_traces[window].window
+    ahead = _ahead(experiment, span, jobs)
+    return Workload(
+        name=f"{prefix}{window}/{seed}",
+        jobs=jobs,
+        seed=own_seed,
+        hours=(span.end - span.start) / HOUR,
+        noise=estimate_noise(experiment.config.knowledge, len(jobs), own_seed),
+        group=group,
+        **ahead,
+    )
+
+
+def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[str, Any]:
+    """The fields of a workload that say what is forecast and held back, step by step; none without a forecast."""
+    forecasts = experiment.forecasts
+    if forecasts is None:
+        return {}
+    horizon = experiment.config.env.horizon
+    nothing = np.zeros(horizon * FORECAST_FEATURES, dtype=np.float32)
+    known = forecasts.known(window, jobs)
+    seen = [nothing if forecast is None else forecast_features(forecast, horizon) for forecast in known]
+    return {
+        "forecast": np.stack(seen),
+        "forecast_step": forecasts.step,
+        "reserve": np.array([reserved_gpus(forecast, forecasts.most_reserved) for forecast in known], dtype=np.int64),
+    }
+
+
+def _load(experiment: Experiment, at: int) -> str:
+    """What an experiment is called in the names of workloads: its load, else its place in the list."""
+    load = experiment.config.workload.load
+    return str(at) if load is None else f"{load:g}"
+
+
+def _check_alike(configs: Sequence[Config]) -> None:
+    """Raise ConfigError, naming the section, if experiments differ in more than their workloads."""
+    for key in SHARED:
+        for config in configs[1:]:
+            if getattr(config, key) != getattr(configs[0], key):
+                raise ConfigError(f"{key}: {config.name} differs from {configs[0].name}, expected the same in both")

@@ -1,0 +1,184 @@
+"""Evaluations: policies on the windows of an experiment, and what is written of them into a run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlpto.agents.policy import run_file
+from rlpto.evaluation.runner import FinishedCell, evaluate
+from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.experiments.config import Config, resolved_yaml
+from rlpto.experiments.experiment import prepare, run_cell
+from rlpto.experiments.run_folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.policies.registry import make_policy
+from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
+
+if TYPE_CHECKING:
+    from rlpto.evaluation.plots import Plot
+
+
+def followed_file(file: Path) -> list[str]:
+    """Overrides that take jobs from a file which is appended to."""
+    values = {"source": "follow", "path": [str(file)], "jobs": [], "load": None, "draws": 0}
+    values |= {"train_path": [], "validation_path": []}
+    return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
+
+
+def foreign_trace(trace: Path) -> list[str]:
+    """Overrides that take jobs from another trace, and every window of it for testing."""
+    values = {
+        "source": "trace",
+        "path": [str(trace)],
+        "format": None,
+        "skip_days": 0,
+        "draws": 0,
+        "train_path": [],
+        "validation_path": [],
+        "windows.train": 0,
+        "windows.validation": 0,
+        "windows.test": 1,
+    }
+    return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
+
+
+def with_agents(config: Config, run: Path) -> Config:
+    """The configuration with the agents of a run among its policies, in front."""
+    specs = []
+    for folder in members(run):
+        run_file(folder)
+        label = "agent" if folder == run else f"agent-{folder.name.removeprefix('seed-')}"
+        specs.append(f"agent:label={label},run={folder}")
+    return config.model_copy(update={"policies": (*specs, *config.policies)})
+
+
+def with_switches(config: Config, text: str) -> Config:
+    """The configuration with one more run, in which its first policy is followed by others at set times.
+
+    text: `SECONDS:POLICY,SECONDS:POLICY`; a policy may be one of the configuration by its label. Raises ConfigError
+    that names the part that is wrong.
+    """
+    by_label = {policy_label(spec): spec for spec in config.policies}
+    parts = [config.policies[0]]
+    for part in split_specs(text, "--switch"):
+        try:
+            time, policy = parse_switch(part)
+            spec = by_label.get(str(policy), str(policy))
+            make_policy(spec)
+            parts.append(f"{time:.15g}:{spec}")
+            parse_spec(SWITCH.join(parts))
+        except RlptoError as error:
+            raise ConfigError(f"--switch {text}: {part}: {error}") from None
+    return config.model_copy(update={"policies": tuple(dict.fromkeys((*config.policies, SWITCH.join(parts))))})
+
+
+def with_reference(config: Config, chosen: bool) -> Config:
+    """The config with a reference that is evaluated: of policies chosen by hand the first one, if need be.
+
+    Raises ConfigError if the reference is not evaluated, or two policies go by one name.
+    """
+    labels = [policy_label(spec) for spec in config.policies]
+    shared = next((label for label in labels if labels.count(label) > 1), None)
+    if shared is not None:
+        raise ConfigError(f"policies: two are called {shared}, expected a label of its own for each")
+    reference = config.evaluation.reference
+    if reference in {*config.policies, *labels}:
+        return config
+    if not chosen:
+        listed = ", ".join(config.policies)
+        raise ConfigError(f"evaluation.reference: {reference} is not evaluated, expected one of: {listed}")
+    evaluation = config.evaluation.model_copy(update={"reference": config.policies[0]})
+    return config.model_copy(update={"evaluation": evaluation})
+
+
+def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress: bool) -> list[FinishedCell]:
+    """Simulate what is missing. The folder is touched only when everything about the experiment is right.
+
+    jobs: processes. progress: show a bar. Raises Interrupted after Ctrl-C.
+    """
+    experiment = prepare(config)
+    cells = experiment.cells()
+    experiment.check()
+    experiment.check_simulated()
+    if not fresh:
+        refuse_foreign(folder, config)
+    begin_run(folder, config)
+    return evaluate(
+        cells,
+        partial(run_cell, config),
+        folder,
+        progress=progress,
+        jobs=jobs,
+        config=experiment.outcome(),
+        weights=config.reward,
+        fresh=fresh,
+    )
+
+
+def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
+    """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
+    finished = labelled(finished)
+    reference = policy_label(config.evaluation.reference)
+    found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
+    write_csv(found, folder)
+    write_json(found, folder / "results.json")
+    if report:
+        from rlpto.evaluation.plots import write_plots
+        from rlpto.evaluation.report import About, make_plots, write_report
+
+        plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
+        write_plots(plots, folder / "plots")
+        about = About(
+            title=config.name,
+            trace=_workload_text(config),
+            config=resolved_yaml(config),
+            commands=[command_line()],
+            versions=versions(),
+            facts=run_facts(config),
+        )
+        write_report(folder / "report.html", found, plots, about)
+    return found
+
+
+def missed_switches(finished: list[FinishedCell]) -> list[str]:
+    """A line for every run in which not all the policies that were to follow one another took decisions."""
+    notes = []
+    for done in finished:
+        spec = parse_spec(done.cell.policy)
+        if spec.later and len(decided := done.record().switches.policy or (spec.first.label,)) <= len(spec.later):
+            notes.append(f"{done.cell}: only {', '.join(decided)} took decisions before the run ended")
+    return notes
+
+
+def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
+    """Plots of the forecasts on the windows of finished cells; none where nothing was forecast."""
+    from rlpto.evaluation.forecast_plots import forecast_history, forecast_plots
+
+    experiment = prepare(config)
+    if (forecasts := experiment.forecasts) is None:
+        return []
+    histories = []
+    for name in dict.fromkeys(done.cell.window for done in finished):
+        jobs = experiment.jobs(name, config.seed)
+        known = forecasts.known(experiment.window_traces[name].window, jobs)
+        histories.append(forecast_history(name, forecasts.step, known, jobs))
+    return forecast_plots(histories, config.forecast.mode)
+
+
+def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
+    """The same cells under the labels of their policies."""
+    return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
+
+
+def _workload_text(config: Config) -> str:
+    workload = config.workload
+    load = "" if workload.load is None else f", arrivals scaled to a load of {workload.load:g}"
+    if workload.source == "synthetic":
+        return f"synthetic, {workload.days:g} days calibrated on {Path(workload.calibration).stem}{load}"
+    if workload.source == "jobs":
+        return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
+    return f"{', '.join(path.name for path in workload.path)}{load}"

@@ -1,0 +1,418 @@
+"""From a configuration to everything it describes: windows, jobs, clusters, and the runs of an evaluation.
+
+The only place, with the command line, that knows all packages.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlpto.agents.policy import proposer_of
+from rlpto.arrivals.futures import FutureSampler, OracleFutures
+from rlpto.arrivals.paths import RatePaths
+from rlpto.arrivals.windows import WindowForecasts
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.external_load import background_at, place_background
+from rlpto.core.futures import FUTURES, SourceName
+from rlpto.core.job_store import JobStore
+from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy, chooses_batch_sizes, chooses_servers
+from rlpto.core.records import RunRecord
+from rlpto.core.server_slots import check_servers_fit
+from rlpto.evaluation.runner import Cell
+from rlpto.experiments.cache_key import outcome_of
+from rlpto.experiments.config import Config, KnowledgeSettings
+from rlpto.experiments.window_traces import WindowTrace, WindowTraces
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError, JobError, TraceError
+from rlpto.performance.compile import compile_tables, load_profiles
+from rlpto.performance.efficiency import useful_gpus
+from rlpto.performance.fitted import FittedProfiles
+from rlpto.performance.metrics import METRICS
+from rlpto.performance.tables import JobType, SpeedTables
+from rlpto.planning.live import looking_ahead
+from rlpto.planning.planner import Planner
+from rlpto.policies.registry import make_policy
+from rlpto.policies.reward_greedy import RewardGreedy
+from rlpto.policies.switching import SwitchingPolicy
+from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
+from rlpto.simulator.online import FactsCache
+from rlpto.workloads.listed import listed_job, listed_jobs
+from rlpto.workloads.mapping import job_types, map_jobs, requested_work, type_order
+from rlpto.workloads.sources import FollowedFile
+from rlpto.workloads.trace import Trace
+
+if TYPE_CHECKING:
+    from rlpto.performance.measured import MeasuredProfiles
+
+
+class Experiment:
+    """What a configuration describes. Traces and speed tables are read when first needed.
+
+    Policies are compared fairly by construction: `jobs` and `cluster` depend on the window and the
+    seed alone, so every policy gets the same jobs, the same failures and the same estimates.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        shape = ClusterShape(
+            Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
+        )
+        self.background = place_background(config.workload.background, shape)
+        self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
+
+    @cached_property
+    def profiles(self) -> FittedProfiles | MeasuredProfiles:
+        """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
+        source = load_profiles(self.config.profiles.folder)
+        folder, programs = self.config.profiles.folder, self.config.ray.programs
+        if isinstance(source, FittedProfiles):
+            measured = () if folder is None else source.models
+            guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
+            served = {name: program.servers for name, program in programs.items() if program.has_servers}
+            source = FittedProfiles({**source.profiles, **guessed}, served)
+        return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
+
+    @cached_property
+    def _facts(self) -> FactsCache:
+        """What is true of the batches that jobs may choose."""
+        return FactsCache(self.profiles)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that a workload may draw from: where there are programs of real jobs, those."""
+        return tuple(sorted(self.config.ray.programs)) or self.profiles.models
+
+    @cached_property
+    def _window_traces(self) -> WindowTraces:
+        """The windows of the workload."""
+
+        def listed() -> list[Job]:
+            return self._followed().poll() if self.config.workload.source == "follow" else self._listed
+
+        def work(trace: Trace) -> FloatArray:
+            return requested_work(trace, self.tables, self.config.workload.mapping, self.shape.gpus_per_node)
+
+        return WindowTraces(self.config, self.shape, listed, work)
+
+    @property
+    def window_traces(self) -> dict[str, WindowTrace]:
+        """All windows in which jobs were submitted, by name, see `WindowTraces.by_name`."""
+        return self._window_traces.by_name
+
+    def windows(self, split: str | None = None, required: bool = True) -> list[str]:
+        """Names of the windows of a split, see `WindowTraces.names`."""
+        return self._window_traces.names(split, required)
+
+    @cached_property
+    def tables(self) -> SpeedTables:
+        """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
+        return self._compiled()
+
+    @cached_property
+    def tables_by_batch_size(self) -> SpeedTables:
+        """The same with the batch sizes that a policy may choose."""
+        return self._compiled(choose_batches=True)
+
+    @cached_property
+    def tables_by_servers(self) -> SpeedTables:
+        """The same with the numbers of parameter servers that a policy may choose."""
+        return self._compiled(choose_servers=True)
+
+    @cached_property
+    def tables_by_all(self) -> SpeedTables:
+        """The same with all that any policy may choose."""
+        return self._compiled(choose_batches=True, choose_servers=True)
+
+    def _compiled(self, *, choose_batches: bool = False, choose_servers: bool = False) -> SpeedTables:
+        """Tables for every kind of GPU of the cluster."""
+        (types, most), shape = self._job_types, self.shape
+        chosen = {"choose_batches": choose_batches, "choose_servers": choose_servers}
+        return compile_tables(self.profiles, types, most, shape.gpus_per_node, kinds=shape.kind_sizes, **chosen)
+
+    @cached_property
+    def _job_types(self) -> tuple[list[JobType], int]:
+        """Every job type of the workload, and the most GPUs a job may hold."""
+        workload, most = self.config.workload, self.shape.most_gpus
+        if workload.source == "follow":
+            return [JobType(model, None, metric) for model in self.models for metric in METRICS], most
+        if workload.source == "jobs":
+            types = {job.type for job in self._listed}
+            most = max(job.max_gpus for job in self._listed)
+        else:
+            if workload.source == "files":  # from which windows are drawn, by work that the tables tell
+                traces = [trace for trace in self._window_traces.by_file.values() if len(trace)]
+            else:
+                traces = [cut.trace for cut in self.window_traces.values()]
+            if not traces:
+                raise TraceError(f"{self._window_traces.description}: no jobs")
+            types = {
+                kind for trace in traces for kind in job_types(trace, workload.mapping, self.models, workload.metric)
+            }
+            most = min(most, max(*(int(trace.gpus.max()) for trace in traces), workload.mapping.max_gpus))
+        return sorted(types, key=type_order), most
+
+    def jobs(self, window: str, seed: int) -> list[Job]:
+        """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
+        return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
+
+    def _jobs(self, window: str, seed: int) -> list[Job]:
+        """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
+        if self.config.workload.source == "follow":
+            return self._followed().poll()
+        if self.config.workload.source == "jobs":
+            return self._listed
+        return map_jobs(
+            self.window_traces[window].trace,
+            self.tables,
+            self.config.workload.mapping,
+            self.window_seed(window, seed),
+            self.shape.most_gpus,
+            self.shape.gpus_per_node,
+            self._useful_gpus,
+            self.config.workload.metric,
+        )
+
+    def cluster(
+        self,
+        window: str,
+        seed: int,
+        max_hours: float | None = None,
+        *,
+        choose_batches: bool = False,
+        choose_servers: bool = False,
+    ) -> SimulatedCluster:
+        """A simulated cluster with the jobs of a window. max_hours: stop earlier than the settings say.
+
+        choose_batches, choose_servers: for a policy that chooses batch sizes, or numbers of parameter servers.
+        """
+        source = self.source()
+        jobs = [] if source is not None else self.jobs(window, seed)
+        own_seed = self.window_seed(window, seed)
+        self.check_simulated()
+        settings = self.config.simulator
+        if max_hours is not None:
+            settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
+        if choose_servers:
+            tables = self.tables_by_all if choose_batches else self.tables_by_servers
+        else:
+            tables = self.tables_by_batch_size if choose_batches else self.tables
+        knowledge = self._knowledge(len(jobs), own_seed)
+        return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
+
+    def _knowledge(self, jobs: int, seed: int) -> Knowledge:
+        """What is known of so many jobs; seed: of estimates with errors."""
+        known = self.config.knowledge
+        return Knowledge(
+            noise=estimate_noise(known, jobs, seed),
+            remaining=known.remaining,
+            beliefs=self._facts if known.mode == "online" else None,
+            shared_fits=known.fits == "shared",
+        )
+
+    def check_simulated(self) -> None:
+        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told, or the
+        reverse."""
+        if self.config.knowledge.mode != "online":
+            if self.config.simulator.change_batch_above > 1:
+                raise ConfigError(
+                    "simulator.change_batch_above: only jobs with knowledge.mode online choose their batch sizes as "
+                    "they go; expected 1"
+                )
+            return
+        if self.config.simulator.share > 1:
+            raise ConfigError(
+                "knowledge.mode online: what jobs observe on shared GPUs is not simulated; expected share 1"
+            )
+        if self.tables.has_servers:
+            raise ConfigError(
+                "knowledge.mode online: simulated jobs fit no speeds of parameter servers; expected models that train "
+                "without them, exact or noisy, or a real cluster"
+            )
+
+    def policy(self, spec: str, *, real: bool = False) -> Policy:
+        """A policy by its spec; one that maximises the reward, or simulates, gets what this experiment says of it.
+
+        real: it is to schedule real jobs.
+        """
+        return make_policy(spec, partial(self._informed, real=real))
+
+    def _informed(self, policy: Policy, *, real: bool) -> Policy:
+        """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
+        if isinstance(policy, Planner):
+            simulator = looking_ahead(self.config.simulator) if real else self.config.simulator
+            proposer = proposer_of(policy.options.proposals)
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward, proposer)
+        if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
+            return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
+        return policy
+
+    def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
+        """Let a policy schedule the jobs of a window, for at most so many hours."""
+        chosen = {"choose_batches": chooses_batch_sizes(policy), "choose_servers": chooses_servers(policy)}
+        cluster = self.cluster(window, seed, max_hours, **chosen)
+        cut = self.window_traces[window].window
+        forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
+        queue, reward = self.config.queue, self.config.reward
+        self.with_futures(policy, window, seed)
+        record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
+        return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
+
+    def run_cell(self, cell: Cell) -> RunRecord:
+        """Run one cell of an evaluation."""
+        return self.run_policy(self.policy(cell.policy), cell.window, cell.seed)
+
+    @cached_property
+    def forecasts(self) -> WindowForecasts | None:
+        """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
+        settings = self.config.forecast
+        past = self._window_traces.past
+        return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
+
+    def futures(
+        self, source: SourceName, window: str, seed: int, count: int = FUTURES
+    ) -> FutureSampler | OracleFutures:
+        """What gives one run on a window its sampled futures, in steps and as far ahead as `forecast` says.
+
+        `oracle` tells the truth. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
+        """
+        settings, cut = self.config.forecast, self.window_traces[window].window
+        if source == "oracle":
+            return OracleFutures(settings.horizon * settings.step)
+        own = self.window_seed(window, seed)
+        if source == "forecast":
+            return self._forecasts_on.futures(cut, futures=count, seed=own)
+        traces = self._window_traces
+        paths = RatePaths(traces.usual_rates, traces.local_start(cut), settings.step, settings.horizon)
+        return FutureSampler(paths, settings.step, futures=count, seed=own, ends=cut.end - cut.start)
+
+    def with_futures(self, policy: Policy, window: str, seed: int) -> Policy:
+        """The policy, after those in it that plan for arrivals were given those of a run on a window.
+
+        Raises as `futures`.
+        """
+        for one in policy.policies if isinstance(policy, SwitchingPolicy) else (policy,):
+            if isinstance(one, Planner) and one.options.futures is not None:
+                one.expect(self.futures(one.options.futures, window, seed, one.options.samples))
+        return policy
+
+    @cached_property
+    def _forecasts_on(self) -> WindowForecasts:
+        """Forecasts of mode on, whatever policies are shown."""
+        if self.config.forecast.mode == "on" and self.forecasts is not None:
+            return self.forecasts
+        settings = self.config.forecast.model_copy(update={"mode": "on"})
+        return WindowForecasts(settings, self.shape.capacity, self._window_traces.past)
+
+    def seeds(self) -> range:
+        """Seeds of the evaluation's repetitions: the config's and those that follow."""
+        return range(self.config.seed, self.config.seed + self.config.evaluation.seeds)
+
+    def cells(self) -> list[Cell]:
+        """All runs of the evaluation: every policy on every window with every seed."""
+        return [
+            Cell(policy, window, seed)
+            for window in self.windows()
+            for seed in self.seeds()
+            for policy in self.config.policies
+        ]
+
+    def check(self) -> None:
+        """Find out before anything is written that all policies exist and all jobs can run.
+
+        Raises what is wrong: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+        """
+        for spec in self.config.policies:
+            self.policy(spec)
+        _ = self.forecasts
+        if self.config.workload.source == "follow":
+            JobStore.from_jobs(self._followed().poll(), self.tables)
+            return
+        for window in self.windows():
+            jobs = self.jobs(window, self.config.seed)
+            check_servers_fit(jobs, JobStore.from_jobs(jobs, self.tables), self.tables, self.shape)
+            if not jobs:
+                raise JobError(
+                    f"window {window}: the mapping has left no jobs; expected workload.mapping.mode=given where a "
+                    "trace has models but no durations, or another workload.mapping.oversized where jobs want too much"
+                )
+
+    def outcome(self) -> dict[str, Any]:
+        """What decides how a cell comes out, as plain data; see `outcome_of`."""
+        return outcome_of(self.config, self._window_traces.files)
+
+    def _followed(self) -> FollowedFile:
+        """The file that is followed, from its start. Raises ConfigError where more is to be known than it tells."""
+        if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
+            raise ConfigError(
+                "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
+                "knowledge.mode exact and forecast.mode off"
+            )
+        facts, capacity = self.profiles.facts, self.shape.most_gpus
+        metric = self.config.workload.metric
+        return FollowedFile(
+            self.config.workload.path[0], lambda entry, i: listed_job(entry, i, facts, capacity, metric)
+        )
+
+    def source(self) -> FollowedFile | None:
+        """Where jobs come from while a cluster runs; None: all are known from the start."""
+        return self._followed() if self.config.workload.source == "follow" else None
+
+    @cached_property
+    def _listed(self) -> list[Job]:
+        """Jobs of a workload that lists them."""
+        workload = self.config.workload
+        return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
+
+    def window_seed(self, window: str, seed: int) -> int:
+        """Seed of all that is random in a window, another one for each."""
+        return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
+
+    def _useful_gpus(self, kind: JobType) -> int:
+        """Most GPUs that a job's batch can be spread over."""
+        return useful_gpus(kind.batch_size, self.tables.max_gpus, self.profiles.facts(kind.model).batch)
+
+
+def prepare(config: Config) -> Experiment:
+    """The experiment of a configuration; the last one asked for is kept, so that a process prepares once."""
+    return _prepare(config.model_dump_json())
+
+
+@lru_cache(maxsize=1)
+def _prepare(config: str) -> Experiment:
+    return Experiment(Config.model_validate_json(config))
+
+
+def run_cell(config: Config, cell: Cell) -> RunRecord:
+    """Run one cell; with the config bound by functools.partial this can be sent to other processes."""
+    return prepare(config).run_cell(cell)
+
+
+def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
+    """Raise ConfigError if policies are to be told what the compiled clusters that agents learn on do not tell."""
+    if knowledge.mode == "online" or knowledge.remaining != "declared":
+        key, value = ("mode", "online") if knowledge.mode == "online" else ("remaining", knowledge.remaining)
+        raise ConfigError(
+            f"knowledge.{key} {value}: agents learn on clusters that tell the truth or estimates with errors; expected "
+            "knowledge.mode exact or noisy, and remaining declared"
+        )
+
+
+def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
+    """Errors of what policies are told about each of `jobs` jobs; None if there are none."""
+    if knowledge.mode != "noisy":
+        return None
+    rng = np.random.default_rng([seed, 2])
+    return EstimateNoise(
+        remaining=np.exp(rng.normal(0.0, knowledge.remaining_sigma, jobs)),
+        speed=np.exp(rng.normal(0.0, knowledge.speed_sigma, jobs)),
+        scaling=rng.normal(0.0, knowledge.scaling_sigma, jobs),
+    )

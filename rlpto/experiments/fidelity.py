@@ -1,0 +1,50 @@
+"""The same workload on the real cluster and in the simulator, and how far the two are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlpto.evaluation.fidelity import Fidelity, compare, write_fidelity
+from rlpto.evaluation.runner import FinishedCell
+from rlpto.experiments.config import Config
+from rlpto.experiments.evaluate import labelled, run_cells
+from rlpto.experiments.on_ray import RealRun, run_real_cells
+from rlpto.io.errors import ConfigError
+from rlpto.performance.compile import load_profiles
+
+REAL, SIMULATED = "real", "simulated"
+"""Folders of the two evaluations inside the run's."""
+
+
+def evaluate_both(
+    config: Config,
+    folder: Path,
+    how: RealRun,
+    show: Callable[[str, Config, list[FinishedCell], Path], object],
+) -> Fidelity:
+    """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
+
+    The real cluster comes first: the simulated one has the nodes that were found there. The policies are told the same
+    on both. show: told which of the two is finished, with its configuration, cells and folder. Raises ConfigError where
+    programs are not measured: a guess is no simulation of them.
+    """
+    _refuse_guesses(config)
+    config, real = run_real_cells(config, folder / REAL, how)
+    show(REAL, config, real, folder / REAL)
+    simulated = run_cells(config, folder / SIMULATED, fresh=how.fresh, jobs=1, progress=how.progress)
+    show(SIMULATED, config, simulated, folder / SIMULATED)
+    found = compare(labelled(simulated), labelled(real))
+    write_fidelity(found, folder / "fidelity.json")
+    return found
+
+
+def _refuse_guesses(config: Config) -> None:
+    """Raises ConfigError if the simulator would not run what `rlpto profile` has measured of every program."""
+    known = () if config.profiles.folder is None else load_profiles(config.profiles.folder).models
+    unknown = sorted(set(config.ray.programs) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"--cluster both: no profile of {', '.join(unknown)}; measure them with `rlpto profile CONFIG -o FILE`, "
+            "and give --profiles FILE"
+        )

@@ -1,0 +1,357 @@
+"""Evaluation on a real Ray cluster: the same policies and tables, jobs that really train."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rlpto.io.errors import ClusterError, ConfigError
+from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
+from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
+
+if TYPE_CHECKING:
+    from rlpto.core.jobs import Job
+    from rlpto.core.policy import Policy
+    from rlpto.core.records import RunRecord
+    from rlpto.evaluation.runner import Cell, FinishedCell
+    from rlpto.experiments.config import Config
+    from rlpto.experiments.experiment import Experiment
+    from rlpto.planning.live import LivePredictor
+    from rlpto.planning.prediction import Prediction
+    from rlpto.ray_cluster.messages import JobSpec
+    from rlpto.ray_cluster.scheduler.backend import Backend
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+
+HOUR = 3600.0
+
+
+class Say(Protocol):
+    """Tells a line to whoever waits."""
+
+    def __call__(self, line: str, /, *, style: str) -> object:
+        """style: dim for what can be known, red for what has gone wrong."""
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """How cells are run on a Ray cluster.
+
+    address: of a cluster that is there; None: a local one with the nodes of the configuration and logical GPUs, ended
+    afterwards. keep: after Ctrl-C let jobs go on; the same command takes them over again. progress: show a bar.
+    say: told where live curves are, which jobs have failed, and that the disk is full. on_wait: told what is waited for
+    before the first job starts, and then the empty text.
+    """
+
+    say: Say
+    on_wait: Callable[[str], None]
+    address: str | None = None
+    fresh: bool = False
+    keep: bool = False
+    progress: bool = True
+
+
+def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, list[FinishedCell]]:
+    """Run what is missing on a Ray cluster, one cell after the other; returns the configuration as it came to be.
+
+    Raises what is wrong with cluster, configuration or jobs: ClusterError, ConfigError, JobError, CheckpointError, ...;
+    Interrupted after Ctrl-C.
+    """
+    from rlpto.evaluation.runner import evaluate as run_all
+    from rlpto.experiments.experiment import prepare
+    from rlpto.experiments.run_folder import begin_run, refuse_foreign
+
+    if how.keep and how.address is None:
+        raise ConfigError("--keep: a local cluster ends with the command, expected --address as well")
+    if how.address is None:
+        prepare(config).check()  # what is wrong is better said before nodes are started
+    with real_nodes(config, how.address, folder, how.on_wait) as config:
+        experiment = prepare(config)
+        cells = experiment.cells()
+        experiment.check()
+        how.on_wait("importing training programs on the cluster")
+        check_programs(experiment, cells)
+        how.on_wait("compiling what policies need")
+        compile_ahead(experiment, dict.fromkeys(cell.policy for cell in cells))
+        how.on_wait("")
+        if how.fresh:
+            remove_sessions(folder)
+        else:
+            refuse_foreign(folder, config)
+        begin_run(folder, config)
+        if config.ray.tensorboard:
+            how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
+        finished = run_all(
+            cells,
+            RealCells(config, folder, how.keep, partial(how.say, style="red")),
+            folder,
+            progress=how.progress,
+            config={**experiment.outcome(), "ran_on": "ray"},
+            weights=config.reward,
+            fresh=how.fresh,
+        )
+    for failure in failures(folder, cells):
+        how.say(failure, style="red")
+    return config, finished
+
+
+@contextmanager
+def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Callable[[str], None]) -> Iterator[Config]:
+    """A Ray cluster whose only scheduler this process is; the configuration with the nodes that were found there.
+
+    address, on_wait: as in `RealRun`. folder: named to other schedulers. Raises ClusterError if there is no
+    cluster, it has no GPUs, or another scheduler is at work on it.
+    """
+    from rlpto.experiments.config import ClusterSettings, NodeGroup
+    from rlpto.performance.tables import ONE_KIND
+    from rlpto.ray_cluster.nodes.local import LocalCluster
+    from rlpto.ray_cluster.scheduler.backend import RayBackend
+    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
+    from rlpto.ray_cluster.scheduler.connection import Connection
+
+    with ExitStack() as stack:
+        if address is None:
+            nodes = [group for group in config.cluster.nodes for _ in range(group.count)]
+            gpus, slots, kinds = ([getattr(group, name) for group in nodes] for name in ("gpus", "cpus", "gpu"))
+            stack.enter_context(LocalCluster(gpus, on_progress=on_wait, slots=slots, kinds=kinds))
+        else:
+            on_wait("connecting to the Ray cluster")
+            connection = stack.enter_context(Connection(address))
+            if not connection.protected:
+                on_wait(f"warning: {connection.address} asks for no token: who reaches it can run code there")
+        stack.enter_context(only_scheduler(folder))
+        sizes = [(node.gpus, node.cpus, node.gpu) for node in RayBackend("").nodes()]
+        if not sizes:
+            raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
+        if address is not None:
+            if len({kind for _, _, kind in sizes}) == 1:  # there is nothing to tell apart
+                sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
+            found = sorted(Counter(sizes).items(), reverse=True)
+            groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
+            config = config.model_copy(update={"cluster": ClusterSettings(nodes=groups)})
+        yield config
+
+
+def check_programs(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Find out before anything starts that workers can import what the jobs train."""
+    from rlpto.ray_cluster.scheduler.connection import check_training
+    from rlpto.ray_cluster.scheduler.workload import job_specs
+
+    runs = dict.fromkeys((cell.window, cell.seed) for cell in cells)
+    check_training(
+        [
+            spec
+            for window, seed in runs
+            for spec in job_specs(experiment.jobs(window, seed), experiment.config.ray, "check", Path(), seed)
+        ]
+    )
+
+
+def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
+    """Have every policy decide and look ahead once, in simulation: what is compiled then stops no scheduler later.
+
+    On a machine that has compiled nothing yet that takes tens of seconds, in which jobs would wait for a decision.
+    """
+    from rlpto.core.jobs import Job
+    from rlpto.core.loop import DecisionLoop
+    from rlpto.planning.live import looking_ahead
+    from rlpto.planning.prediction import predict
+    from rlpto.planning.snapshot import take_snapshot
+    from rlpto.ray_cluster.scheduler.placement import place
+    from rlpto.simulator.cluster import SimulatedCluster
+
+    config, tables = experiment.config, experiment.tables_by_all
+    ahead = looking_ahead(config.simulator)
+    kind = tables.types[0]
+    jobs = [
+        Job(str(number), 0.0, kind.model, 1.0, float(tables.samples[0]), batch_size=kind.batch_size, metric=kind.metric)
+        for number in range(2)
+    ]
+    for name in policies:
+        policy = experiment.policy(name, real=True)
+        policy.reset(config.seed)
+        loop = DecisionLoop(SimulatedCluster(experiment.shape, jobs, tables, config.simulator), config.queue)
+        state = loop.state()
+        snapshot = take_snapshot(loop.cluster, state)
+        with suppress(Exception):  # a policy that cannot look ahead decides all the same, and `cluster status` says why
+            predict(snapshot, policy, config.queue, ahead)
+        loop.carry_out(state, policy(state), policy.name)
+    nodes = {"first": 2, "second": 2}
+    place(nodes, {"shrinks": ("first", "second")}, {"shrinks": 1, "grows": 2})
+
+
+@dataclass(frozen=True)
+class RealCells:
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: is told in
+    one line that the disk is full."""
+
+    config: Config
+    folder: Path
+    keep: bool = False
+    warn: Callable[[str], object] = say_on_stderr
+
+    def __call__(self, cell: Cell) -> RunRecord:
+        """Run a cell, or go on with it."""
+        from rlpto.experiments.experiment import prepare
+        from rlpto.ray_cluster.scheduler.backend import RayBackend
+        from rlpto.ray_cluster.scheduler.live_metrics import LiveCurves, LiveGauges
+        from rlpto.ray_cluster.scheduler.run_tables import write_tables
+        from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+        experiment, own = prepare(self.config), session_folder(self.folder, cell)
+        session = session_of(self.folder, cell)
+        with ExitStack() as stack:
+            database = stack.enter_context(SessionDatabase(own / DATABASE, self.warn))
+            backend = RayBackend(session)
+            observers: list[Callable[[RayCluster], None]] = [LiveGauges(session)]
+            if self.config.ray.tensorboard:
+                curves = LiveCurves(own, self.config.reward, self.warn)
+                stack.callback(curves.close)
+                observers.append(curves)
+            predictor = session_predictor(experiment, database)
+            stack.callback(predictor.close)
+            observers.append(lambda _: predictor.tell())
+            cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
+            keep = False
+            try:
+                record = run_session(experiment, cell, cluster, predictor)
+            except KeyboardInterrupt:
+                keep = self.keep
+                raise
+            finally:
+                cluster.close(keep)
+            write_tables(database, own)
+        return record
+
+
+def real_cluster(
+    experiment: Experiment,
+    window: str,
+    seed: int,
+    backend: Backend,
+    database: SessionDatabase,
+    session: str,
+    observers: Iterable[Callable[[RayCluster], None]] = (),
+) -> RayCluster:
+    """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
+
+    database: of the session; jobs keep their files beside them.
+    """
+    from rlpto.experiments.experiment import estimate_noise
+    from rlpto.ray_cluster.scheduler.clock import Rules
+    from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+    from rlpto.ray_cluster.scheduler.workload import job_specs
+
+    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
+    settings, timing, background = config.ray, config.simulator, config.workload.background
+    jobs = experiment.jobs(window, seed) if source is None else source.poll()
+    own_seed = experiment.window_seed(window, seed)
+
+    def specs_of(some: Sequence[Job], first: int) -> list[JobSpec]:
+        return job_specs(some, settings, session, database.path.parent / "jobs", own_seed, first)
+
+    specs = specs_of(jobs, 0)
+    limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
+    rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    remaining = config.knowledge.remaining
+    if config.knowledge.mode != "online":
+        noise = estimate_noise(config.knowledge, len(jobs), own_seed)
+        return RayCluster(
+            *(backend, jobs, specs, tables, database, rules, noise, observers),
+            source=source,
+            specs_of=specs_of,
+            background=background,
+            remaining=remaining,
+        )
+    samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
+
+    def ratio(model: str, gpu: str, other: str) -> float:
+        own, its = (experiment.profiles.one_gpu_throughput(model, kind) for kind in (gpu, other))
+        return own / its
+
+    kinds = experiment.shape.kind_sizes
+    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, kinds, ratio)
+    return RayCluster(
+        *(backend, jobs, specs, tables, database, rules, None, observers),
+        estimates=online,
+        background=background,
+        remaining=remaining,
+    )
+
+
+def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
+    """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
+    from rlpto.planning.live import LivePredictor, looking_ahead
+    from rlpto.ray_cluster.messages import job_id
+    from rlpto.ray_cluster.scheduler.job_progress import Predictions, write_predictions
+
+    def publish(found: Prediction | None, failed: str) -> None:
+        jobs, made_at = {}, math.nan
+        if found is not None:
+            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
+            jobs, made_at = {job_id(number): (start, finish) for number, start, finish in times}, found.time
+        write_predictions(database, Predictions(made_at, jobs, failed))
+
+    return LivePredictor(experiment.config.queue, looking_ahead(experiment.config.simulator), publish)
+
+
+def run_session(
+    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: LivePredictor | None = None
+) -> RunRecord:
+    """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
+    from rlpto.core.loop import run
+    from rlpto.experiments.session_policy import SessionPolicy
+    from rlpto.policies.switching import switching
+    from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches
+
+    config, resumed = experiment.config, bool(cluster.database.decisions())
+
+    def make(spec: str) -> Policy:
+        return experiment.with_futures(experiment.policy(spec, real=True), cell.window, cell.seed)
+
+    deciding = switching(make(cell.policy))
+    ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
+    policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
+    forecasts = experiment.forecasts
+    window = experiment.window_traces[cell.window].window
+    forecaster = None if forecasts is None else forecasts.for_run(window, cluster.jobs)
+    record = run(
+        cluster, policy, config.queue, config.reward, window=cell.window, seed=cell.seed, forecaster=forecaster
+    )
+    record = replace(record, switches=policy_switches(cluster.database))
+    if not resumed:
+        return record
+    return replace(record, decisions=decision_records(cluster.database, config.reward), wall_seconds=cluster.time)
+
+
+def session_of(folder: Path, cell: Cell) -> str:
+    """Name of a cell's session: the same for the same cell of the same run folder, and no other."""
+    return session_name(folder, cell.key[:8])
+
+
+def session_folder(folder: Path, cell: Cell) -> Path:
+    """Where a cell's session database, checkpoints, tables and curves are."""
+    words = re.sub(r"[^\w.-]+", "-", f"{cell.policy}-{cell.window}-{cell.seed}")[:60]
+    return folder / SESSIONS / f"{words}-{cell.key[:8]}"
+
+
+def failures(folder: Path, cells: Sequence[Cell]) -> Iterator[str]:
+    """A line for each job that has failed, with its reason."""
+    from rlpto.ray_cluster.scheduler.run_tables import last_line
+    from rlpto.ray_cluster.scheduler.session_database import read_table
+
+    for cell in cells:
+        database = session_folder(folder, cell) / DATABASE
+        columns, rows = read_table(database, "jobs")
+        jobs = [dict(zip(columns, row, strict=True)) for row in rows]
+        for job in (job for job in jobs if job["state"] == "failed"):
+            yield f"failed: {job['name']} under {cell}: {last_line(job['failure'])}"

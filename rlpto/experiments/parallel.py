@@ -1,0 +1,80 @@
+"""Trainings side by side, each in a Ray task of its own; without Ray, or on one core, one after the other."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlpto.io.cores import cores
+from rlpto.io.errors import RlptoError
+
+STOP_TIMEOUT_S = 60.0
+"""Longest time that trainings may take to stop in good order after Ctrl-C."""
+
+
+def workers(wanted: int | None) -> int:
+    """Trainings that run side by side: as many as wanted, else one for each core; one without Ray."""
+    if find_spec("ray") is None:
+        return 1
+    return wanted or cores()
+
+
+def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:
+    """Train, or go on, in every folder. on_finished: told a folder, and its summary unless it failed.
+
+    Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
+    trainings have left checkpoints.
+    """
+    failed: list[str] = []
+    with local_ray(at_once):
+        import ray
+
+        remote = ray.remote(num_cpus=1, max_retries=0)(train_member)
+        pending = {remote.remote(str(run.resolve())): run for run in runs}
+        try:
+            while pending:
+                done, _ = ray.wait(list(pending), timeout=1.0)
+                for reference in done:
+                    run, answer = pending.pop(reference), ray.get(reference)
+                    if answer["error"]:
+                        failed.append(answer["error"])
+                    on_finished(run, answer["summary"] and answer["summary"].replace(str(run.resolve()), str(run)))
+        except KeyboardInterrupt:
+            print("rlpto: stopping after these updates", file=sys.stderr)
+            for reference in pending:
+                ray.cancel(reference, force=False)
+            ray.wait(list(pending), num_returns=len(pending), timeout=STOP_TIMEOUT_S)
+            raise
+    if failed:
+        raise RlptoError(failed[0])
+
+
+@contextmanager
+def local_ray(cpus: int) -> Iterator[None]:
+    """A Ray of this process's own, which nobody else reaches, for the time of a block."""
+    from rlpto.ray_cluster.nodes.environment import set_variables
+    from rlpto.ray_cluster.nodes.local import LocalCluster
+
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        with LocalCluster([], cpus, forking=False):
+            yield
+    finally:
+        set_variables({"PYTHONPATH": before})
+
+
+def train_member(folder: str) -> dict[str, str | None]:
+    """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
+    from rlpto.experiments.train import summary, train_folder
+
+    run = Path(folder)
+    try:
+        outcome = train_folder(run, progress=False)
+    except RlptoError as error:
+        return {"error": str(error), "summary": None}
+    return {"error": None, "summary": summary(run, outcome)}

@@ -1,0 +1,123 @@
+"""A run's folder: what it was made with, and whether it may be added to."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from rlpto import __version__
+from rlpto.experiments.cache_key import Result, differing_keys
+from rlpto.experiments.config import Config, load_config, resolved_yaml, spec_files
+from rlpto.io.errors import CheckpointError, ConfigError
+from rlpto.io.files import digest, file_there, folder_there, is_there, write_text
+from rlpto.io.reading import read_json
+
+CONFIG_FILE = "config.resolved.yaml"
+"""The whole configuration of the run."""
+VERSIONS_FILE = "versions.json"
+"""Versions of what made the run, and the command line."""
+
+
+def begin_run(folder: Path, config: Config) -> None:
+    """Write the configuration, the versions and the command. Raises CheckpointError if that is not possible."""
+    write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
+    content = {
+        **versions(),
+        "commit": git_commit(),
+        "command": command_line(),
+        "policy_files": {**_policy_files_there(folder), **policy_files(config)},
+    }
+    write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")
+
+
+def config_file(folder: Path) -> Path:
+    """The file with the configuration of a run. Raises ConfigError if the folder is none."""
+    path = folder / CONFIG_FILE
+    if not file_there(path):
+        raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
+    return path
+
+
+def read_run_config(folder: Path) -> Config:
+    """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
+    return load_config(config_file(folder))
+
+
+def refuse_foreign(folder: Path, config: Config) -> None:
+    """Raises CheckpointError if the folder has finished cells of another configuration."""
+    if not folder_there(folder) or not any((folder / "cells").glob("*.json")):
+        return
+    advice = "use another --run-dir, or --fresh to replace it"
+    try:
+        there = read_run_config(folder)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: holds a run that cannot be added to ({error}); {advice}") from None
+    for key, old, new in differing_keys(there, config, Result.CELL):
+        raise CheckpointError(f"{folder}: holds a run with {key} = {old}, now it is {new}; {advice}")
+    before = _policy_files_there(folder)
+    for path, now in policy_files(config).items():
+        if before.get(path, now) != now:
+            raise CheckpointError(f"{folder}: holds a run with {path} as it was before it changed; {advice}")
+
+
+def policy_files(config: Config) -> dict[str, str]:
+    """Digest of every file that the config's policies name."""
+    return {str(path.absolute()): digest(path) for spec in config.policies for path in spec_files(spec)}
+
+
+def _policy_files_there(folder: Path) -> dict[str, str]:
+    """Policies' files as they were when the folder was written."""
+    path = folder / VERSIONS_FILE
+    if not is_there(path):
+        return {}
+    content = read_json(path, "what a run has written", CheckpointError)
+    files = content.get("policy_files", {}) if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+        raise CheckpointError(f"{path}: policy_files: expected a digest of each, as a run has written them")
+    return files
+
+
+def versions() -> dict[str, str]:
+    """Versions of RLPTO, Python and the libraries that results depend on."""
+    libraries = {name: version(name) for name in ("numpy", "numba", "scipy", "torch", "stable-baselines3")}
+    return {"rlpto": __version__, "python": platform.python_version(), **libraries, "platform": platform.platform()}
+
+
+def git_commit() -> str | None:
+    """Commit of the source tree this package runs from; None where it is installed without one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        answer = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def command_line() -> str:
+    """What to type to do the same again."""
+    return shlex.join(["rlpto", *sys.argv[1:]])
+
+
+def members(run: Path) -> list[Path]:
+    """Folders of the trainings in a run: its own, or one for each seed."""
+    found = sorted(run.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    return [path for path in found if path.is_dir()] or [run]
+
+
+def run_facts(config: Config) -> Mapping[str, str]:
+    """What of a configuration deserves a line in the report."""
+    gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
+    nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)
+    simulator = config.simulator
+    decisions = f"every {simulator.interval:g} s"
+    if simulator.decide_on == "events":
+        decisions += ", and when a job arrives or finishes or a node changes"
+    return {"Cluster": f"{nodes}, {gpus:,} GPUs in all", "Decisions": decisions, "Seed": str(config.seed)}

@@ -1,0 +1,319 @@
+"""Tuning the index on windows at several loads. Costs are compiled where that can be, else the loop's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rlpto.core.jobs import ACCURACY_LEVELS
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.fleet import Fleet, build_fleet, play
+from rlpto.evaluation.tuning import (
+    Parameter,
+    TuningSettings,
+    TuningState,
+    read_costs,
+    tune,
+    tuning_fingerprint,
+)
+from rlpto.experiments.config import Config
+from rlpto.experiments.environments import workload_of
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.arrays import FloatArray
+from rlpto.io.files import is_there
+from rlpto.io.interrupts import Interrupted
+from rlpto.policies.index import Index
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.steering import steering_weights
+
+HOUR = 3600.0
+SLOWEST_CANDIDATE = 3.0
+"""A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
+TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
+"""Reward weights whose negative total is the sum of all JCTs, in hours."""
+SHORTFALL_ALONE = RewardWeights(
+    accuracy=0.0, time=0.0, resources=0.0, rescale=0.0, shortfall=1.0, classes=(1.0, 1.0, 1.0)
+)
+"""Those whose negative total is the accuracy-hours lost."""
+
+
+Goal = Literal["reward", "jct", "accuracy", "shortfall"]
+"""What a better index has more, or less, of: total reward, mean JCT, the mean time to 95 % of the accuracy that a job
+can gain, or accuracy-hours lost. The last two are blended with JCT, see `BLENDED`."""
+BLENDED: Mapping[Goal, float] = {"accuracy": 0.8, "shortfall": 0.7}
+"""Goals of accuracy, and the exponent of what each is about in its geometric mean with JCT: without JCT the ends of
+jobs would be put off for ever."""
+LEVEL = ACCURACY_LEVELS.index(0.95)
+"""Column of `reached` in a job's record that the goal is about."""
+
+INDEX_RANGES: Mapping[str, tuple[float, float]] = {
+    "remaining": (-2.0, 0.5),
+    "remaining_squared": (-0.25, 0.25),
+    "load_remaining": (-1.0, 1.0),
+    "priority": (0.0, 4.0),
+    "age": (-1.0, 1.0),
+    "attained": (-1.0, 1.0),
+    "start": (-2.0, 8.0),
+    "held": (0.0, 4.0),
+    "held_remaining": (-0.5, 0.5),
+}
+"""Ranges in which the weights of the index are searched. `gain` stays: only ratios of weights matter."""
+SLOPE_RANGES: Mapping[str, tuple[float, float]] = {"slope": (-0.5, 2.0), "slope_start": (-1.0, 1.0)}
+"""Likewise, of those that look at accuracy: only for goals that do."""
+
+
+def index_parameters(start: IndexWeights, goal: Goal) -> list[Parameter]:
+    """Weights of the index to tune, from `start`, which is moved into the ranges if need be."""
+    ranges = {**INDEX_RANGES, **(SLOPE_RANGES if goal in BLENDED else {})}
+    return [
+        Parameter(name, min(max(getattr(start, name), low), high), low, high) for name, (low, high) in ranges.items()
+    ]
+
+
+class Place(NamedTuple):
+    """Where an index is tried. load: position among the loads."""
+
+    load: int
+    window: str
+    seed: int
+
+
+class Cost(NamedTuple):
+    """What a goal wants less of, in a run: minus the total reward, or hours; its jobs, and hours until it was over."""
+
+    cost: float
+    jobs: int
+    hours: float
+
+
+Costs = Callable[[IndexWeights, Sequence[Place], Sequence[Cost] | None], list[Cost]]
+"""From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
+
+
+class Tuned(NamedTuple):
+    """A tuned index, and how much better than its start it is, in words, by what was run."""
+
+    weights: IndexWeights
+    gains: dict[str, str]
+
+
+def tune_index(
+    configs: Sequence[Config],
+    first: IndexWeights,
+    goal: Goal,
+    settings: TuningSettings,
+    checkpoint: Path,
+    *,
+    resume: bool,
+    jobs: int,
+    on_progress: Callable[[str, int], object],
+) -> Tuned:
+    """Tune the weights of the index from `first` on the training windows of configurations, such as one a load.
+
+    checkpoint: keeps every generation. jobs: processes. on_progress: told how it stands, and how many candidates have
+    been tried. Raises CheckpointError for a foreign checkpoint before anything runs, Interrupted after Ctrl-C.
+    """
+    experiments = [Experiment(settled) for settled in configs]
+    places = places_of(experiments, "train")
+    unseen = places_of(experiments, "validation", required=False)
+    parameters = index_parameters(first, goal)
+    outcomes = [experiment.outcome() for experiment in experiments]
+    searched = {"goal": goal, "gain": first.gain, "places": places, "outcomes": outcomes}
+    fingerprint = tuning_fingerprint(parameters, settings, searched)
+    if resume and is_there(checkpoint):
+        read_costs(checkpoint, fingerprint, settings.population)
+    standing, tried = "start", 0
+
+    def complete(point: Mapping[str, float]) -> IndexWeights:
+        return first.model_copy(update=dict(point))
+
+    def generation(state: TuningState) -> None:
+        nonlocal standing, tried
+        standing, tried = f"best {-state.best_cost:+.4f}", len(state.costs) * settings.population
+        on_progress(standing, tried)
+
+    def candidate() -> None:
+        nonlocal tried
+        tried += 1
+        on_progress(standing, tried)
+
+    with costs_in(configs, goal, jobs) as costs:
+        started = complete({p.name: p.start for p in parameters})
+        base = costs(started, places, None)
+        try:
+            found = tune(
+                lambda point: change(goal, costs(complete(point), places, base), base, places),
+                parameters,
+                settings,
+                checkpoint,
+                fingerprint,
+                resume=resume,
+                each_candidate=candidate,
+                each_generation=generation,
+            )
+        except KeyboardInterrupt:
+            kept = f"the generations so far are in {checkpoint}; add --resume to the same command to go on"
+            raise Interrupted(kept if is_there(checkpoint) else "no generation was finished") from None
+        best = complete(found.best)
+        gains = {f"{len(places)} training runs": described(goal, abs(found.best_cost))}
+        if unseen:
+            on_progress("validation", tried)
+            before = costs(started, unseen, None)
+            gained = -change(goal, costs(best, unseen, before), before, unseen) + 0.0  # no negative zero
+            gains[f"{len(unseen)} validation runs, which were not used"] = described(goal, gained)
+        return Tuned(best, gains)
+
+
+def places_of(experiments: Sequence[Experiment], split: str, required: bool = True) -> list[Place]:
+    """Every window of a split with every seed at every load. Raises ConfigError if required and there are none."""
+    return [
+        Place(load, window, seed)
+        for load, experiment in enumerate(experiments)
+        for window in experiment.windows(split, required=required)
+        for seed in experiment.seeds()
+    ]
+
+
+@contextmanager
+def costs_in(configs: Sequence[Config], goal: Goal, jobs: int) -> Iterator[Costs]:
+    """A function that computes costs in `jobs` processes."""
+    task = partial(_cost, tuple(config.model_dump_json() for config in configs), goal)
+
+    def limits(places: Sequence[Place], base: Sequence[Cost] | None) -> list[float | None]:
+        return [None] * len(places) if base is None else [SLOWEST_CANDIDATE * start.hours for start in base]
+
+    if jobs == 1:
+        yield lambda weights, places, base: list(map(partial(task, weights), places, limits(places, base)))
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield lambda weights, places, base: list(
+            pool.map(partial(task, weights), places, limits(places, base), chunksize=4)
+        )
+
+
+def change(goal: Goal, costs: Sequence[Cost], base: Sequence[Cost], places: Sequence[Place]) -> float:
+    """How much worse costs are than `base`: negative is better.
+
+    reward: reward lost per job. Others: relative change in a window. Each load counts alike.
+    """
+    load = np.array([place.load for place in places])
+    before = np.array([cost.cost for cost in base])
+    worse = np.array([cost.cost for cost in costs]) - before
+    if goal == "reward":  # near zero as often as not, so that ratios of rewards mean nothing
+        run = np.array([cost.jobs for cost in base])
+        changes = [worse[load == at].sum() / max(run[load == at].sum(), 1) for at in np.unique(load)]
+    else:
+        changes = [np.mean(worse[load == at] / np.maximum(before[load == at], 1e-9)) for at in np.unique(load)]
+    return float(np.mean(changes))
+
+
+def described(goal: Goal, change: float) -> str:
+    """A change in words."""
+    if goal == "reward":
+        return f"{change:.4f} reward per job"
+    blended = {"jct": "", "accuracy": "time to 95 % of accuracy, blended with ", "shortfall": "accuracy-hours, with "}
+    return f"{change:.2%} of the {blended[goal]}mean JCT"
+
+
+def _cost(configs: tuple[str, ...], goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
+    """Cost of the index with these weights in one place; what is unfinished when it is stopped ends then."""
+    arena = _arena(configs[place.load], goal)
+    if arena is None:
+        return simulated_cost(_experiment(configs[place.load]), goal, weights, place, max_hours)
+    return arena.cost(weights, place, max_hours)
+
+
+@lru_cache(maxsize=16)
+def _experiment(config: str) -> Experiment:
+    return Experiment(Config.model_validate_json(config))
+
+
+@lru_cache(maxsize=16)
+def _arena(config: str, goal: Goal) -> Arena | None:
+    """Compiled windows of a config; None where compiled code does not know its queue."""
+    experiment = _experiment(config)
+    return Arena(experiment, goal) if experiment.config.queue.inside == "fifo" else None
+
+
+class Arena:
+    """Windows of an experiment in which compiled code runs a whole window at once."""
+
+    def __init__(self, experiment: Experiment, goal: Goal) -> None:
+        self._experiment = experiment
+        alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
+        self._reward = experiment.config.reward if goal == "reward" else alone
+        self._goal: Goal = goal
+        self._fleets: dict[tuple[str, int], Fleet] = {}
+        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
+
+    def cost(self, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
+        """Cost of the index with these weights; see `Cost`."""
+        fleet = self._fleet(place)
+        own = self._experiment.config.simulator.max_hours
+        hours = min(np.inf if own is None else own, np.inf if max_hours is None else max_hours)
+        fleet.world.rules["limit"] = hours * HOUR
+        self._total[:] = 0.0
+        play(fleet, 0, 0, np.atleast_2d(steering_weights(weights.vector())), self._time, self._total)
+        cost, count, end = -float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1])
+        if self._goal in BLENDED:
+            jobs = fleet.world.jobs[0, :count]
+            times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
+            cost = _blended(self._goal, *times, cost, end)
+        return Cost(cost, count, end / HOUR)
+
+    def _fleet(self, place: Place) -> Fleet:
+        """The cluster of a window, built when first asked for."""
+        key = (place.window, place.seed)
+        if key not in self._fleets:
+            experiment, config = self._experiment, self._experiment.config
+            self._fleets[key] = build_fleet(
+                1,
+                experiment.shape,
+                [workload_of(experiment, *key)],
+                experiment.tables,
+                config.simulator,
+                config.queue,
+                self._reward,
+                follow_accuracy=self._goal in BLENDED,
+            )
+        return self._fleets[key]
+
+
+def simulated_cost(
+    experiment: Experiment, goal: Goal, weights: IndexWeights, place: Place, max_hours: float | None
+) -> Cost:
+    """The same cost by the scheduler's own loop, which knows every kind of queue."""
+    record = experiment.run_policy(Index(weights=weights), place.window, place.seed, max_hours)
+    jobs = record.jobs
+    finished = jobs.finish_time[np.isfinite(jobs.finish_time)]
+    last = float(finished.max()) if len(finished) else 0.0
+    end = last if max_hours is None else max_hours * HOUR
+    if goal == "reward":
+        cost = -float(record.decisions.reward.sum())
+    elif goal == "jct":
+        cost = _hours(jobs.submit_time, jobs.finish_time, end)
+    else:
+        lost = float(record.decisions.shortfall.sum()) / HOUR
+        cost = _blended(goal, jobs.submit_time, jobs.finish_time, jobs.reached_95, lost, end)
+    return Cost(cost, len(jobs.submit_time), last / HOUR)
+
+
+def _blended(
+    goal: Goal, submit_time: FloatArray, finish_time: FloatArray, reached: FloatArray, lost: float, end: float
+) -> float:
+    """Hours of a goal of accuracy, blended with JCT. submit_time, finish_time, reached: [M] s. lost: accuracy-hours."""
+    share = BLENDED[goal]
+    about = lost if goal == "shortfall" else _hours(submit_time, reached, end)
+    return float(about**share * _hours(submit_time, finish_time, end) ** (1.0 - share))
+
+
+def _hours(submit_time: FloatArray, time: FloatArray, end: float) -> float:
+    """Hours from submit_time [M] s to time [M] s, summed; NaN counts as `end` s."""
+    return float((np.where(np.isnan(time), np.maximum(end, submit_time), time) - submit_time).sum()) / HOUR

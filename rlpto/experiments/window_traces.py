@@ -1,0 +1,219 @@
+"""The windows of a configuration's workload, and the jobs recorded in each."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.arrivals.past import Past, past_of
+from rlpto.arrivals.paths import hour_of_week_rates
+from rlpto.core.cluster import ClusterShape
+from rlpto.core.jobs import Job
+from rlpto.experiments.config import Config
+from rlpto.forecasting.series import MONDAY, local_seconds
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError, TraceError
+from rlpto.workloads.calibration import load_calibration
+from rlpto.workloads.draws import draw_trace
+from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
+from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
+from rlpto.workloads.load import offered_load, scale_load
+from rlpto.workloads.synthetic import generate
+from rlpto.workloads.trace import Trace
+from rlpto.workloads.windows import Window, select, split_windows
+
+HOUR, DAY = 3600.0, 86_400.0
+
+
+class WindowTrace(NamedTuple):
+    """A window and the jobs recorded in it, times counted from its start."""
+
+    window: Window
+    trace: Trace
+
+
+class WindowTraces:
+    """What a workload was recorded as. Traces are read when first needed.
+
+    shape: of the cluster, for whose GPUs traces are scaled to the wanted load. listed: the jobs that a configuration
+    lists, or that a followed file holds by now. work: [J] GPU-seconds that the jobs of a trace ask for.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shape: ClusterShape,
+        listed: Callable[[], Sequence[Job]],
+        work: Callable[[Trace], FloatArray],
+    ) -> None:
+        self._config, self._shape, self._listed, self._work = config, shape, listed, work
+
+    @cached_property
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """Trace files by split, see `files_by_split`; those of a trace that is cut into windows count as `test`."""
+        workload = self._config.workload
+        return files_by_split({split: getattr(workload, key) for split, key in KEYS.items()}, workload.draws > 0)
+
+    @cached_property
+    def by_name(self) -> dict[str, WindowTrace]:
+        """All windows in which jobs were submitted, by name, in order of time.
+
+        Raises TraceError or ConfigError if there is no trace, or it cannot be cut as wanted.
+        """
+        if self._config.workload.source == "files":
+            found = self._file_windows()
+        elif self._config.workload.source == "follow":
+            window = Window(LISTED_WINDOW, "test", 0.0, 0.0)
+            return {LISTED_WINDOW: WindowTrace(window, listed_trace(self._listed()))}
+        elif self._config.workload.source == "jobs":
+            trace = listed_trace(self._listed())
+            found = [WindowTrace(Window(LISTED_WINDOW, "test", 0.0, float(trace.submit_time[-1])), trace)]
+        else:
+            trace, span = self._trace
+            settings = self._config.workload.windows.model_copy(update={"limit": None})
+            found = [
+                WindowTrace(window, trace.slice(window.start, window.end))
+                for windows in split_windows(span, settings).values()
+                for window in windows
+            ]
+        windows = {cut.window.name: cut for cut in found if len(cut.trace)}
+        if not windows:
+            raise TraceError(f"{self.description}: no jobs in any window")
+        return windows
+
+    def names(self, split: str | None = None, required: bool = True) -> list[str]:
+        """Names of the windows of a split (None: that of the evaluation), at most as many as wanted.
+
+        Raises ConfigError if there are none and `required` says so.
+        """
+        split = self._config.evaluation.split if split is None else split
+        windows = [cut.window for cut in self.by_name.values() if cut.window.split == split]
+        if required and not windows:
+            have = sorted({cut.window.split for cut in self.by_name.values()})
+            raise ConfigError(
+                f"{self.description}: no {split} windows with jobs, only {' and '.join(have)}; "
+                "expected another evaluation.split, or other workload.windows"
+            )
+        wanted = self._config.workload.windows
+        chosen = windows if wanted.limit is None else select(windows, wanted.limit, wanted.seed)
+        return [window.name for window in chosen]
+
+    @cached_property
+    def by_file(self) -> dict[Path, Trace]:
+        """Traces of all files, without jobs that are too large if those are to be skipped."""
+        paths = [path for files in self.files.values() for path in files]
+        return {path: self._fitted(read_any(path, self._config.workload.format)) for path in dict.fromkeys(paths)}
+
+    def _file_windows(self) -> list[WindowTrace]:
+        """Every file as one window, or windows drawn from it: `NAME-00`, `NAME-01`, going on from split to split."""
+        if not self._config.workload.draws:
+            return [self._whole_file(path, split) for split, files in self.files.items() for path in files]
+        drawn: Counter[str] = Counter()
+        found = []
+        for split, files in self.files.items():
+            for path in files:
+                numbers = range(drawn[stem(path)], drawn[stem(path)] + self._config.workload.draws)
+                found += [self._drawn(path, split, number) for number in numbers]
+                drawn[stem(path)] = numbers.stop
+        return found
+
+    def _whole_file(self, path: Path, split: str) -> WindowTrace:
+        """A file that is one window."""
+        trace = self.by_file[path]
+        end = float(trace.submit_time[-1]) if len(trace) else 0.0
+        return WindowTrace(Window(stem(path), split, 0.0, end), trace)
+
+    def _drawn(self, path: Path, split: str, number: int) -> WindowTrace:
+        """A window of jobs drawn from a file, at the wanted load. Its name and the config's seed decide the draw."""
+        workload = self._config.workload
+        trace, span = self.by_file[path], workload.windows.hours * HOUR
+        target = None if workload.load is None else workload.load * self._shape.capacity * span
+        name = f"{stem(path)}-{number:02d}"
+        seed = (self._config.seed, zlib.crc32(name.encode()))
+        return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, self._work(trace), target, span, seed))
+
+    @cached_property
+    def _trace(self) -> tuple[Trace, float]:
+        """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
+        workload = self._config.workload
+        if workload.source == "synthetic":
+            trace, span = self._synthetic(), workload.days * DAY
+        else:
+            files = self.files["test"]
+            if len(files) != 1:
+                raise ConfigError(f"workload.path: source trace expects one file, got {len(files)}")
+            trace = read_any(files[0], workload.format)
+            # The last job still belongs to the last window.
+            end = float(np.nextafter(trace.submit_time[-1], np.inf))
+            skipped = workload.skip_days * DAY
+            if skipped >= end:
+                raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
+            trace, span = trace.slice(skipped, end), end - skipped
+        trace = self._fitted(trace)
+        if workload.load is not None:
+            cap = workload.mapping.max_duration
+            trace = scale_load(trace, workload.load, self._shape.capacity, span, self._config.seed, cap)
+        return trace, span
+
+    def local_start(self, window: Window) -> float:
+        """Local time at which a window begins [s since 1970-01-01]."""
+        origin = self.by_name[window.name].trace.origin
+        # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
+        unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
+        return unknown if origin is None else local_seconds(origin)
+
+    @cached_property
+    def usual_rates(self) -> FloatArray:
+        """Jobs per second by hour of the week and class, in all train windows. Raises ConfigError without any."""
+        train = [cut for cut in self.by_name.values() if cut.window.split == "train"]
+        if not train:
+            raise ConfigError(f"{self.description}: no train windows with jobs, expected some to take usual rates from")
+        windows = [(cut.trace, cut.window.end - cut.window.start, self.local_start(cut.window)) for cut in train]
+        return hour_of_week_rates(windows, np.array(self._config.workload.mapping.priority_shares))
+
+    def past(self, window: Window) -> Past:
+        """What was submitted before a window, at the load of the windows; nothing where files are the windows."""
+        mapping, step = self._config.workload.mapping, self._config.forecast.step
+        usual, start = np.array(mapping.priority_shares), self.local_start(window)
+        if self._config.workload.source in ("files", "jobs"):
+            nothing = np.zeros((0, len(usual)))
+            return Past(nothing, nothing, usual, start)
+        trace, _ = self._trace
+        if mapping.mode != "given":
+            trace = trace.take(np.isfinite(trace.duration))
+        gpus = np.minimum(trace.gpus, self._shape.most_gpus)
+        return past_of(trace.submit_time, trace.priority, gpus, window.start, step, usual, start)
+
+    def _synthetic(self) -> Trace:
+        """A generated trace with about the wanted load; whole submissions come about more or less often."""
+        workload, seed = self._config.workload, self._config.seed
+        calibration = load_calibration(workload.calibration)
+        trace = generate(calibration, workload.days, seed)
+        if workload.load is None:
+            return trace
+        fitted = self._fitted(trace)
+        cap = workload.mapping.max_duration
+        load = offered_load(fitted.gpus, fitted.duration, self._shape.capacity, workload.days * DAY, cap)
+        return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
+
+    def _fitted(self, trace: Trace) -> Trace:
+        """The trace without jobs that are too large for the cluster, if those are to be skipped."""
+        if self._config.workload.mapping.oversized != "skip":
+            return trace
+        return trace.take(trace.gpus <= self._shape.most_gpus)
+
+    @property
+    def description(self) -> str:
+        """The workload in messages."""
+        workload = self._config.workload
+        if workload.source == "synthetic":
+            return f"synthetic workload {workload.calibration}"
+        if workload.source == "jobs":
+            return "workload.jobs"
+        return ", ".join(str(path) for path in workload.path)

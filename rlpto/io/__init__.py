@@ -1,0 +1,1 @@
+"""Files, settings, errors, compilation: what everything else stands on."""

@@ -1,0 +1,125 @@
+"""Compilation by numba, with a cache on disk that cannot go stale.
+
+numba's own cache looks at the file of the function alone: change a function that others call, or a
+constant they import, and they keep running the old code from their cache. Here the cache lies in a
+folder named after the content of all that compiled code is made of, wherever it stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py", "planning/*.py", "envs/*.py")
+"""Where compiled functions, and the constants in them, come from."""
+
+
+def njit(**options: Any) -> Callable[[Function], Function]:
+    """Decorator: compile a function on its first call, and keep the machine code for later processes.
+
+    options: those of `numba.njit`, without `cache`.
+    """
+
+    def decorate(function: Function) -> Function:
+        before = _CONFIG.CACHE_DIR
+        _CONFIG.CACHE_DIR = cache_folder()
+        try:
+            # Said even where it is the default: a callee would take it over from a `kernel`.
+            compiled: Any = numba.njit(cache=True, **({"_nrt": True} | options))(function)
+        finally:
+            _CONFIG.CACHE_DIR = before
+        return cast(Function, compiled)
+
+    return decorate
+
+
+def kernel(**options: Any) -> Callable[[Function], Function]:
+    """`njit` for functions that allocate no memory: numba then keeps no reference counts.
+
+    Counting is atomic and happens at every access to an array; in the simulator's short loops it
+    took more time than the work. A function that does allocate fails to compile.
+    """
+    return njit(_nrt=False, **options)
+
+
+def closure(**options: Any) -> Callable[[Function], Function]:
+    """Decorator: compile a function made by another function. It becomes part of whatever calls it, so it has no cache.
+
+    options: those of `numba.njit`.
+    """
+    compiled: Any = numba.njit(**options)
+    return cast(Callable[[Function], Function], compiled)
+
+
+def chained(rows: Sequence[Callable[..., float]]) -> Callable[..., None]:
+    """One compiled function `fill(out, arguments)` that puts row(*arguments) of every compiled row into out [rows].
+
+    How tables of functions (features, terms) are evaluated without a loop in Python.
+    """
+    fill: Callable[..., None] = _nothing
+    for at, row in enumerate(rows):
+        fill = _then(fill, row, at)
+    return fill
+
+
+@closure(inline="always")
+def _nothing(out: Any, arguments: Any) -> None:
+    """The end of a chain."""
+
+
+def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Callable[..., None]:
+    """A link of a chain."""
+
+    @closure(error_model="numpy", inline="always")
+    def fill(out: Any, arguments: Any) -> None:
+        before(out, arguments)
+        out[at] = row(*arguments)
+
+    return fill
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> str:
+    """Folder of this version's machine code: in $NUMBA_CACHE_DIR, beside the package, or in the user's cache."""
+    name = f"rlpto-{sources_digest(PACKAGE)}"
+    if _CONFIG.CACHE_DIR:
+        return str(Path(_CONFIG.CACHE_DIR) / name)
+    if os.access(PACKAGE, os.W_OK):
+        return str(PACKAGE / "__pycache__" / name)
+    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlpto" / name)
+
+
+def sources_digest(package: Path) -> str:
+    """Digest of all that compiled code is made of, in all sources: compiled functions, constants and named tuples."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
+        digest.update(f"{path.parent.name}/{path.name}\0".encode())
+        for node in ast.parse(path.read_bytes()).body:
+            if _is_compiled_in(node):
+                digest.update(ast.dump(node).encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_compiled_in(node: ast.stmt) -> bool:
+    """True for what compiled code may be made of: what else a module says cannot change it."""
+    if isinstance(node, ast.FunctionDef):
+        return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # also rows of tables, see `chained`
+    if isinstance(node, ast.ClassDef):
+        return any(_name(base) == "NamedTuple" for base in node.bases)
+    return isinstance(node, ast.Assign | ast.AnnAssign)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,94 @@
+"""Writing files whole or not at all, and telling them apart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
+
+_PART = re.compile(r"\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.part")
+_HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
+PART_LIFETIME_S = 86_400.0
+"""After so long without a change, an unfinished file is nobody's, whatever host its writer was on."""
+
+
+@contextmanager
+def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
+
+    Folders on the way are made. Raises `error`, saying that `what` cannot be written, where the
+    file system refuses or the path names no file; what stood at `path` before is then unchanged.
+    """
+    if not path.name:
+        raise error(f"{path}: cannot write {what} there: expected the name of a file")
+    unfinished = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent.absolute())
+        try:
+            yield unfinished
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as refused:
+        reason = (refused.strerror or str(refused)).lower()
+        raise error(f"{path}: cannot write {what} there: {reason}") from None
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder is there; False, unlike `path.exists()`, for a path too long or closed to us."""
+    return os.path.exists(path)
+
+
+def file_there(path: Path) -> bool:
+    """Whether a file is there, as `is_there`."""
+    return os.path.isfile(path)
+
+
+def folder_there(path: Path) -> bool:
+    """Whether a folder is there, as `is_there`."""
+    return os.path.isdir(path)
+
+
+@cache
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes have left unfinished in a folder; once in a process is enough."""
+    for path in folder.glob(".*.part"):
+        left = _PART.fullmatch(path.name)
+        with suppress(OSError):  # another process may sweep, or finish, as well
+            if left is not None and _is_stale(path, left["host"], int(left["pid"])):
+                path.unlink()
+
+
+def _is_stale(path: Path, host: str, pid: int) -> bool:
+    if host == _HOST and pid != os.getpid():
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            return False
+    return time.time() - path.stat().st_mtime > PART_LIFETIME_S
+
+
+def write_text(path: Path, text: str, what: str, error: type[RlptoError] = CheckpointError) -> None:
+    """Write `text` as UTF-8 by `whole_file`."""
+    with whole_file(path, what, error) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file. Raises ConfigError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the file: {(error.strerror or str(error)).lower()}") from None

@@ -1,0 +1,69 @@
+"""Paths in experiment files: variables filled in, relative to the file they stand in; and examples by their names."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, ValidationInfo
+
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+
+
+EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
+"""Experiment files, tuned weights and trained agents that come with RLPTO, in a checkout as when installed."""
+_EXAMPLE_ENDINGS = (".yaml", ".zip")
+_OTHER_EXAMPLES = ("service",)
+"""Files beside the experiments that are none: settings of the job service."""
+
+
+def example_config(name: str | Path) -> Path | None:
+    """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
+    `pretrained/philly`. None if there is none."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        return None
+    named = (EXAMPLES / path.with_name(path.name + ending) for ending in ("", *_EXAMPLE_ENDINGS))
+    return next((found for found in named if found.suffix in _EXAMPLE_ENDINGS and os.path.isfile(found)), None)
+
+
+def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
+    """Names of the experiments in a folder of examples (or of weights and agents there), without their ending."""
+    found = sorted(EXAMPLES.joinpath(folder).glob(f"*{ending}"))
+    names = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in found]
+    return [name for name in names if name not in _OTHER_EXAMPLES]
+
+
+class TypedOnCommandLine(str):
+    """Text given with --set: a path in it is relative to the working directory, not to the file."""
+
+    __slots__ = ()
+
+
+def expand_path(value: object, info: ValidationInfo) -> object:
+    """Fill in `${NAME}` and `${NAME:-default}`, then make the path relative to the config file.
+
+    A file that is not there may be an example: `tuned/philly.yaml` is found from wherever it is named.
+    """
+    if not isinstance(value, str | Path):
+        return value
+    text = _VARIABLE.sub(_variable_value, str(value))
+    folder = (info.context or {}).get("folder", Path())
+    base = Path() if isinstance(value, TypedOnCommandLine | Path) else folder
+    path = os.path.normpath(base / Path(text).expanduser())
+    example = example_config(text) if text.endswith(_EXAMPLE_ENDINGS) and not os.path.exists(path) else None
+    return path if example is None else str(example)
+
+
+def _variable_value(match: re.Match[str]) -> str:
+    name, default = match["name"], match["default"]
+    value = os.environ.get(name) or default
+    if value is None:
+        raise ValueError(f"environment variable {name} is not set (${{{name}:-default}} would give it a default)")
+    return value
+
+
+ConfigPath = Annotated[Path, BeforeValidator(expand_path)]
+"""A path in a configuration, as `expand_path` makes it."""

@@ -1,0 +1,240 @@
+"""The one way in for untrusted files.
+
+Sizes are bounded before anything is allocated, nesting before anything recurses, and whatever a parser raises becomes
+one error that names the file and what was expected there. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlpto.io.arrays import AnyArray
+from rlpto.io.errors import RlptoError
+
+MIB = 2**20
+LARGEST_TEXT_BYTES = 1024 * MIB
+"""Of a trace, unpacked."""
+LARGEST_JSON_BYTES = 16 * MIB
+"""Of any other JSON; data takes up to thirty times the memory of its text."""
+LARGEST_YAML_BYTES = 1 * MIB
+LARGEST_ARCHIVE_BYTES = 512 * MIB
+"""Of all entries of an archive together, unpacked."""
+LARGEST_ENTRIES = 10_000
+"""Entries of an archive."""
+LARGEST_EXPANSION = 100
+"""Times that a compressed text may grow: logs grow 5 to 30 times, a bomb 1,000 times."""
+_SMALL_BYTES = 64 * MIB
+"""Unpacked texts up to this size may have grown more than that."""
+_END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
+_ARCHIVE_ENTRY_BYTES = 1024
+"""Bytes of an entry in the list at the end of an archive, at most."""
+
+PARSER_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError),
+    *(RuntimeError, SyntaxError, TypeError, ValueError),
+    *(csv.Error, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What the parsers of Python, NumPy, YAML and Arrow have been seen to raise on broken files."""
+
+
+def one_line(wrong: object, longest: int = 160) -> str:
+    """What an exception says, on one line that is not too long; its name if it says nothing."""
+    text = " ".join(str(wrong).split()) or type(wrong).__name__
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+@contextmanager
+def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterator[None]:
+    """Whatever a parser raises on a file becomes one `error`: place, reason, what was expected."""
+    try:
+        yield
+    except RlptoError:
+        raise
+    except RecursionError:
+        raise error(f"{place}: nested too deeply, expected {expected}") from None
+    except MemoryError:
+        raise error(f"{place}: asks for more memory than there is, expected {expected}") from None
+    except OSError as refused:
+        reason = one_line(refused.strerror or refused).lower()
+        raise error(f"{place}: cannot read the file: {reason}, expected {expected}") from None
+    except PARSER_ERRORS as wrong:
+        raise error(f"{place}: truncated, damaged or foreign ({one_line(wrong)}), expected {expected}") from None
+
+
+def check_file(path: Path, expected: str, error: type[RlptoError], largest: int) -> int:
+    """Bytes of a regular file. Raises `error` if there is none, or it is larger than `largest`."""
+    with parsing(path, expected, error):
+        size = path.stat().st_size
+    if not path.is_file():
+        kind = "is a directory" if path.is_dir() else "no regular file"
+        raise error(f"{path}: cannot read the file: {kind}, expected {expected}")
+    if size > largest:
+        raise error(f"{path}: {size / MIB:,.0f} MiB, expected {expected} of at most {largest / MIB:g} MiB")
+    return size
+
+
+def read_bytes(path: Path, expected: str, error: type[RlptoError], largest: int) -> bytes:
+    """A whole file of at most `largest` bytes."""
+    size = check_file(path, expected, error, largest)
+    with parsing(path, expected, error), path.open("rb") as file:
+        return file.read(size)
+
+
+def read_text(
+    path: Path, expected: str, error: type[RlptoError], largest: int = LARGEST_TEXT_BYTES, packed: bool = False
+) -> str:
+    """A text in UTF-8, without its byte order mark. packed: it may be compressed by gzip, whatever its name.
+
+    Raises `error`, with the line where it is known, if it is missing, too large, empty or no text.
+    """
+    data = read_bytes(path, expected, error, largest)
+    if packed and data[:2] == b"\x1f\x8b":
+        data = _unpacked(data, path, error, largest)
+    try:
+        text = data.decode("utf-8-sig")
+        broken = text.find("\0")
+        line = text.count("\n", 0, max(broken, 0)) + 1
+    except UnicodeDecodeError as wrong:
+        broken, line = wrong.start, data.count(b"\n", 0, wrong.start) + 1
+    if broken >= 0:
+        raise error(f"{path}:{line}: not a text in UTF-8, expected {expected}")
+    if not text.strip():
+        raise error(f"{path}: the file is empty, expected {expected}")
+    return text
+
+
+def _unpacked(data: bytes, path: Path, error: type[RlptoError], largest: int) -> bytes:
+    """The content of gzip data, of which there may be several one after the other."""
+    most = min(largest, max(_SMALL_BYTES, LARGEST_EXPANSION * len(data)))
+    parts, size = [], 0
+    while data[:2] == b"\x1f\x8b":
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            parts.append(unpacker.decompress(data, most - size + 1))
+        except zlib.error:
+            raise error(f"{path}: broken gzip data, expected a complete .gz file") from None
+        size += len(parts[-1])
+        if size > most:
+            raise error(f"{path}: more than {most / MIB:,.0f} MiB unpacked, expected a .gz file of a text")
+        if not unpacker.eof:
+            raise error(f"{path}: broken gzip data, expected a complete .gz file")
+        data = unpacker.unused_data
+    return b"".join(parts)
+
+
+def parse_json(text: str | bytes, place: Path | str, expected: str, error: type[RlptoError]) -> Any:
+    """Data of a JSON text, which is bounded as a file is; NaN and infinity are refused."""
+    if len(text) > LARGEST_JSON_BYTES:
+        raise error(f"{place}: {len(text) / MIB:,.0f} MiB, expected {expected} of at most {LARGEST_JSON_BYTES / MIB:g}")
+    with parsing(place, expected, error):
+        return json.loads(text, parse_constant=_no_number)
+
+
+def read_json(path: Path, expected: str, error: type[RlptoError]) -> Any:
+    """Data of a JSON file."""
+    return parse_json(read_text(path, expected, error, LARGEST_JSON_BYTES), path, expected, error)
+
+
+def _no_number(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def entries(path: Path, expected: str, error: type[RlptoError]) -> list[str]:
+    """Names of an archive's entries; their content is not looked at."""
+    with _opened(path, expected, error) as archive:
+        return archive.namelist()
+
+
+def read_entry(path: Path, name: str, expected: str, error: type[RlptoError]) -> bytes:
+    """Content of one entry of an archive."""
+    with _opened(path, expected, error) as archive:
+        return archive.read(name)
+
+
+def read_arrays(path: Path, expected: str, error: type[RlptoError], folder: str = "") -> dict[str, AnyArray]:
+    """The arrays of an .npz file, or of a folder in an archive, by name. Raises `error` before it unpacks too much."""
+    with _opened(path, expected, error) as archive:
+        return {
+            name.removeprefix(folder).removesuffix(".npy"): parse_array(archive.read(name))
+            for name in archive.namelist()
+            if name.startswith(folder)
+        }
+
+
+@contextmanager
+def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipfile.ZipFile]:
+    """A zip archive of which nothing can take more than its bounds; what goes wrong in it becomes `error`."""
+    size = check_file(path, expected, error, LARGEST_ARCHIVE_BYTES)
+    with parsing(path, expected, error), path.open("rb") as file:
+        file.seek(max(0, size - _END_OF_ARCHIVE.size - 2**16))
+        _check_listing(file.read())
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            if len({info.filename for info in infos}) < len(infos):
+                raise ValueError("two entries of one name")
+            if any(info.flag_bits & 1 for info in infos):
+                raise ValueError("entries are encrypted")
+            # The unpackers of other methods cannot be bounded.
+            if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in infos):
+                raise ValueError("entries are packed in another way than stored or deflated")
+            unpacked = sum(info.file_size for info in infos)
+            if unpacked > LARGEST_ARCHIVE_BYTES:
+                raise ValueError(
+                    f"{unpacked / MIB:,.0f} MiB unpacked, at most {LARGEST_ARCHIVE_BYTES / MIB:g} are read"
+                )
+            yield archive
+
+
+def _check_listing(tail: bytes) -> None:
+    """Raise ValueError unless the end of an archive announces a list of entries that may be read."""
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END_OF_ARCHIVE.size:
+        raise zipfile.BadZipFile("File is not a zip file")
+    *_, count, listing, _, _ = _END_OF_ARCHIVE.unpack_from(tail, at)
+    if tail[max(at - 20, 0) :].startswith(b"PK\6\7") or count > LARGEST_ENTRIES:
+        raise ValueError(f"more than {LARGEST_ENTRIES:,} entries")
+    if listing > LARGEST_ENTRIES * _ARCHIVE_ENTRY_BYTES:
+        raise ValueError("the list of its entries is too long")
+
+
+def parse_array(content: bytes) -> AnyArray:
+    """An array of numbers, text or records from a .npy file, whose header must fit what follows it.
+
+    Raises one of PARSER_ERRORS if it is none.
+    """
+    if content[:6] != b"\x93NUMPY" or content[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
+        raise ValueError("no array")
+    width = 2 if content[6] == 1 else 4
+    start = 8 + width + int.from_bytes(content[8 : 8 + width], "little")
+    if start > min(len(content), 10_000):
+        raise ValueError("the header of an array is too long")
+    header = ast.literal_eval(content[8 + width : start].decode("utf-8" if content[6] == 3 else "latin1"))
+    kind, shape = np.dtype(np.lib.format.descr_to_dtype(header["descr"])), header["shape"]
+    if kind.hasobject or not isinstance(shape, tuple) or len(shape) > 8:
+        raise ValueError(f"an array of {kind} of shape {shape}")
+    if not all(type(length) is int and 0 <= length <= len(content) for length in shape):
+        raise ValueError(f"an array of shape {shape} in {len(content)} bytes")
+    if math.prod(shape) * kind.itemsize != len(content) - start or not kind.itemsize:
+        raise ValueError(f"an array of {kind} of shape {shape} in {len(content) - start} bytes")
+    flat: AnyArray = np.frombuffer(content, kind, offset=start)
+    return flat.reshape(shape, order="F" if header["fortran_order"] else "C").copy("K")
+
+
+def check_finite(arrays: Mapping[str, AnyArray], place: Path | str, largest: float, error: type[RlptoError]) -> None:
+    """Raise `error`, naming the array, where one is not of numbers, or they are NaN or beyond `largest` either way."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub" or not (np.abs(array.astype(np.float64)) <= largest).all():
+            raise error(f"{place}: {name} holds NaN or numbers beyond {largest:g}, expected finite numbers")

@@ -1,0 +1,183 @@
+"""YAML files as plain data that remembers on which line each key stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+
+from rlpto.io.errors import ConfigError, RlptoError
+from rlpto.io.reading import LARGEST_YAML_BYTES, PARSER_ERRORS, one_line, read_text
+
+Location = tuple[str | int, ...]
+"""Keys and list positions from the root of a file to a value."""
+
+_MOST_VALUES = 200_000
+"""Values of a file, those counted again that an alias stands for."""
+_LONGEST_NUMBER = 400
+"""Characters of a number or a date."""
+_LONGEST_VALUE = 100_000
+"""Characters of a value that is typed on a command line."""
+_DEEPEST = 100
+_BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
+_BRACKET = re.compile(r"[\[\]{}]")
+_TEXTS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:binary")
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A YAML mapping. lines: the line, counted from 1, of every key and list entry."""
+
+    path: Path
+    data: dict[str, object]
+    lines: dict[Location, int]
+
+    def place(self, location: Location) -> str:
+        """`file:line` of a key; where that has none, of the closest key around it; `file` for the root."""
+        for length in range(len(location), 0, -1):
+            line = self.lines.get(location[:length])
+            if line is not None:
+                return f"{self.path}:{line}"
+        return str(self.path)
+
+
+def read_yaml(path: Path, expected: str = "an experiment in YAML", error: type[RlptoError] = ConfigError) -> YamlFile:
+    """Read a file whose root is a mapping.
+
+    Raises `error` if the file is missing, is not UTF-8 YAML, is empty, is not a mapping, has a key twice, or is
+    larger than any such file need be, aliases counted as often as they stand for something.
+    """
+    files = read_yaml_documents(path, expected, error)
+    if len(files) != 1:
+        raise error(f"{path}: holds {len(files)} documents, expected one of {expected}")
+    return files[0]
+
+
+def read_yaml_documents(
+    path: Path, expected: str = "an experiment in YAML", error: type[RlptoError] = ConfigError
+) -> list[YamlFile]:
+    """The documents of a file, each of them a mapping. Raises `error` as `read_yaml` does."""
+    text = read_text(path, expected, error, LARGEST_YAML_BYTES)
+    documents = list(_documents(text, path, expected, error))
+    if not documents:
+        raise error(f"{path}: the file is empty, expected {expected}")
+    files = []
+    for root, data in documents:
+        if not isinstance(data, dict):
+            raise error(f"{path}: expected {expected}, keys and values at the top, got {_kind(root)}")
+        lines: dict[Location, int] = {}
+        _collect_lines(path, root, (), lines, set(), error)
+        files.append(YamlFile(path, data, lines))
+    return files
+
+
+def parse_value(text: str, place: str, error: type[RlptoError] = ConfigError) -> object:
+    """A value that was typed, such as that of `--set`, as YAML; null if there is none.
+
+    Raises `error`, which begins with `place`, if it is no YAML or larger than anything one would type.
+    """
+    if len(text) > _LONGEST_VALUE:
+        raise error(f"{place}: {len(text):,} characters, expected a value of at most {_LONGEST_VALUE:,}")
+    documents = list(_documents(text, place, "a value", error))
+    if len(documents) > 1:
+        raise error(f"{place}: not valid YAML: several documents, expected a value")
+    return documents[0][1] if documents else None
+
+
+def _documents(
+    text: str, source: Path | str, expected: str, error: type[RlptoError]
+) -> Iterator[tuple[yaml.Node, Any]]:
+    """Root and data of every document of a text."""
+    if _depth(text) > _DEEPEST:
+        raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}")
+    try:
+        loader: Any = yaml.SafeLoader(text)
+        while loader.check_node():
+            root = loader.get_node()
+            _check_size(root)
+            yield root, loader.construct_document(root)
+    except yaml.MarkedYAMLError as broken:
+        mark = (broken.problem_mark or broken.context_mark) if isinstance(source, Path) else None
+        place = f"{source}:{mark.line + 1}" if mark else str(source)
+        raise error(
+            f"{place}: not valid YAML: {one_line(broken.problem or broken.context or 'broken')}, expected {expected}"
+        ) from None
+    except yaml.YAMLError as broken:
+        raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
+    except RecursionError:
+        raise error(f"{source}: not valid YAML: brackets nested too deeply, expected {expected}") from None
+    except PARSER_ERRORS as broken:  # such as an impossible date
+        raise error(f"{source}: not valid YAML: {one_line(broken)}, expected {expected}") from None
+
+
+def _depth(text: str) -> int:
+    """How deep brackets are nested, wherever they stand; the parser would take long to find that out."""
+    return max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0)
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise ConstructorError where aliases hold themselves or stand for too much, or a key or number is odd."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        known = sizes.get(id(node))
+        if known == 0:
+            raise ConstructorError(None, None, "an alias stands for something it is part of", node.start_mark)
+        if known is None:
+            sizes[id(node)] = 0
+            if isinstance(node, yaml.ScalarNode):
+                if node.tag not in _TEXTS and len(node.value) > _LONGEST_NUMBER:
+                    raise ConstructorError(None, None, f"a number of {len(node.value)} characters", node.start_mark)
+                inside = []
+            else:
+                if isinstance(node, yaml.MappingNode):
+                    odd = next((key for key, _ in node.value if not isinstance(key, yaml.ScalarNode)), None)
+                    if odd is not None:
+                        raise ConstructorError(None, None, f"expected a plain key, got {_kind(odd)}", odd.start_mark)
+                inside = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+            known = sizes[id(node)] = 1 + sum(map(size, inside))
+            if known > _MOST_VALUES:
+                raise ConstructorError(None, None, f"more than {_MOST_VALUES:,} values", node.start_mark)
+        return known
+
+    size(root)
+
+
+def _collect_lines(
+    path: Path, node: yaml.Node, location: Location, lines: dict[Location, int], seen: set[int], error: type[RlptoError]
+) -> None:
+    """Note the line of every key below `node`; each anchored node is visited once."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        first: dict[Hashable, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in first:
+                dotted = dotted_key((*location, key.value))
+                raise error(f"{path}:{line}: {dotted}: key given twice, first on line {first[key.value]}")
+            first[key.value] = line
+            lines[(*location, key.value)] = line
+            _collect_lines(path, value, (*location, key.value), lines, seen, error)
+    elif isinstance(node, yaml.SequenceNode):
+        for position, entry in enumerate(node.value):
+            lines[(*location, position)] = entry.start_mark.line + 1
+            _collect_lines(path, entry, (*location, position), lines, seen, error)
+
+
+def dotted_key(location: Location) -> str:
+    """`a.b.0.c`, the form in which messages and `--set` name a value."""
+    return ".".join(str(part) for part in location)
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return "keys and values" if isinstance(node, yaml.MappingNode) else "a single value"

@@ -1,0 +1,1 @@
+"""What a scheduler believes of jobs: speeds and remaining work."""

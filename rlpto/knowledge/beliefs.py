@@ -1,0 +1,163 @@
+"""What a job believes of itself: a fit of the steps it has observed, the gradient noise it has seen last, and the batch
+size that follows from both.
+
+By the rules of Pollux (Qiao et al., OSDI 2021, section 4.1 and its artifact). Pure: nobody here knows a cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.io.compiled import njit
+from rlpto.knowledge.online_fit import fit_observed
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.own_batches import OwnBatches, own_batches
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams
+
+SPANS = 2
+"""A fit tells one node from several."""
+Observed = tuple[int, int, int]
+"""Nodes, GPUs, local batch."""
+
+
+@dataclass
+class ThroughputBelief:
+    """Steps that one job, or all jobs of a model, have observed, and the fit to them.
+
+    limits: of the batch size. batch: the fixed batch size, or None. most: GPUs that tables go up to. exponent: of the
+    efficiency in what is maximised, see `rlpto.performance.metrics.JobMetric`.
+    """
+
+    limits: BatchLimits
+    batch: int | None
+    most: int
+    exponent: float = 1.0
+    steps: dict[Observed, tuple[float, float]] = field(default_factory=dict)
+    params: ThroughputParams | None = None
+    _candidates: dict[int, OwnBatches] = field(default_factory=dict)
+    _table: FloatArray | None = None
+
+    def observe(self, key: Observed, step: float, sync: float) -> bool:
+        """Note the seconds of a step and of its synchronisation. True if such a step was not known."""
+        if key in self.steps:
+            return False
+        self.steps[key] = (step, sync)
+        return True
+
+    def fit(self) -> None:
+        """Fit all steps that are known."""
+        keys = np.array(list(self.steps), dtype=np.float64)
+        times = np.array(list(self.steps.values()))
+        nodes, gpus, local = keys.T
+        self.params = fit_observed(StepMeasurements(nodes, gpus, local, times[:, 0], times[:, 1]))
+        self._table = None
+
+    def candidates(self, gpus: int) -> OwnBatches:
+        """What may be chosen from with so many GPUs."""
+        if gpus not in self._candidates:
+            self._candidates[gpus] = own_batches(self.batch, gpus, self.limits)
+        return self._candidates[gpus]
+
+    def throughput(self, nodes: int, gpus: int) -> FloatArray:
+        """[C] samples per second that are believed of the candidates, 0 where a limit is broken. Needs a fit."""
+        assert self.params is not None
+        found = self.candidates(gpus)
+        seconds = self.params.step_time(nodes, gpus, found.local, found.accumulation)
+        return np.where(found.usable, found.weighed / seconds, 0.0)
+
+    def score(self, sqr: float, var: float) -> FloatArray:
+        """[SPANS, most] best score with 1.. GPUs on one node and on several: samples per second, counted as at the base
+        batch. Where the efficiency has another exponent than 1, one GPU has its goodput all the same.
+
+        Before the first fit a job is taken to scale perfectly from one base batch per second and GPU.
+        """
+        if self.params is None:
+            return np.tile(self.limits.base * np.arange(1.0, self.most + 1), (SPANS, 1))
+        if self._table is None:
+            sizes = [self.candidates(gpus) for gpus in range(1, self.most + 1)]
+            self._scales = np.stack([size.weighed for size in sizes]) / self.limits.base
+            local, accumulation = (np.stack(part) for part in zip(*(size[1:3] for size in sizes), strict=True))
+            usable = np.stack([size.usable for size in sizes])
+            nodes, gpus = np.arange(1, SPANS + 1)[:, None, None], np.arange(1, self.most + 1)[:, None]
+            seconds = self.params.step_time(nodes, gpus, local, accumulation)
+            self._table = np.where(usable, self._scales * self.limits.base / seconds, 0.0)
+        score = best_score(self._table, self._scales, sqr, var, self.exponent)
+        if self.exponent != 1:
+            chosen = choose(self._table[0, 0], self._scales[0], sqr, var, self.exponent)
+            goodput = self._table[0, 0, chosen] * efficiency_seen(sqr, var, self._scales[0, chosen])
+            score *= goodput / score[0, 0]
+        return score
+
+
+@njit(error_model="numpy")
+def best_score(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> FloatArray:
+    """[S, K] largest score over the candidates of throughput [S, K, C] samples/s. scales: [K, C] base batches."""
+    best = np.zeros(throughput.shape[:2])
+    for gpus in range(scales.shape[0]):
+        for at in range(scales.shape[1]):
+            useful = efficiency_seen(sqr, var, scales[gpus, at]) ** exponent
+            for span in range(throughput.shape[0]):
+                best[span, gpus] = max(best[span, gpus], throughput[span, gpus, at] * useful)
+    return best
+
+
+@njit(error_model="numpy")
+def efficiency_seen(sqr: float, var: float, scale: float) -> float:
+    """Progress per sample with `scale` base batches by the last gradient statistics; a gain of 1 where they are odd."""
+    below = var / scale + sqr
+    return float((var + sqr) / below / scale if below > 0.0 else 1.0 / scale)
+
+
+@njit(error_model="numpy")
+def choose(throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float) -> int:
+    """The candidate with the largest score, the first of equals. throughput, scales: [C]."""
+    best, most = 0, -1.0
+    for at in range(len(throughput)):
+        score = throughput[at] * efficiency_seen(sqr, var, scales[at]) ** exponent
+        if score > most:
+            best, most = at, score
+    return best
+
+
+@njit(error_model="numpy")
+def choose_again(
+    throughput: FloatArray, scales: FloatArray, sqr: float, var: float, exponent: float, held: int, above: float
+) -> int:
+    """As `choose`, but candidate `held`, which is in use, stays unless the best score is over `above` times its own."""
+    best = choose(throughput, scales, sqr, var, exponent)
+    found = throughput[best] * efficiency_seen(sqr, var, scales[best]) ** exponent
+    present = throughput[held] * efficiency_seen(sqr, var, scales[held]) ** exponent
+    return best if found > above * present else held
+
+
+@njit(error_model="numpy")
+def follow_choices(
+    throughput: FloatArray,
+    scales: FloatArray,
+    grad_sqr: FloatArray,
+    grad_var: FloatArray,
+    rates: FloatArray,
+    epoch: int,
+    first: int,
+    exponent: float,
+    above: float,
+    out_rates: FloatArray,
+    out_choices: IntArray,
+) -> None:
+    """Fill out_rates and out_choices [P] with what a job will choose in each epoch from `epoch` on, and its true speed.
+
+    throughput, scales: [C] as believed; an empty throughput: nothing is, and `first` stays. grad_sqr, grad_var, rates:
+    [C, P] truth. In an epoch the job sees the statistics of its batch, by which it chooses in the next. above: as in
+    `choose_again`.
+    """
+    choice = first
+    out_rates[:epoch] = rates[first, :epoch]
+    out_choices[:epoch] = first
+    for at in range(epoch, rates.shape[1]):
+        out_rates[at], out_choices[at] = rates[choice, at], choice
+        if len(throughput):
+            seen = grad_sqr[choice, at], grad_var[choice, at]
+            choice = choose_again(throughput, scales, seen[0], seen[1], exponent, choice, above)

@@ -1,0 +1,180 @@
+"""The decision loop, compiled: what `rlpto.core.loop.DecisionLoop` does, over the same compiled parts.
+
+Cluster b of a batch of simulated clusters is looked at, decided on with steering weights, and run on. The fleet that
+agents learn on steps it (`rlpto.envs.fleet`), and so do the rollouts of a planner (`rlpto.planning.rollout`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlpto.core.jobs import VIEW, fill_estimates, fill_limits, fill_speed
+from rlpto.core.queue_order import next_promotion, order_rows
+from rlpto.core.queues import QueueSettings, admit, shrink_converging
+from rlpto.core.records import add_interval
+from rlpto.io.arrays import AnyArray, FloatArray, IntArray
+from rlpto.io.compiled import kernel, njit
+from rlpto.performance.tables import SpeedTables
+from rlpto.policies.steering import steer
+from rlpto.simulator.arrays import World
+from rlpto.simulator.kernels import advance, apply_allocation, clear_sums, is_over
+
+NO_RESERVE: IntArray = np.zeros((0, 0), dtype=np.int64)
+"""No GPUs are held back."""
+
+
+class Loop(NamedTuple):
+    """B simulated clusters under one queue, W workloads that they can run, M jobs at most in one.
+
+    world: the simulators. current: [B] workload that each cluster runs.
+    shown: [B, M] `VIEW` of its active jobs in queue order, and speed: [B, M, K + 1] theirs: as `look_around`
+    left them. packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    known_remaining, known_speed: as in the speed tables, or empty.
+    noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
+    reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
+    aging: [2] s, normal and low. strict: whether a higher class comes first. shrink_lower.
+    converging: [2] share of accuracy gained, and GPUs to keep.
+    ordered_until: [B] s until when the queue order in `shown` stands unless a job comes or goes.
+    numbers, given: [M] memory of one decision: numbers of jobs, and GPUs or classes of them.
+    order: [M] 0, 1, ...: rows are placed in queue order.
+    """
+
+    world: World
+    current: IntArray
+    shown: AnyArray
+    speed: FloatArray
+    packed: IntArray
+    told_rates: FloatArray
+    accuracy_ahead: FloatArray
+    known_remaining: FloatArray
+    known_speed: FloatArray
+    noise: FloatArray
+    reserve: IntArray
+    reserve_step: float
+    aging: FloatArray
+    strict: bool
+    shrink_lower: bool
+    converging: FloatArray
+    gpus_per_node: int
+    ordered_until: FloatArray
+    numbers: IntArray
+    given: IntArray
+    order: IntArray
+
+
+def build_loop(
+    world: World,
+    tables: SpeedTables,
+    queue: QueueSettings,
+    gpus_per_node: int,
+    noise: FloatArray,
+    reserve: IntArray = NO_RESERVE,
+    reserve_step: float = 1.0,
+) -> Loop:
+    """The loop of a world. tables: what policies are told. noise, reserve, reserve_step: as in `Loop`."""
+    count, most = world.jobs.shape
+    packed = tables.packed_rows(gpus_per_node)
+    return Loop(
+        world=world,
+        current=np.zeros(count, dtype=np.int64),
+        shown=np.zeros((count, most), dtype=VIEW),
+        speed=np.zeros((count, most, packed.shape[1])),
+        packed=packed,
+        told_rates=np.ascontiguousarray(tables.told_rates),
+        accuracy_ahead=tables.accuracy_ahead,
+        known_remaining=tables.told_remaining,
+        known_speed=tables.told_speed,
+        noise=noise,
+        reserve=reserve,
+        reserve_step=reserve_step,
+        aging=np.array([queue.aging_normal, queue.aging_low]),
+        strict=queue.strict,
+        shrink_lower=queue.shrink_lower,
+        converging=np.array([queue.converging.gained, queue.converging.keep]),
+        gpus_per_node=gpus_per_node,
+        ordered_until=np.full(count, -np.inf),
+        numbers=np.zeros(most, dtype=np.int64),
+        given=np.zeros(most, dtype=np.int64),
+        order=np.arange(most),
+    )
+
+
+@kernel()
+def look_around(loop: Loop, b: int) -> None:
+    """Fill `shown` and `speed` of cluster b with its active jobs in queue order, as they stand now."""
+    look_at_queue(loop, b)
+    w, n, noise = loop.world, loop.world.clusters[b].active, loop.noise[loop.current[b]]
+    view, speed = loop.shown[b, :n], loop.speed[b, :n]
+    fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
+    # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
+    fill_speed(view, loop.told_rates, loop.packed, loop.known_speed, noise, 0, speed)
+    if loop.converging[0] < 1:
+        shrink_converging(view, loop.converging[0], loop.converging[1])
+
+
+@kernel()
+def look_at_queue(loop: Loop, b: int) -> None:
+    """Fill what `rlpto.core.jobs.fill_limits` does of `shown` of cluster b: all that some policies want to know.
+
+    Where the order stands, so does all of that: `carry_out` has noted how many GPUs each job got.
+    """
+    w, cluster = loop.world, loop.world.clusters[b]
+    if not cluster.changed and cluster.time < loop.ordered_until[b] and loop.converging[0] >= 1:
+        return
+    jobs, active, index, effective = w.jobs[b], w.active[b, : cluster.active], loop.numbers, loop.given
+    order_rows(jobs, active, cluster.time, loop.aging[0], loop.aging[1], loop.strict, index, effective)
+    for i in range(len(active)):
+        index[i] = active[index[i]]
+    fill_limits(jobs, index[: len(active)], effective, loop.strict, loop.shown[b])
+    # A job that is stopped from now on waits for so long before it rises.
+    soonest = cluster.time + min(loop.aging[0], loop.aging[1])
+    loop.ordered_until[b] = min(soonest, next_promotion(jobs, active, loop.aging[0], loop.aging[1]))
+
+
+@kernel()
+def reserved(loop: Loop, b: int) -> int:
+    """GPUs to hold back in cluster b now."""
+    if loop.reserve.size == 0:
+        return 0
+    at = min(int(loop.world.clusters[b].time / loop.reserve_step), loop.reserve.shape[1] - 1)
+    return int(loop.reserve[loop.current[b], at])
+
+
+@kernel()
+def carry_out(loop: Loop, b: int, wishes: IntArray) -> None:
+    """Trim wishes [n] for the jobs in view of cluster b, carry out what that changes, and note it in the view."""
+    n, changes = len(wishes), 0
+    view, index, given = loop.shown[b, :n], loop.numbers, loop.given
+    admit(view, wishes, loop.world.clusters[b].capacity, loop.shrink_lower, reserved(loop, b), given[:n])
+    for i in range(n):
+        if given[i] != view[i].gpus:
+            index[changes], given[changes], view[i].gpus = view[i].index, given[i], given[i]
+            changes += 1
+    if changes:
+        apply_allocation(loop.world, b, index[:changes], given[:changes], loop.order)
+
+
+@njit()
+def decide_and_run(loop: Loop, b: int, weights: FloatArray, total: AnyArray) -> None:
+    """Decide with weights [1, STEERING_FEATURES], run cluster b to the next decision, and look around.
+
+    Cluster b has been looked at. What passed is added to total [1] INTERVAL.
+    """
+    w = loop.world
+    cluster, n = w.clusters[b], w.clusters[b].active
+    carry_out(loop, b, steer(cluster.time, cluster.capacity, loop.shown[b, :n], loop.speed[b, :n], weights))
+    advance(w, b)
+    add_interval(total, w.sums[b : b + 1])
+    clear_sums(w, b)  # only now: what passed before the first decision of a workload counts too
+    look_around(loop, b)
+
+
+@njit()
+def run_until(loop: Loop, b: int, weights: FloatArray, until: float, total: AnyArray) -> None:
+    """Decide with weights [1, STEERING_FEATURES] until `until` [s] (at least once) or the end; see `decide_and_run`."""
+    while True:
+        decide_and_run(loop, b, weights, total)
+        if is_over(loop.world, b) or loop.world.clusters[b].time >= until:
+            break

@@ -1,0 +1,242 @@
+"""Forecasts from arrivals as they happen: what they say, and that nobody sees the future."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.arrivals.online import (
+    ClassForecasts,
+    KnownTotals,
+    PerfectForecasts,
+    TotalForecaster,
+    Totals,
+    reserved_gpus,
+    total_forecasts,
+    window_forecasts,
+)
+from rlpto.arrivals.past import Past, load_model, past_of
+from rlpto.core.cluster import Forecast
+from rlpto.core.jobs import Job
+from rlpto.forecasting.base import Forecaster
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import DAY, MONDAY, TimeSeries
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+
+from ..builders import job
+
+STEP = 600.0
+USUAL = np.array([0.2, 0.5, 0.3])
+NOTHING = Past(np.zeros((0, 3)), np.zeros((0, 3)), USUAL)
+
+
+def quiet_past(steps: int, jobs: float, gpus: float) -> Past:
+    """As many jobs of the usual classes in every step, each asking for so many GPUs."""
+    counts = np.tile(jobs * USUAL, (steps, 1))
+    return Past(counts, gpus * counts, USUAL)
+
+
+def source_of(past: Past, horizon: int = 3, fitted: Forecaster | None = None) -> ClassForecasts:
+    counts = past.jobs.sum(axis=1)
+    total = TotalForecaster(counts, STEP, past.start - len(counts) * STEP, horizon, fitted)
+    return ClassForecasts(total, past, STEP)
+
+
+def arrivals(steps: list[list[int]], gpus: int = 2) -> list[Job]:
+    """Jobs of these classes, evenly spread over each step."""
+    return [
+        job(at * 100 + i, submit=STEP * (at + i / len(classes)), gpus=gpus, priority=own)
+        for at, classes in enumerate(steps)
+        for i, own in enumerate(classes)
+    ]
+
+
+def daily(days: int, seed: int = 0) -> FloatArray:
+    """Counts every hour that come and go over the day."""
+    hours = np.arange(24 * days)
+    return np.random.default_rng(seed).poisson(6 + 5 * np.sin(2 * np.pi * hours / 24)).astype(float)
+
+
+def same(one: Forecast | None, other: Forecast | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    parts = zip((one.mean, one.low, one.high), (other.mean, other.low, other.high), strict=True)
+    return one.demand == other.demand and all(np.array_equal(a, b) for a, b in parts)
+
+
+def test_the_total_is_split_by_the_shares_of_the_classes() -> None:
+    found = source_of(quiet_past(60, jobs=10, gpus=4)).forecast(0)
+    assert found is not None
+    assert found.mean.shape == (3, 3)
+    np.testing.assert_allclose(found.mean, np.tile(10 * USUAL, (3, 1)), rtol=1e-6)
+    assert found.demand == pytest.approx(10 * 0.2 * 4)
+
+
+def test_shares_and_demand_follow_what_arrives() -> None:
+    source = source_of(quiet_past(60, jobs=10, gpus=1))
+    before = source.forecast(0)
+    after = window_forecasts(source, arrivals([[0] * 10] * 72, gpus=8), STEP, 72)[-1]
+    assert before is not None
+    assert after is not None
+    shares = after.mean[0] / after.mean[0].sum()
+    assert shares[0] > 0.5 > before.mean[0, 0] / before.mean[0].sum()
+    assert after.demand > 4 * before.demand
+    assert (after.low <= after.mean).all()
+    assert (after.mean <= after.high).all()
+
+
+def test_nothing_is_said_before_anything_is_known() -> None:
+    found = window_forecasts(source_of(NOTHING), arrivals([[0, 1]] * 12), STEP, 12)
+    assert found[:10] == [None] * 10
+    assert all(forecast is not None for forecast in found[10:])
+
+
+def test_who_is_asked_rarely_says_the_same_as_who_is_asked_always() -> None:
+    jobs = arrivals([[0, 1, 2], [1], [], [0, 0], [2, 1], []] * 6)
+    every = window_forecasts(source_of(quiet_past(30, 3, 1)), jobs, STEP, 36)
+    seldom = source_of(quiet_past(30, 3, 1))
+    seldom.arrived(
+        *(np.array([getattr(job, name) for job in jobs]) for name in ("submit_time", "priority", "requested_gpus"))
+    )
+    assert all(same(seldom.forecast(known), every[known]) for known in (5, 6, 20, 36))
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 2), max_size=4), min_size=14, max_size=24),
+    other=st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    place=st.floats(0, 1, exclude_max=True),
+    with_past=st.booleans(),
+)
+@settings(max_examples=25)
+def test_no_forecast_sees_the_future(counts: list[list[int]], other: list[int], place: float, with_past: bool) -> None:
+    """Other arrivals in one step, and in all that follow, change no forecast made until that step is over."""
+    changed = int(place * len(counts))
+    others = counts[:changed] + [other + own for own in counts[changed:]]
+    past = quiet_past(20, 2, 1) if with_past else NOTHING
+    last = len(counts)
+    one, two = (window_forecasts(source_of(past), arrivals(steps), STEP, last) for steps in (counts, others))
+    assert all(same(one[known], two[known]) for known in range(changed + 1))
+    if with_past or changed >= 10:
+        assert not same(one[last], two[last])
+
+
+def test_totals_known_before_give_the_same_forecasts_bit_by_bit() -> None:
+    jobs, past = arrivals([[0, 1, 2], [1], [], [0, 0]] * 8), quiet_past(30, 2, 1)
+    counts = past.jobs.sum(axis=1)
+    total = TotalForecaster(counts, STEP, past.start - len(counts) * STEP, 3)
+    totals = total_forecasts(total, np.array([job.submit_time for job in jobs]), STEP, 32)
+    cached = window_forecasts(ClassForecasts(KnownTotals(totals), past, STEP), jobs, STEP, 32)
+    online = window_forecasts(source_of(past), jobs, STEP, 32)
+    assert all(map(same, cached, online))
+
+
+def test_perfect_is_what_comes() -> None:
+    jobs = arrivals([[0, 0, 2], [], [1], [0]], gpus=3)
+    found = window_forecasts(PerfectForecasts(jobs, STEP, 2), jobs, STEP, 5)
+    assert [forecast.mean.tolist() for forecast in found if forecast] == [
+        [[2, 0, 1], [0, 0, 0]],
+        [[0, 0, 0], [0, 1, 0]],
+        [[0, 1, 0], [1, 0, 0]],
+        [[1, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 0]],
+        [[0, 0, 0], [0, 0, 0]],
+    ]
+    assert [forecast.demand for forecast in found if forecast] == [6, 0, 0, 3, 0, 0]
+
+
+def test_the_reserve_is_bounded_and_covers_the_demand() -> None:
+    def held_back(demand: float, most: int) -> int:
+        return reserved_gpus(Forecast(*(np.zeros((1, 3)),) * 3, demand=demand), most)
+
+    assert [held_back(2.1, 8), held_back(20.0, 8), held_back(0.0, 8), held_back(2.1, 0)] == [3, 8, 0, 0]
+    assert reserved_gpus(None, 8) == 0
+
+
+class TestPast:
+    TIMES = np.array([0.0, 100.0, 650.0, 1199.0, 1250.0, 2000.0])
+
+    def test_counts_end_where_the_workload_begins(self) -> None:
+        priority, gpus = np.array([0, 1, 2, -1, 0, 0]), np.array([1, 2, 4, 8, 16, 32])
+        found = past_of(self.TIMES, priority, gpus, 1250.0, STEP, USUAL, MONDAY)
+        # Steps of 600 s that end at 1250 s begin at 50 s; the job at 1250 s is the workload's own.
+        np.testing.assert_allclose(found.jobs, [[0, 1, 0], np.add(USUAL, [0, 0, 1])])
+        np.testing.assert_allclose(found.gpus, [[0, 2, 0], np.add(8 * USUAL, [0, 0, 4])])
+
+    def test_what_comes_later_is_not_looked_at(self) -> None:
+        ones = np.ones(6, dtype=np.int64)
+        cut = past_of(self.TIMES[:3], ones[:3], ones[:3], 1000.0, STEP, USUAL, MONDAY)
+        whole = past_of(self.TIMES, ones, ones, 1000.0, STEP, USUAL, MONDAY)
+        np.testing.assert_array_equal(cut.jobs, whole.jobs)
+
+    def test_there_may_be_none(self) -> None:
+        empty = np.zeros(0)
+        found = past_of(empty, empty.astype(int), empty.astype(int), 0.0, STEP, USUAL, MONDAY)
+        assert found.jobs.shape == found.gpus.shape == (0, 3)
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Forecaster:
+    return make_forecaster("hybrid", seed=0, updates=3, hidden=4).fit(TimeSeries(daily(14), 3600.0))
+
+
+class TestModel:
+    def test_it_keeps_what_it_learnt_and_goes_on_from_another_past(self) -> None:
+        model = make_forecaster("seasonal_naive", hours=24).fit(TimeSeries(daily(5), 3600.0))
+        other = TimeSeries(100 + daily(3, seed=1), 3600.0, MONDAY + 40 * DAY)
+        found = model.moved(other, 24).predict(6)
+        np.testing.assert_array_equal(found.point, other.values[-24:-18])
+        assert found.start == other.start + 3 * DAY
+
+    def test_the_combination_follows_the_past_it_is_given(self, hybrid: Forecaster) -> None:
+        before = hybrid.predict(6, quantiles=(0.1, 0.9))
+        other = TimeSeries(20 * daily(9, seed=1), 3600.0, MONDAY + 40 * DAY)
+        there = hybrid.moved(other, 24)
+        assert there.predict(6).point.mean() > 3 * before.point.mean()
+        there.update(5.0)
+        again = hybrid.predict(6, quantiles=(0.1, 0.9))
+        np.testing.assert_array_equal(before.values, again.values)
+
+    def test_no_forecast_of_the_combination_sees_the_future(self, hybrid: Forecaster) -> None:
+        counts = daily(10, seed=2)
+        other = np.where(np.arange(len(counts)) >= 220, counts + 50, counts)
+        one, two = (TotalForecaster(values[:200], 3600.0, MONDAY, 4, hybrid) for values in (counts, other))
+        looks: list[list[Totals | None]] = [[], []]
+        for total, values, seen in zip((one, two), (counts, other), looks, strict=True):
+            for count in values[200:222]:
+                seen.append(total.predict())
+                total.update(float(count))
+        for a, b in zip(looks[0][:21], looks[1][:21], strict=True):
+            assert a is not None
+            assert b is not None
+            np.testing.assert_array_equal(a.mean, b.mean)
+            np.testing.assert_array_equal(a.high, b.high)
+        last = [look[21] for look in looks]
+        assert last[0] is not None
+        assert last[1] is not None
+        assert not np.array_equal(last[0].mean, last[1].mean)
+
+    def test_it_waits_for_two_counts(self, hybrid: Forecaster) -> None:
+        total = TotalForecaster(np.zeros(0), 3600.0, MONDAY, 2, hybrid)
+        seen = [total.predict()]
+        for count in (3.0, 4.0, 5.0):
+            total.update(count)
+            seen.append(total.predict())
+        assert seen[:2] == [None, None]
+        assert all(look is not None and np.isfinite(look.mean).all() for look in seen[2:])
+
+    def test_a_file_of_no_use_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / "hourly.pt"
+        make_forecaster("naive").fit(TimeSeries(daily(2), 3600.0)).save(path)
+        assert load_model(path, 3600.0).kind == "naive"
+        with pytest.raises(ConfigError, match=r"forecast.every: 600 s, expected the 3600 s that .*hourly.pt was"):
+            load_model(path, 600.0)
+        path.write_bytes(b"something else")
+        with pytest.raises(ConfigError, match=r"forecast.model: .*hourly.pt: truncated, damaged or foreign"):
+            load_model(path, 3600.0)
+        with pytest.raises(ConfigError, match=r"forecast.model: .*none.pt: cannot read the file: no such file"):
+            load_model(tmp_path / "none.pt", 3600.0)

@@ -1,0 +1,289 @@
+"""Forecasts in experiments: the same online, in the environments and under the scheduler, and none if off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlpto.arrivals.futures import FutureSampler, OracleFutures
+from rlpto.core.cluster import Allocation, ClusterState, Future
+from rlpto.core.futures import SourceName
+from rlpto.core.loop import run
+from rlpto.core.policy import Policy
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.fleet import build_fleet
+from rlpto.envs.observation import forecast_features
+from rlpto.envs.vector import ClusterVectorEnv
+from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.experiments.environments import SMALL, training_setup
+from rlpto.experiments.experiment import Experiment
+from rlpto.forecasting.registry import make_forecaster
+from rlpto.forecasting.series import TimeSeries
+from rlpto.io.errors import ConfigError
+from rlpto.policies.index import Index
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
+
+from ..builders import random_jobs
+from ..envs.builders import WHOLE as WHOLE_EPISODE
+from ..envs.builders import make_setup
+
+WHOLE = {"min_hours": 1e6, "max_hours": 1e6, "warm_start": 0.0}
+
+
+def experiment_with(load: float = 0.8, **forecast: Any) -> Experiment:
+    """The small experiment with whole windows as episodes and these forecast settings."""
+    content = SMALL.model_dump()
+    content["workload"] |= {"load": load, "days": 3, "windows": {"hours": 6, "limit": 2}}
+    content["env"] |= {"episode": WHOLE, "baseline": "none"}
+    return Experiment(Config.model_validate({**content, "forecast": forecast}))
+
+
+class Watching:
+    """Another policy that keeps the forecasts it sees."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self._policy = policy
+        self.states: list[ClusterState] = []
+
+    def reset(self, seed: int) -> None:
+        self._policy.reset(seed)
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        self.states.append(state)
+        return self._policy(state)
+
+
+@pytest.mark.parametrize("mode", ["on", "perfect"])
+def test_policies_and_environments_see_the_same_bit_by_bit(mode: str) -> None:
+    """Online in the scheduler's loop, and computed before in a single environment and in a batch."""
+    experiment = experiment_with(mode=mode, reserve={"share": 0.4})
+    window = experiment.windows("train")[1]
+    policy = Watching(Index())
+    record = experiment.run_policy(policy, window, 0)
+    setup = training_setup(experiment)
+    number = [workload.name for workload in setup.workloads].index(f"{window}/0")
+    own = setup.workloads[number]
+    assert len(own.forecast) == 6 * 6 + 1
+    single, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    single_seen, _ = single.reset(seed=0, options={"workload": number})
+    batch_seen, _ = batch.reset(seed=0)
+    nothing, ended, at, reserved = np.zeros(len(ACTION_FEATURES), dtype=np.float32), False, 0, 0
+    while not ended:
+        if single.cluster.active_jobs:
+            state = policy.states[at]
+            at += 1
+            assert state.time == single.cluster.time
+            assert state.forecast is not None
+            np.testing.assert_array_equal(single_seen["forecast"], forecast_features(state.forecast, 6))
+            reserved = max(reserved, state.reserved)
+        single_seen, _, ended, _, _ = single.step(nothing)
+    assert at == len(policy.states)
+    assert 0 < reserved <= 6
+    np.testing.assert_array_equal(single.cluster.store.finish_time, record.jobs.finish_time)
+    # The batch draws its workload by itself, and shows what is stored for the one it is in.
+    engine = batch.batch
+    for _ in range(30):
+        shown = setup.workloads[int(engine.fleet.loop.current[0])]
+        place = min(int(engine.fleet.world.clusters["time"][0] / shown.forecast_step), len(shown.forecast) - 1)
+        np.testing.assert_array_equal(batch_seen["forecast"][0], shown.forecast[place])
+        batch_seen = batch.step(nothing[None])[0]
+
+
+def test_a_reserve_acts_alike_in_environments_and_under_the_scheduler() -> None:
+    """A busy workload, with other GPUs to hold back every five minutes."""
+    free = make_setup([random_jobs(7, 30, 8, 10)], episode=WHOLE_EPISODE, baseline="none")
+    reserve = np.random.default_rng(0).integers(0, 6, 40)
+    own = replace(free.workloads[0], reserve=reserve, forecast_step=300.0)
+    setup = replace(free, workloads=(own,))
+
+    def add_forecast(state: ClusterState) -> ClusterState:
+        return replace(state, reserved=int(reserve[min(int(state.time / 300.0), 39)]))
+
+    def cluster() -> SimulatedCluster:
+        return SimulatedCluster(setup.shape, own.jobs, setup.tables, setup.simulator, own.seed, Knowledge(own.noise))
+
+    record = run(cluster(), Index(), setup.queue, setup.reward, forecaster=add_forecast)
+    env, batch = ClusterEnv(setup), ClusterVectorEnv(setup, 1)
+    env.reset(seed=0)
+    batch.reset(seed=0)
+    nothing, terms, many, ended = (
+        np.zeros(len(ACTION_FEATURES)),
+        np.zeros(len(REWARD_PARTS)),
+        np.zeros(len(REWARD_PARTS)),
+        False,
+    )
+    while not ended:
+        _, _, ended, _, info = env.step(nothing)
+        infos = batch.step(nothing[None])[4]
+        terms += [info["terms"][part] for part in REWARD_PARTS]
+        many += [infos["terms"][part][0] for part in REWARD_PARTS]
+    np.testing.assert_array_equal(terms, many)
+    np.testing.assert_array_equal(env.cluster.store.finish_time, record.jobs.finish_time)
+    without = run(cluster(), Index(), setup.queue, setup.reward)
+    assert not np.array_equal(without.jobs.finish_time, record.jobs.finish_time)
+
+
+def test_off_leaves_everything_as_it_was() -> None:
+    off, on = experiment_with(), experiment_with(mode="on")
+    window = off.windows("train")[0]
+    assert "forecast" not in off.outcome()
+    assert "forecast" in on.outcome()
+    assert off.forecasts is None
+    policy = Watching(Index())
+    without = off.run_policy(policy, window, 0)
+    assert all(state.forecast is None and state.reserved == 0 for state in policy.states)
+    workload = training_setup(off).workloads[0]
+    assert workload.forecast.size == workload.reserve.size == 0
+    # Who looks at no forecast decides the same with one, also a policy whose decisions stand for a while.
+    np.testing.assert_array_equal(on.run_policy(Index(), window, 0).jobs.finish_time, without.jobs.finish_time)
+    finish = [one.run_policy(one.policy("fifo"), window, 0).jobs.finish_time for one in (off, on)]
+    np.testing.assert_array_equal(*finish)
+
+
+def test_later_arrivals_change_no_forecast_of_a_window() -> None:
+    """Jobs of a window are moved to later steps: what was forecast before, past and present, stays."""
+    experiment = experiment_with(mode="on")
+    window = experiment.window_traces[experiment.windows("train")[0]].window
+    jobs = experiment.jobs(window.name, 0)
+    forecasts = experiment.forecasts
+    assert forecasts is not None
+    first = forecasts.known(window, jobs)
+    kept = [job for job in jobs if job.submit_time < 10 * 600.0]
+    second = forecasts.known(window, kept)
+    for one, other in zip(first[:11], second[:11], strict=True):
+        assert one is not None
+        assert other is not None
+        np.testing.assert_array_equal(one.mean, other.mean)
+        np.testing.assert_array_equal(one.high, other.high)
+    assert first[-1] is not None
+    assert second[-1] is not None
+    assert not np.array_equal(first[-1].mean, second[-1].mean)
+
+
+def test_workloads_without_a_forecast_may_stand_beside_others() -> None:
+    without, with_one = (training_setup(experiment_with(mode=mode)) for mode in ("off", "on"))
+    workloads = (without.workloads[0], *with_one.workloads[:1])
+    fleet = build_fleet(
+        2, with_one.shape, workloads, with_one.tables, with_one.simulator, with_one.queue, with_one.reward
+    )
+    assert not fleet.forecast[0].any()
+    np.testing.assert_array_equal(fleet.forecast[1], with_one.workloads[0].forecast)
+    assert fleet.loop.reserve.size == 0
+
+
+def test_experiments_of_one_training_must_forecast_alike() -> None:
+    with pytest.raises(ConfigError, match="forecast: "):
+        training_setup([experiment_with(0.5), experiment_with(0.7, mode="on")])
+
+
+class TestSettings:
+    def read(self, tmp_path: Path, *changes: str) -> Config:
+        path = tmp_path / "small.yaml"
+        path.write_text("name: small\nforecast: {mode: off}\n" if not changes else "name: small\n")
+        return load_config(path, changes)
+
+    def test_yaml_words_for_true_and_false_are_modes(self, tmp_path: Path) -> None:
+        assert self.read(tmp_path).forecast.mode == "off"
+        assert self.read(tmp_path, "forecast.mode=on").forecast.mode == "on"
+        assert self.read(tmp_path, "forecast.mode=perfect").forecast.mode == "perfect"
+
+    def test_a_model_means_on_unless_said_otherwise(self, tmp_path: Path) -> None:
+        assert self.read(tmp_path, "forecast.model=some.pt").forecast.mode == "on"
+        assert self.read(tmp_path, "forecast.model=some.pt", "forecast.mode=off").forecast.mode == "off"
+
+    def test_reading_back_gives_the_same(self, tmp_path: Path) -> None:
+        config = self.read(tmp_path, "forecast.model=some.pt", "forecast.reserve.share=0.2")
+        (tmp_path / "again.yaml").write_text(resolved_yaml(config))
+        again = load_config(tmp_path / "again.yaml").forecast
+        assert (again.mode, again.reserve.share) == ("on", 0.2)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ("forecast.mode=maybe", "forecast.mode: expected 'off', 'on' or 'perfect'"),
+            ("forecast.every=soon", "forecast.every: 'soon': expected a time such as 10min or 1h"),
+            ("forecast.horizon=0", "forecast.horizon: expected"),
+            ("forecast.reserve.share=0.2", "forecast: reserve.share: nothing is forecast in mode off"),
+        ],
+    )
+    def test_nonsense_is_refused(self, tmp_path: Path, change: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            self.read(tmp_path, change)
+
+    def test_a_model_decides_how_a_cell_comes_out_and_is_checked_first(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.pt"
+        rng = np.random.default_rng(0)
+        digests = []
+        for seed in range(2):
+            counts = np.random.default_rng(seed).poisson(4, 40).astype(float)
+            make_forecaster("naive").fit(TimeSeries(counts, 600.0)).save(path)
+            digests.append(experiment_with(mode="on", model=path).outcome()["forecast"]["model"])
+        assert digests[0] != digests[1]
+        make_forecaster("naive").fit(TimeSeries(rng.poisson(4, 40).astype(float), 3600.0)).save(path)
+        with pytest.raises(ConfigError, match=r"forecast.every: 600 s, expected the 3600 s"):
+            experiment_with(mode="on", model=path).check()
+
+
+class AskingForFutures(Watching):
+    """Another policy beside which futures are asked for."""
+
+    def __init__(self, policy: Policy, futures: FutureSampler | OracleFutures) -> None:
+        super().__init__(policy)
+        self._futures = futures
+        self.asked: list[tuple[Future, ...]] = []
+
+    def __call__(self, state: ClusterState) -> Allocation:
+        self.asked.append(self._futures(state))
+        return super().__call__(state)
+
+
+class TestFutures:
+    def played(self, source: SourceName, count: int = 16, **config: Any) -> AskingForFutures:
+        experiment = experiment_with()
+        experiment = Experiment(Config.model_validate({**experiment.config.model_dump(), **config}))
+        window = experiment.windows("test")[0]
+        policy = AskingForFutures(Index(), experiment.futures(source, window, 0, count))
+        experiment.run_policy(policy, window, 0)
+        return policy
+
+    def test_their_number_is_what_is_forecast(self) -> None:
+        policy = self.played("forecast", 200, forecast={"mode": "on", "horizon": 4})
+        sampled = np.array([np.mean([len(future.jobs) for future in futures]) for futures in policy.asked])
+        forecast, window = np.zeros(len(sampled)), 6 * 3600
+        for place, state in enumerate(policy.states):
+            assert state.forecast is not None
+            left = 600 * (int(state.time / 600) + np.arange(1, 5)) - state.time
+            left = np.clip(np.minimum(left, window - state.time) - np.maximum(left - 600, 0), 0, None)
+            forecast[place] = state.forecast.mean.sum(axis=1) @ left / 600
+        assert forecast.max() > 1
+        np.testing.assert_allclose(sampled.sum(), forecast.sum(), rtol=0.2)
+        assert np.corrcoef(sampled, forecast)[0, 1] > 0.9
+
+    def test_usual_rates_and_what_comes_need_no_forecast(self) -> None:
+        rates, true = self.played("rates"), self.played("oracle")
+        assert {len(futures) for futures in rates.asked} == {1, 16}
+        assert {len(futures) for futures in true.asked} == {1}
+        state, (future,) = true.states[0], true.asked[0]
+        coming = state.jobs.store.submit_time
+        assert (
+            future.jobs["submit_time"].tolist()
+            == coming[(coming > state.time) & (coming <= 3600 + state.time)].tolist()
+        )
+        usual = np.mean([len(future.jobs) for future in rates.asked[0]])
+        assert 0.2 < usual / max(len(future.jobs), 1) < 5
+
+    def test_where_jobs_learn_their_speed_sampled_ones_are_told_as_active_ones(self) -> None:
+        policy = self.played("rates", 4, knowledge={"mode": "online"})
+        told = 0
+        for state, futures in zip(policy.states, policy.asked, strict=True):
+            assert all(np.isin(future.like, state.jobs.index).all() for future in futures)
+            told += sum(len(future.jobs) for future in futures)
+        assert told > 0

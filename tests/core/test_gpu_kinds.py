@@ -1,0 +1,302 @@
+"""Clusters with several kinds of GPU, whatever the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
+from rlpto.core.gpu_kinds import NO_KIND, kinds_of, onto_kinds, place_on_kinds, room_of, spans_kinds
+from rlpto.core.jobs import Job
+from rlpto.core.loop import DecisionLoop, run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.rewards import RewardWeights
+from rlpto.envs.fleet import Workload, build_fleet
+from rlpto.experiments.config import load_config
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError, JobError, ProfileError
+from rlpto.planning.prediction import predict
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import BUILT_IN, make_policy
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+
+from ..builders import job, linear_tables, random_jobs, random_tables, with_batch_sizes, with_kinds
+
+KINDS = ("fast", "slow", "odd")
+
+
+class WatchedCluster(SimulatedCluster):
+    """Checks after every decision that each job stands on one kind, at the speed of that kind."""
+
+    def apply(self, state: ClusterState, allocation: Allocation) -> None:
+        super().apply(state, allocation)
+        kinds = np.array([KINDS.index(node.gpu) for node in self.shape])
+        held = np.zeros(len(kinds), dtype=np.int64)
+        for j in range(len(self.jobs)):
+            nodes = self.nodes_of(j)
+            np.add.at(held, nodes, 1)
+            on = set(kinds[nodes].tolist())
+            assert len(on) <= 1, "a job is on one kind"
+            if on:
+                own_kind = self.tables.kinds[self.tables.kind[self.store.type_index[j]]]
+                assert own_kind == KINDS[on.pop()], "it runs at the speed of that kind"
+        assert (held <= self.shape.offered).all(), "no node is asked for more than it has"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run on several kinds."""
+
+    nodes: tuple[Node, ...]
+    jobs: Sequence[Job]
+    settings: SimulatorSettings
+    policy: str
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Random workloads on random clusters of up to three kinds, whose nodes stand in any order."""
+    kinds = draw(st.lists(st.sampled_from(KINDS), min_size=2, max_size=6))
+    nodes = tuple(Node(draw(st.integers(1, 8)), gpu=kind) for kind in kinds)
+    seed, most = draw(st.integers(0, 10_000)), ClusterShape(nodes).most_gpus
+    failures = FailureSettings(mtbf_hours=draw(st.sampled_from([0.0, 0.5])), mttr_hours=0.05)
+    return Case(
+        nodes=nodes,
+        jobs=random_jobs(seed, draw(st.integers(1, 15)), min(most, 10), most),
+        settings=SimulatorSettings(
+            interval=60.0,
+            decide_on=draw(st.sampled_from(["interval", "events"])),
+            growth=draw(st.sampled_from(["pause", "overlap"])),
+            failures=failures,
+        ),
+        policy=draw(st.sampled_from([*BUILT_IN, "max_throughput:choose_batch_size=true"])),
+        seed=seed,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_no_job_spans_kinds_no_node_is_overfilled_and_every_job_finishes(case: Case) -> None:
+    kinds = ClusterShape(case.nodes).kind_sizes
+    factors = dict(zip(KINDS, (2.0, 0.7, 1.0), strict=True))
+    tables = random_tables(case.seed, 10, 10.0)
+    if "batch" in case.policy:
+        tables = with_batch_sizes(tables, {32: 0.5, 64: 1.5})
+    tables = with_kinds(tables, {kind: (factors[kind], size) for kind, size in kinds.items()})
+    cluster = WatchedCluster(case.nodes, case.jobs, tables, case.settings, case.seed)
+    policy = make_policy(case.policy)
+    record = run(cluster, policy, QueueSettings(), RewardWeights(), seed=case.seed)
+    assert cluster.done
+    assert np.isfinite(record.jobs.finish_time).all()
+    assert (record.jobs.finish_time - record.jobs.submit_time >= record.jobs.alone_time * (1 - 1e-9)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_kinds_that_are_alike_by_name_only_change_nothing(case: Case) -> None:
+    """A cluster of one kind is the same whether the kind has a name or none."""
+    tables = random_tables(case.seed, 10, 10.0)
+    named = tuple(Node(node.gpus, gpu="fast") for node in case.nodes)
+    jobs = [one for one in case.jobs if one.requested_gpus <= 10]
+    records = [
+        run(
+            SimulatedCluster(nodes, jobs, tables, case.settings, case.seed),
+            make_policy(case.policy),
+            QueueSettings(),
+            RewardWeights(),
+            seed=case.seed,
+        )
+        for nodes in (named, tuple(Node(node.gpus) for node in case.nodes))
+    ]
+    assert np.array_equal(records[0].jobs.finish_time, records[1].jobs.finish_time)
+
+
+def two_kinds(jobs: Sequence[Job], fast: float = 2.0, delay: float = 0.0) -> SimulatedCluster:
+    """Two nodes of four slow GPUs, then one of four GPUs that are `fast` times as fast."""
+    tables = with_kinds(linear_tables(delay=delay), {"slow": (1.0, 4), "fast": (fast, 4)})
+    nodes = (Node(4, gpu="slow"), Node(4, gpu="slow"), Node(4, gpu="fast"))
+    return SimulatedCluster(nodes, jobs, tables, SimulatorSettings(interval=60.0))
+
+
+def admit(cluster: SimulatedCluster, gpus: Sequence[int]) -> Allocation:
+    state = cluster.state()
+    allocation = Queue(QueueSettings()).admit(state, Allocation(np.array(gpus)), "test")
+    cluster.apply(state, allocation)
+    return allocation
+
+
+class TestTheRule:
+    def test_a_job_starts_where_it_finishes_first(self) -> None:
+        cluster = two_kinds([job(0, gpus=3), job(1, gpus=3), job(2, gpus=1)])
+        admit(cluster, [3, 3, 1])
+        assert [set(cluster.nodes_of(j)) for j in range(3)] == [{2}, {0}, {2}]
+
+    def test_a_larger_part_on_slow_gpus_may_be_faster(self) -> None:
+        cluster = two_kinds([job(0, gpus=3), job(1, gpus=1, max_gpus=8)])
+        admit(cluster, [3, 8])
+        assert list(cluster.store.gpus) == [3, 8]
+        assert set(cluster.nodes_of(1)) == {0, 1}
+
+    def test_whoever_runs_stays_unless_moving_pays(self) -> None:
+        cluster = two_kinds([job(0, gpus=4, epochs=4.0), job(1, gpus=1, max_gpus=4, epochs=20.0)])
+        admit(cluster, [4, 2])
+        assert set(cluster.nodes_of(1)) == {0}
+        admit(cluster, [0, 2])
+        assert set(cluster.nodes_of(1)) == {0}, "its wish is met where it is"
+        admit(cluster, [0, 4])
+        assert set(cluster.nodes_of(1)) == {0}, "nor does it move while it can grow as much as it is to"
+
+    @pytest.mark.parametrize(("delay", "moves"), [(0.0, True), (1e6, False)])
+    def test_a_job_that_finds_no_room_to_grow_moves_if_that_is_worth_a_rescale(self, delay: float, moves: bool) -> None:
+        jobs = [job(0, gpus=7, epochs=50.0), job(1, gpus=1, max_gpus=4, epochs=50.0)]
+        cluster = two_kinds(jobs, delay=delay)
+        cluster.apply(cluster.state(), Allocation(np.array([7, 1]), placement=np.array([[4, 3, 0], [0, 1, 0]])))
+        admit(cluster, [7, 4])
+        assert cluster.nodes_of(1).tolist() == ([2, 2, 2, 2] if moves else [1])
+
+    def test_speeds_are_those_of_the_kind_where_a_job_is(self) -> None:
+        cluster = two_kinds([job(0, gpus=1), job(1, gpus=4, epochs=1.0)])
+        admit(cluster, [0, 4])
+        jobs = cluster.state().jobs
+        assert jobs.speed[:, 2] == pytest.approx([0.02, 0.04])
+        assert jobs.speed_on_gpu("fast")[:, 2] == pytest.approx([0.04, 0.04])
+        assert jobs.speed_on_gpu("slow")[:, 2] == pytest.approx([0.02, 0.02])
+        with pytest.raises(ConfigError, match="no speeds on GPUs of kind 'other'; known: slow, fast"):
+            jobs.speed_on_gpu("other")
+
+    def test_moving_to_another_kind_costs_a_rescale_and_no_work(self) -> None:
+        cluster = two_kinds([job(0, gpus=4, epochs=10.0)], delay=30.0)
+        state = cluster.state()
+        cluster.apply(state, Allocation(np.array([4]), placement=np.array([[4, 0, 0]])))
+        cluster.advance()
+        done = float(cluster.store.progress[0])
+        assert done == pytest.approx(0.04 * 30)
+        cluster.apply(cluster.state(), Allocation(np.array([4]), placement=np.array([[0, 0, 4]])))
+        assert cluster.store.progress[0] == done
+        cluster.advance()
+        assert cluster.store.progress[0] - done == pytest.approx(0.08 * 30)
+        assert cluster.store.rescales[0] == 1
+
+    def test_a_job_that_fits_no_kind_keeps_one_from_those_behind_it(self) -> None:
+        cluster = two_kinds([job(0, gpus=2), job(1, gpus=2), job(2, gpus=8), job(3, gpus=1)])
+        # Two nodes of four slow GPUs: job 0 went to the fast ones, then those behind find 2 fast and 8 slow ones.
+        placed = [(0, [0, 0, 2]), (1, [2, 0, 0])]
+        placement = np.zeros((4, 3), dtype=np.int64)
+        for row, nodes in placed:
+            placement[row] = nodes
+        cluster.apply(cluster.state(), Allocation(placement.sum(axis=1), placement=placement))
+        given = admit(cluster, [0, 2, 8, 1])
+        assert list(given.gpus) == [0, 2, 0, 1]
+        assert set(cluster.nodes_of(3)) == {2}, "the slow ones are kept for job 2"
+
+    def test_a_policy_that_spreads_a_job_over_kinds_has_counted_gpus(self) -> None:
+        cluster = two_kinds([job(0, gpus=2)])
+        spread = Allocation(np.array([2]), placement=np.array([[0, 1, 1]]))
+        admitted = Queue(QueueSettings()).admit(cluster.state(), spread, "mine")
+        assert admitted.placement is not None
+        assert admitted.placement.tolist() == [[0, 0, 2]]
+
+
+class TestExperiment:
+    def test_the_example_runs_on_three_kinds(self) -> None:
+        experiment = Experiment(load_config("kinds", ["workload.days=2", "workload.windows.limit=1"]))
+        assert experiment.shape.kinds == experiment.tables.kinds == ("t4", "a100", "rtx2080ti")
+        assert experiment.shape.most_gpus == experiment.tables.max_gpus == 24
+        window = experiment.windows()[0]
+        record = experiment.run_policy(experiment.policy("sia"), window, 0, max_hours=1.0)
+        assert np.isfinite(record.jobs.start_time).any()
+
+    def test_an_unknown_kind_is_named(self) -> None:
+        experiment = Experiment(load_config("kinds", ["cluster.nodes.1.gpu=h100"]))
+        with pytest.raises(ProfileError, match=r"no speeds on GPUs of kind 'h100'.*cluster.nodes: gpu"):
+            experiment.check()
+
+    def test_a_job_that_no_kind_has_room_for_is_refused(self) -> None:
+        with pytest.raises(JobError, match="job0 wants 9 GPUs, but the cluster has 8 in all for one job"):
+            two_kinds([job(0, gpus=9)])
+
+    def test_many_clusters_learn_on_one_kind_only(self) -> None:
+        experiment = Experiment(load_config("kinds", ["workload.days=3"]))
+        with pytest.raises(ConfigError, match="learn at once on one kind of GPU, not on t4, a100, rtx2080ti"):
+            build_fleet(
+                1,
+                experiment.shape,
+                [Workload("w", (), 0, 1.0)],
+                experiment.tables,
+                experiment.config.simulator,
+                QueueSettings(),
+                RewardWeights(),
+            )
+
+
+def test_what_is_predicted_comes_true_on_several_kinds() -> None:
+    jobs = [job(j, submit=0.0, epochs=5.0 + j, gpus=1, max_gpus=6) for j in range(6)]
+    cluster, policy, queue = two_kinds(jobs, delay=20.0), make_policy("equal_share"), QueueSettings()
+    loop = DecisionLoop(cluster, queue)
+    for _ in range(3):
+        state = loop.state()
+        loop.carry_out(state, policy(state), "equal_share")
+        loop.advance()
+    expected = predict(take_snapshot(cluster, loop.state()), policy, queue, SimulatorSettings(interval=60.0))
+    while not cluster.done:
+        state = loop.state()
+        loop.carry_out(state, policy(state), "equal_share")
+        loop.advance()
+    assert expected.finish == pytest.approx(cluster.store.finish_time[expected.index])
+
+
+def shape_of(*nodes: tuple[str, int]) -> ClusterShape:
+    return ClusterShape(Node(gpus, gpu=kind) for kind, gpus in nodes)
+
+
+class TestPlacing:
+    def test_small_jobs_make_room_for_whole_nodes(self) -> None:
+        shape = shape_of(("a", 4), ("a", 4), ("b", 8))
+        held = np.array([[2, 0, 0], [0, 1, 0], [0, 0, 0]])
+        gpus, kind = np.array([2, 1, 4]), np.array([0, 0, 0])
+        spread = place_on_kinds(shape, held, gpus, kind)
+        assert spread[2].tolist() == [1, 3, 0]
+        packed = place_on_kinds(shape, held, gpus, kind, make_room=True)
+        assert packed.tolist() == [[2, 0, 0], [1, 0, 0], [0, 4, 0]], "the job that is cheapest to move has moved"
+
+    @settings(max_examples=80)
+    @given(st.data())
+    def test_whole_nodes_and_powers_of_two_always_pack(self, data: st.DataObject) -> None:
+        shape = shape_of(*[("a", 4)] * 3, *[("b", 8)] * 2)
+        sizes = {0: (1, 2, 4, 8, 12), 1: (1, 2, 4, 8, 16)}
+
+        def draw() -> tuple[list[int], list[int]]:
+            left, gpus, kind = room_of(shape), [], []
+            for _ in range(8):
+                on = data.draw(st.integers(0, 1))
+                size = data.draw(st.sampled_from(sizes[on]))
+                fits = size <= left[on] and data.draw(st.booleans())
+                left[on] -= size if fits else 0
+                gpus.append(size if fits else 0)
+                kind.append(on if fits else NO_KIND)
+            return gpus, kind
+
+        held = np.zeros((8, len(shape)), dtype=np.int64)
+        for _ in range(3):
+            gpus, kind = map(np.array, draw())
+            placed = place_on_kinds(shape, held, gpus, kind, make_room=True)
+            assert np.array_equal(placed.sum(axis=1), gpus)
+            assert np.array_equal(kinds_of(placed, shape), kind)
+            assert (placed.sum(axis=0) <= shape.node_gpus).all()
+            assert len(spans_kinds(placed, shape)) == 0
+            size = np.where(kind == 0, 4, 8)
+            assert ((placed > 0).sum(axis=1) == -(-gpus // size)).all(), "no job is spread over more than it needs"
+            held = placed
+
+    def test_nothing_moves_where_nothing_changes(self) -> None:
+        cluster = two_kinds([job(0, gpus=2), job(1, gpus=2)])
+        admit(cluster, [2, 2])
+        state = cluster.state()
+        assert np.array_equal(onto_kinds(state, np.array([2, 2])), state.held_nodes)

@@ -1,0 +1,147 @@
+"""Jobs, and the table a policy sees of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.job_store import JobStore
+from rlpto.core.job_table import JobTable
+from rlpto.core.jobs import EstimateNoise
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.io.errors import JobError
+from rlpto.performance.solo import alone_bound, seconds_to_finish
+from rlpto.performance.tables import elapsed_from_rates, placement_key
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, random_tables
+
+
+class TestJob:
+    @pytest.mark.parametrize(
+        ("wrong", "said"),
+        [
+            ({"submit": -1.0}, "submit_time -1.0 s, expected 0 or more"),
+            ({"submit": float("nan")}, "submit_time nan s"),
+            ({"epochs": 0.0}, "epochs 0.0, expected more than 0"),
+            ({"epochs": float("inf")}, "epochs inf"),
+            ({"data_size": 0.0}, "data_size 0.0 samples, expected more than 0"),
+            ({"gpus": 0}, "expected 1 <= min_gpus <= requested_gpus <= max_gpus, got 0, 0, 0"),
+            ({"gpus": 3, "min_gpus": 4}, "got 4, 3, 3"),
+            ({"gpus": 3, "max_gpus": 2}, "got 3, 3, 2"),
+            ({"priority": 3}, "priority 3, expected 0 to 2"),
+            ({"priority": -1}, "priority -1, expected 0 to 2"),
+        ],
+    )
+    def test_a_wrong_job_says_which_and_what(self, wrong, said):
+        with pytest.raises(JobError) as caught:
+            job(7, **wrong)
+        assert str(caught.value).startswith("job job7: ")
+        assert said in str(caught.value)
+
+
+class TestStore:
+    def test_jobs_must_come_in_order(self):
+        with pytest.raises(JobError, match="sorted by submit_time"):
+            JobStore.from_jobs([job(0, 5.0), job(1, 4.0)], linear_tables())
+
+    def test_tables_must_cover_the_job(self):
+        with pytest.raises(JobError, match="job job1: max_gpus 9, but speed tables end at 8"):
+            JobStore.from_jobs([job(0), job(1, max_gpus=9)], linear_tables())
+
+    def test_tables_must_know_the_type(self):
+        with pytest.raises(JobError, match="job job0: no speed table for model m0 with batch_size 128"):
+            JobStore.from_jobs([job(0, batch_size=128)], linear_tables())
+
+    def test_more_data_takes_longer(self):
+        store = JobStore.from_jobs([job(0, data_size=500.0), job(1, data_size=4000.0)], linear_tables())
+        assert store.scale.tolist() == [2.0, 0.25]
+
+
+class TestTable:
+    def test_remaining_time_comes_true(self):
+        """What the table says on exact knowledge is when the job finishes, speeds staying as they are."""
+        cluster = make_cluster([job(epochs=20.0, gpus=3)], linear_tables(0.01), [8], interval=10)
+        give(cluster, [3])
+        advance_to(cluster, 100)
+        jobs = cluster.state().jobs
+        assert jobs.progress.tolist() == pytest.approx([3.0])
+        left = jobs.remaining_time(np.array([3]))[0]
+        assert jobs.remaining_time(np.array([0])).tolist() == [np.inf]
+        while not cluster.done:
+            cluster.advance()
+        assert 100 + left == pytest.approx(cluster.store.finish_time[0])
+
+    def test_speed_is_that_of_packed_placements_in_the_present_epoch(self):
+        one_node = [[0.01 * k, 0.02 * k] for k in (1, 2, 3, 4)]
+        two_nodes = [[0.005 * k, 0.006 * k] for k in (1, 2, 3, 4)]
+        tables = make_tables([[one_node, two_nodes]])
+        cluster = make_cluster([job(epochs=9.0, gpus=1, max_gpus=4, data_size=500.0)], tables, [2, 2], interval=30)
+        assert cluster.state().jobs.speed[0].tolist() == pytest.approx([0, 0.02, 0.04, 0.03, 0.04])
+        give(cluster, [1])
+        advance_to(cluster, 60)
+        assert cluster.state().jobs.epoch.tolist() == [1]
+        assert cluster.state().jobs.speed[0].tolist() == pytest.approx([0, 0.04, 0.08, 0.036, 0.048])
+        advance_to(cluster, 240)
+        assert cluster.state().jobs.progress[0] > 2
+        assert cluster.state().jobs.epoch.tolist() == [1], "later epochs repeat the last one measured"
+
+    def test_accuracy_goes_from_the_start_of_the_curve_to_its_end(self):
+        jobs = make_cluster([job(0, epochs=2.5), job(1, epochs=99.0)], random_tables(1, 8, 5.0)).state().jobs
+        curve = np.linspace(0.1, 0.9, 5) ** 0.5
+        assert jobs.accuracy.tolist() == pytest.approx([curve[0]] * 2)
+        assert jobs.final_accuracy.tolist() == pytest.approx([(curve[2] + curve[3]) / 2, curve[4]])
+
+    def test_ranks_go_by_class_then_key_then_queue(self):
+        cluster = make_cluster([job(i, priority=p) for i, p in enumerate([1, 0, 1, 1])], linear_tables())
+        ordered = Queue(QueueSettings()).order(cluster.state()).jobs
+        assert ordered.index.tolist() == [1, 0, 2, 3]
+        assert ordered.ranked(np.array([9.0, 3.0, 1.0, 1.0])).tolist() == [0, 2, 3, 1]
+
+    def test_noise_changes_what_is_told_not_what_happens(self):
+        jobs = [job(0, epochs=1.0, gpus=4), job(1, epochs=1.0, gpus=4)]
+        noise = EstimateNoise(np.array([2.0, 1.0]), np.array([0.5, 1.0]), np.array([0.0, -1.0]))
+        cluster = make_cluster(jobs, linear_tables(), [8], interval=60)
+        seen = cluster.state().jobs
+        told = JobTable(cluster.store, cluster.tables, seen.index, seen.priority, 8, noise)
+        assert told.remaining.tolist() == [2.0, 1.0]
+        assert told.speed[0].tolist() == pytest.approx((seen.speed[0] * 0.5).tolist())
+        assert told.speed[1, 1:].tolist() == pytest.approx([0.01] * 8)
+        assert told.remaining_time(np.array([4, 4])).tolist() == pytest.approx([4 * 25.0, 4 * 25.0])
+        assert told.reordered(np.array([1, 0]), np.array([1, 1])).remaining.tolist() == [1.0, 2.0]
+
+
+class TestAloneBound:
+    @settings(max_examples=60)
+    @given(st.integers(0, 1000), st.floats(0.01, 9.0), st.integers(1, 6), st.floats(0.2, 5.0))
+    def test_no_constant_allocation_beats_it(self, seed, epochs, most, scale):
+        tables = random_tables(seed, 6, 0.0, types=2)
+        given_jobs = (np.array([1]), np.array([scale]), np.array([epochs]))
+        bound = alone_bound(tables, *given_jobs, np.array([most]))[0]
+        for gpus_per_node in (1, 8):
+            alone = seconds_to_finish(tables, 1, scale, epochs, np.arange(1, most + 1), gpus_per_node)
+            assert bound <= alone.min() * (1 + 1e-12)
+
+    def test_every_epoch_has_its_own_best_number_of_gpus(self):
+        # One GPU is best in the first epoch, two in the second, and the best of the last goes on.
+        tables = make_tables([[[[0.1, 0.01], [0.05, 0.05]]]])
+        scale, epochs, most = np.array([1.0, 1.0, 2.0]), np.array([2.0, 3.5, 2.0]), np.array([2, 2, 1])
+        bound = alone_bound(tables, np.zeros(3, np.int64), scale, epochs, most)
+        assert bound.tolist() == pytest.approx([10 + 20, 10 + 20 + 30, (10 + 100) / 2])
+
+    def test_measured_placements_count_if_the_job_may_hold_them(self):
+        tables = make_tables([[[[0.1]] * 4]])
+        rates = np.concatenate([tables.rates, [[0.4], [0.8]]])
+        tables = replace(
+            tables,
+            rates=rates,
+            elapsed=elapsed_from_rates(rates),
+            exact_keys=np.array([placement_key(0, (1, 1)), placement_key(0, (1, 3))]),
+            exact_rows=np.array([len(rates) - 2, len(rates) - 1], dtype=np.int32),
+        )
+        most = np.array([1, 2, 3, 4])
+        bound = alone_bound(tables, np.zeros(4, np.int64), np.ones(4), np.ones(4), most)
+        assert bound.tolist() == pytest.approx([10, 2.5, 2.5, 1.25])

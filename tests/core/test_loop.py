@@ -1,0 +1,151 @@
+"""The loop between cluster, queue and policy, and what it makes of policies that misbehave."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.loop import MAX_IDLE_POINTS, run
+from rlpto.core.queues import QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.errors import PolicyError
+from rlpto.policies.registry import make_policy
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.settings import FailureSettings
+
+from ..builders import Scripted, job, linear_tables, make_cluster, random_tables
+
+
+def schedule(cluster: SimulatedCluster, policy: object, **queue: object) -> RunRecord:
+    return run(cluster, policy, QueueSettings(**queue), RewardWeights(), window="w", seed=3)  # type: ignore[arg-type]
+
+
+class TestMisbehaviour:
+    @pytest.mark.parametrize(
+        "gpus", [[-1, 1], [1.5, 1], [np.nan, 1], [np.inf, 1], [3, 1], [1], [1, 1, 1], [[1, 1]], ["1", "1"], None]
+    )
+    def test_a_policy_that_returns_no_allocation_is_named(self, gpus):
+        cluster = make_cluster([job(0, gpus=2, min_gpus=1), job(1)], linear_tables())
+        with pytest.raises(PolicyError, match=r"^policy broken .*expected"):
+            schedule(cluster, Scripted(lambda _: Allocation(gpus), "broken"))
+
+    def test_a_bad_order_is_named(self):
+        cluster = make_cluster([job(0), job(1)], linear_tables())
+        with pytest.raises(PolicyError, match="policy broken returned a placement order"):
+            schedule(cluster, Scripted(lambda _: Allocation(np.array([1, 1]), np.array([1, 1])), "broken"))
+
+    def test_something_else_is_named(self):
+        with pytest.raises(PolicyError, match="policy broken returned a NoneType: expected an Allocation"):
+            schedule(make_cluster([job(0)], linear_tables()), Scripted(lambda _: None, "broken"))
+
+    def test_more_than_there_is_is_trimmed_in_queue_order(self):
+        jobs = [job(0, priority=2, gpus=4, min_gpus=2), job(1, priority=0, gpus=3)]
+        record = schedule(make_cluster(jobs, linear_tables(), [4]), Scripted(lambda state: state.jobs.max_gpus))
+        assert record.decisions.held[0] == 3
+        assert record.jobs.start_time.tolist() == [record.jobs.finish_time[1], 0.0]
+
+    @pytest.mark.parametrize("failures", [FailureSettings(), FailureSettings(mtbf_hours=0.1, mttr_hours=0.01)])
+    @pytest.mark.parametrize("stands", [False, True])
+    @pytest.mark.parametrize("decide_on", ["interval", "events"])
+    def test_a_policy_that_starves_everybody_is_stopped(self, failures, stands, decide_on):
+        policy = Scripted(lambda state: np.zeros(len(state.jobs), dtype=int), "lazy")
+        if stands:
+            policy.stands_until = lambda _: np.inf  # type: ignore[attr-defined]
+        jobs = [job(0), job(1, 5.0)]
+        cluster = make_cluster(jobs, linear_tables(), [1, 1], interval=60, decide_on=decide_on, failures=failures)
+        with pytest.raises(PolicyError, match=r"policy lazy leaves 2 jobs without GPUs for ever"):
+            schedule(cluster, policy)
+
+    def test_a_policy_may_wait_as_long_as_patience_lasts(self):
+        def late(state: ClusterState) -> list[int]:
+            return [int(state.time >= 60.0 * (MAX_IDLE_POINTS - 1))]
+
+        record = schedule(make_cluster([job()], linear_tables(), interval=60), Scripted(late))
+        assert record.jobs.start_time[0] == 60.0 * (MAX_IDLE_POINTS - 1)
+
+    def test_nobody_is_blamed_while_nodes_are_down(self):
+        """A repair may take thousands of decision points."""
+        rules = FailureSettings(mtbf_hours=0.02, mttr_hours=1.0, checkpoint_interval=10.0)
+        cluster = make_cluster([job(epochs=2.0)], linear_tables(), [1], seed=4, interval=1.0, failures=rules)
+        record = schedule(cluster, make_policy("fifo"))
+        assert np.isfinite(record.jobs.finish_time[0])
+        assert (record.decisions.capacity == 0).any()
+        assert cluster.time > 2 * MAX_IDLE_POINTS
+
+    def test_a_policy_that_rescales_for_ever_is_stopped(self):
+        cluster = make_cluster([job(0, gpus=2, min_gpus=1)], linear_tables(delay=90.0), [4])
+        turns = Scripted(lambda state: [1 + int(state.time / 60.0) % 2], "fidgety")
+        with pytest.raises(PolicyError, match=r"policy fidgety: no job got on .* rescale"):
+            schedule(cluster, turns)
+
+    def test_a_long_rescale_is_no_standstill(self):
+        cluster = make_cluster([job(0)], linear_tables(delay=70.0 * MAX_IDLE_POINTS), [4])
+        record = schedule(cluster, Scripted(lambda _: [1]))
+        assert record.jobs.finish_time[0] > 70.0 * MAX_IDLE_POINTS
+
+
+class TestRecord:
+    def test_a_run_by_hand(self):
+        """Two jobs on two GPUs: the second waits for the first, then gets both."""
+        jobs = [
+            job(0, 0.0, epochs=1.0, gpus=2, data_size=2000.0, priority=0),
+            job(1, 10.0, epochs=0.5, gpus=1, max_gpus=2),
+        ]
+        cluster = make_cluster(jobs, linear_tables(delay=20.0), [2], interval=1000)
+        record = schedule(cluster, Scripted(lambda state: state.jobs.max_gpus))
+        assert (record.policy, record.window, record.seed, record.capacity) == ("scripted", "w", 3, 2)
+        own = record.jobs
+        assert own.names == ("job0", "job1")
+        assert own.models == ("m0", "m0")
+        assert own.start_time.tolist() == [0.0, 120.0]
+        assert own.finish_time.tolist() == [120.0, 165.0]
+        assert own.gpu_seconds.tolist() == [240.0, 90.0]
+        assert own.peak_gpus.tolist() == [2, 2]
+        assert own.rescales.tolist() == [0, 0]
+        assert own.alone_time.tolist() == [120.0, 45.0]
+        assert own.requested_time.tolist() == [120.0, 70.0]
+        decisions = record.decisions
+        assert decisions.time.tolist() == [0.0, 10.0, 120.0]
+        assert decisions.held.tolist() == [2, 2, 2]
+        assert decisions.active.tolist() == [1, 2, 1]
+        assert decisions.waiting.tolist() == [0, 1, 0]
+        assert decisions.reward[:, 1].tolist() == pytest.approx([-10 / 3600, -220 / 3600, -45 / 3600])
+        assert decisions.reward[:, 0].sum() == pytest.approx(3.0 + 2.0)
+        changes = record.changes
+        assert changes.time.tolist() == [0.0, 120.0, 120.0, 165.0]
+        assert changes.job.tolist() == [0, 0, 1, 1]
+        assert changes.gpus.tolist() == [2, 0, 2, 0]
+        assert changes.accuracy[1] == own.final_accuracy[0]
+
+    def test_records_outlive_the_cluster(self):
+        cluster = make_cluster([job()], linear_tables())
+        record = schedule(cluster, make_policy("fifo"))
+        cluster.store.finish_time[0] = cluster.store.rescales[0] = -1
+        assert record.jobs.finish_time.tolist() == [100.0]
+        assert record.jobs.rescales.tolist() == [0]
+
+    def test_a_run_that_stops_early_says_what_is_not_known(self):
+        jobs = [job(0, epochs=1000.0), job(1), job(2, 1e6)]
+        record = schedule(make_cluster(jobs, linear_tables(), [1], max_hours=1.0), make_policy("fifo"))
+        assert record.jobs.start_time[0] == 0.0
+        assert np.isnan(record.jobs.finish_time).all()
+        assert np.isnan(record.jobs.start_time[1:]).all()
+        assert record.jobs.gpu_seconds.tolist() == [3600.0, 0.0, 0.0]
+        assert record.decisions.reward[:, 1].sum() == pytest.approx(-2.0)
+
+    def test_policies_start_afresh_with_the_seed_of_the_run(self):
+        policy = make_policy("random")
+        tables = random_tables(2, 4, 0.0)
+        jobs = [job(i, 30.0 * i, epochs=3.0, gpus=1, max_gpus=4) for i in range(8)]
+
+        def finishes(seed: int) -> list[float]:
+            cluster = make_cluster(jobs, tables, [4], interval=60)
+            finished: list[float] = run(
+                cluster, policy, QueueSettings(), RewardWeights(), seed=seed
+            ).jobs.finish_time.tolist()
+            return finished
+
+        first, again, other = finishes(1), finishes(1), finishes(2)
+        assert first == again != other

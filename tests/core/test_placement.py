@@ -1,0 +1,123 @@
+"""Where jobs go."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.core.placement import main_node, shrink_in_place, span, take_most_free, take_packed
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables, on_nodes
+
+
+def fewest_nodes(free: list[int], count: int) -> int:
+    """Nodes needed for `count` GPUs when the fullest offers are taken first."""
+    offered = np.cumsum(sorted(free, reverse=True))
+    return int(np.searchsorted(offered, count)) + 1
+
+
+@st.composite
+def offers(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Free GPUs of nodes, and how many are wanted."""
+    free = draw(st.lists(st.integers(0, 8), min_size=1, max_size=8).filter(sum))
+    return free, draw(st.integers(1, sum(free)))
+
+
+@given(offers(), st.integers(-1, 7))
+def test_packing_spans_the_fewest_nodes(offer, home):
+    free, count = offer
+    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
+    take_packed(nodes, count, left, min(home, len(free) - 1))
+    taken = np.bincount(nodes, minlength=len(free))
+    assert (left == np.array(free) - taken).all()
+    assert (left >= 0).all()
+    assert span(nodes, count) == np.count_nonzero(taken) == fewest_nodes(free, count)
+
+
+@given(offers())
+def test_a_job_that_fits_on_one_node_goes_to_the_fullest_that_holds_it(offer):
+    free, count = offer
+    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
+    take_packed(nodes, count, left, -1)
+    fitting = [f for f in free if f >= count]
+    if fitting:
+        assert free[nodes[0]] == min(fitting)
+
+
+@given(offers())
+def test_a_job_stays_home_where_it_fits(offer):
+    free, count = offer
+    for home in np.flatnonzero(np.array(free) >= count):
+        nodes = np.zeros(count, dtype=np.int32)
+        take_packed(nodes, count, np.array(free), home)
+        assert (nodes == home).all()
+
+
+@given(offers())
+def test_most_free_takes_the_emptiest_node_then_the_next(offer):
+    free, count = offer
+    left, nodes = np.array(free), np.zeros(count, dtype=np.int32)
+    take_most_free(nodes, count, left)
+    order = sorted(range(len(free)), key=lambda node: (-free[node], node))
+    assert nodes.tolist() == [node for node in order for _ in range(free[node])][:count]
+    assert (left == np.array(free) - np.bincount(nodes, minlength=len(free))).all()
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
+def test_shrinking_keeps_the_largest_groups(groups, data):
+    nodes = np.repeat(np.arange(len(groups), dtype=np.int32), groups)
+    held = len(nodes)
+    count = data.draw(st.integers(0, held))
+    free = np.zeros(len(groups), dtype=np.int64)
+    assert main_node(nodes, held) == int(np.argmax(groups))
+    shrink_in_place(nodes, held, count, free)
+    kept = np.bincount(nodes[:count], minlength=len(groups))
+    assert (kept + free == groups).all()
+    assert kept.sum() == count
+    if count:
+        assert span(nodes, count) == np.count_nonzero(kept) == fewest_nodes(groups, count)
+
+
+class TestOnACluster:
+    def test_large_jobs_get_whole_nodes_whatever_their_place_in_the_queue(self):
+        jobs = [job(0, gpus=1), job(1, gpus=1), job(2, gpus=4)]
+        cluster = make_cluster(jobs, linear_tables(), [4, 2])
+        give(cluster, [1, 1, 4])
+        assert on_nodes(cluster, [0, 1, 2]) == [[1], [1], [0, 0, 0, 0]]
+
+    def test_growing_stays_home_and_shrinking_moves_nothing(self):
+        jobs = [job(0, max_gpus=4), job(1, max_gpus=4)]
+        cluster = make_cluster(jobs, linear_tables(), [4, 4])
+        give(cluster, [2, 3])
+        home = on_nodes(cluster, [0, 1])
+        assert home == [[1, 1], [0, 0, 0]]
+        give(cluster, [4, 3])
+        assert on_nodes(cluster, [0, 1]) == [[1] * 4, home[1]]
+        give(cluster, [1, 3])
+        assert on_nodes(cluster, [0, 1]) == [[1], home[1]]
+
+    def test_most_free_places_in_the_order_the_policy_asks_for(self):
+        jobs = [job(0, gpus=2), job(1, gpus=3)]
+        cluster = make_cluster(jobs, linear_tables(), [4, 3], placement="most_free")
+        give(cluster, [2, 3], order=[1, 0])
+        assert on_nodes(cluster, [0, 1]) == [[1, 1], [0, 0, 0]]
+
+    def test_most_free_leaves_unchanged_jobs_and_moves_changed_ones(self):
+        jobs = [job(0, max_gpus=4), job(1, max_gpus=4)]
+        cluster = make_cluster(jobs, linear_tables(), [4, 3], placement="most_free")
+        give(cluster, [1, 1])
+        assert on_nodes(cluster, [0, 1]) == [[0], [0]]
+        give(cluster, [1, 2])  # both of job 1's GPUs go where most are free: 3 and 3, first of equals
+        assert on_nodes(cluster, [0, 1]) == [[0], [0, 0]]
+        give(cluster, [1, 4])
+        assert on_nodes(cluster, [0, 1]) == [[0], [0, 0, 0, 1]]
+
+    @pytest.mark.parametrize(("gpus", "finish"), [(2, 100.0), (4, 200.0)])
+    def test_a_job_runs_at_the_speed_of_the_nodes_it_spans(self, gpus, finish):
+        one_node, two_nodes = [[0.01] * 2] * 4, [[0.005] * 2] * 4
+        cluster = make_cluster([job(gpus=gpus)], make_tables([[one_node, two_nodes]]), [2, 2], interval=1000)
+        give(cluster, [gpus])
+        advance_to(cluster, finish)
+        assert cluster.store.finish_time[0] == finish

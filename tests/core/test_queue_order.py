@@ -1,0 +1,258 @@
+"""Classes as a choice of the queue: strict, or weights and head starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.cluster import ClusterState
+from rlpto.core.jobs import Job
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import JobRecords
+from rlpto.core.rewards import RewardWeights
+from rlpto.policies.index import Index
+from rlpto.policies.index_weights import IndexWeights
+from rlpto.policies.registry import BUILT_IN, make_policy
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
+from .policies.builders import J, make_state
+
+WEIGHTED = QueueSettings(classes="weighted", aging_normal=30, aging_low=50)
+STRICT = QueueSettings(aging_normal=30, aging_low=50)
+OF_CLASSES = ("index", "reward_greedy")
+"""Policies whose own formula knows the class of a job, whatever the queue says."""
+
+
+def places(jobs: Sequence[Job], time: float, rule: QueueSettings) -> list[int]:
+    """Numbers of the jobs that have been submitted by `time` in the order in which they are served."""
+    cluster = make_cluster(jobs, linear_tables(), interval=1.0)
+    advance_to(cluster, time)
+    return Queue(rule).order(cluster.state()).jobs.index.tolist()
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[list[Job], QueueSettings, float]:
+    """Waiting jobs of all classes, head starts of weighted classes, and a time at which all are there."""
+    submits = sorted(draw(st.lists(st.integers(0, 200), min_size=1, max_size=20)))
+    jobs = [job(i, float(at), priority=draw(st.integers(0, 2))) for i, at in enumerate(submits)]
+    normal, low = draw(st.integers(1, 120)), draw(st.integers(1, 120))
+    return jobs, QueueSettings(classes="weighted", aging_normal=normal, aging_low=low), submits[-1] + 1.0
+
+
+class TestHeadStarts:
+    @given(queues())
+    @settings(max_examples=100)
+    def test_jobs_queue_as_if_submitted_earlier_by_the_head_start_of_their_class(self, case):
+        jobs, rule, time = case
+        ahead = (rule.aging_bound, rule.aging_low, 0.0)
+        wanted = sorted(range(len(jobs)), key=lambda i: (jobs[i].submit_time - ahead[jobs[i].priority], i))
+        assert places(jobs, time, rule) == wanted
+
+    @given(queues())
+    @settings(max_examples=60)
+    def test_nobody_is_overtaken_by_a_job_submitted_beyond_the_aging_bound(self, case):
+        jobs, rule, time = case
+        served = places(jobs, time, rule)
+        for place, behind in enumerate(served):
+            for first in served[:place]:
+                later = jobs[first].submit_time - jobs[behind].submit_time
+                steps = {(0, 1): rule.aging_normal, (1, 2): rule.aging_low, (0, 2): rule.aging_bound}
+                assert later <= steps.get((jobs[first].priority, jobs[behind].priority), 0.0)
+
+    def test_the_order_of_two_jobs_never_changes_while_classes_age(self):
+        jobs = [job(0, 0.0, priority=2), job(1, 10.0, priority=1), job(2, 20.0, priority=0)]
+        cluster, queue = make_cluster(jobs, linear_tables(), interval=1.0), Queue(WEIGHTED)
+        seen = {}
+        while cluster.time < 90:
+            table = queue.order(cluster.state()).jobs
+            seen[cluster.time] = (table.index.tolist(), table.effective_priority.tolist())
+            cluster.advance()
+        assert seen[20] == ([2, 1, 0], [0, 1, 2])
+        assert seen[39] == ([2, 1, 0], [0, 1, 2])
+        assert seen[40] == ([2, 1, 0], [0, 0, 2])
+        assert seen[80] == ([2, 1, 0], [0, 0, 0])
+
+    def test_a_low_job_goes_before_a_high_one_that_comes_late_enough(self):
+        jobs = [job(0, 0.0, priority=2), job(1, 79.0, priority=0), job(2, 81.0, priority=0)]
+        assert places(jobs, 81.0, WEIGHTED) == [1, 0, 2]
+
+    def test_running_jobs_keep_their_place(self):
+        jobs = [job(0, 0.0, epochs=100, priority=1), job(1, 5.0, epochs=100, priority=0)]
+        cluster = make_cluster(jobs, linear_tables(), interval=1.0)
+        advance_to(cluster, 5)
+        give(cluster, [1, 0])
+        advance_to(cluster, 60)
+        table = Queue(WEIGHTED).order(cluster.state()).jobs
+        assert table.index.tolist() == [1, 0]
+        assert table.effective_priority.tolist() == [0, 1], "and running jobs do not age"
+
+    def test_shortest_first_counts_time_over_the_weight_of_the_class(self):
+        jobs = [job(0, epochs=5, priority=2), job(1, epochs=19, priority=0), job(2, epochs=21, priority=0)]
+        rule = WEIGHTED.model_copy(update={"inside": "shortest_first"})
+        assert places(jobs, 0.0, rule) == [1, 0, 2]
+        assert places(jobs, 0.0, STRICT.model_copy(update={"inside": "shortest_first"})) == [1, 2, 0]
+
+
+def ordered(jobs: list[J], capacity: int, rule: QueueSettings, time: float = 0.0) -> ClusterState:
+    return Queue(rule).order(make_state(jobs, capacity, time=time))
+
+
+def got(policy: str, jobs: list[J], capacity: int, rule: QueueSettings) -> list[int]:
+    """GPUs of the jobs, in the order given, at time 0."""
+    state = ordered(jobs, capacity, rule)
+    gpus = make_policy(policy)(state).gpus
+    return [int(gpus[list(state.jobs.index).index(i)]) for i in range(len(jobs))]
+
+
+class TestPolicies:
+    @pytest.mark.parametrize("policy", ["srtf", "sjf", "srtf:gpus=max"])
+    @pytest.mark.parametrize(("work", "weighted"), [(390.0, [1, 0]), (410.0, [0, 1])])
+    def test_remaining_time_counts_over_the_weight(self, policy, work, weighted):
+        jobs = [J(work=work, priority=0), J(work=100.0, priority=2)]
+        assert got(policy, jobs, 1, WEIGHTED) == weighted
+        assert got(policy, jobs, 1, STRICT) == [1, 0]
+
+    def test_weights_are_chosen(self):
+        jobs = [J(work=390.0, priority=0), J(work=100.0, priority=2)]
+        assert got("srtf", jobs, 1, WEIGHTED.model_copy(update={"class_weights": (3.0, 2.0, 1.0)})) == [0, 1]
+
+    def test_a_class_that_was_risen_to_weighs(self):
+        jobs = [J(work=190.0, priority=2), J(work=100.0, priority=1, submitted=79.0)]
+        for time, gpus in ((79.0, [0, 1]), (80.0, [1, 0])):
+            state = ordered(jobs, 1, WEIGHTED, time)
+            assert make_policy("srtf")(state).gpus[np.argsort(state.jobs.index)].tolist() == gpus
+
+    @pytest.mark.parametrize(("attained", "weighted"), [(3500.0, [1, 0]), (3700.0, [0, 1])])
+    def test_las_counts_service_over_the_weight(self, attained, weighted):
+        jobs = [J(attained=attained, priority=0), J(attained=800.0, priority=2)]
+        assert got("las", jobs, 1, WEIGHTED) == weighted
+        assert got("las", jobs, 1, STRICT) == [1, 0]
+
+    def test_las_says_when_a_weighted_level_is_reached(self):
+        policy = make_policy("las")
+        state = ordered([J(attained=3500.0, priority=0)], 1, WEIGHTED)
+        policy(state)
+        assert policy.stands_until(state) == pytest.approx(100.0, abs=1e-3)
+
+    @pytest.mark.parametrize(("attained", "weighted"), [(200_000.0, [1, 0]), (240_000.0, [0, 1])])
+    def test_tiresias_demotes_by_service_over_the_weight(self, attained, weighted):
+        jobs = [J(attained=attained, priority=0), J(attained=0.0, priority=2)]
+        assert got("tiresias", jobs, 1, WEIGHTED) == weighted
+        assert got("tiresias", jobs, 1, STRICT) == [1, 0]
+
+    def test_hesrpt_gives_most_to_the_smallest_over_the_weight(self):
+        jobs = [J(work=390.0, priority=0, highest=16), J(work=100.0, priority=2, highest=16)]
+        larger = [J(work=410.0, priority=0, highest=16), J(work=100.0, priority=2, highest=16)]
+        for case, first in ((jobs, True), (larger, False)):
+            high, low = got("hesrpt:p=0.5", case, 16, WEIGHTED)
+            assert (high > low) == first
+        high, low = got("hesrpt:p=0.5", larger, 16, STRICT)
+        assert high > low
+
+    def test_only_strict_classes_start_before_what_the_index_prefers(self):
+        jobs = [J(work=1e6, highest=8, priority=0), J(work=10, highest=8, priority=2)]
+        size = Index(weights=IndexWeights(remaining=-2.0, priority=0.0))
+        assert size(ordered(jobs, 1, STRICT)).gpus.tolist() == [1, 0]
+        assert size(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [0, 1]
+        classes = Index(weights=IndexWeights(remaining=0.0, priority=1.0))
+        assert classes(ordered(jobs, 1, WEIGHTED)).gpus.tolist() == [1, 0], "a weight of its own is obeyed"
+
+    @pytest.mark.parametrize("policy", sorted(set(BUILT_IN) - set(OF_CLASSES) - {"agent", "index"}))
+    def test_classes_of_no_weight_are_no_classes(self, policy):
+        """Whatever the policy: nothing but the weights and head starts of the queue tells classes apart."""
+        given_ = random_jobs(3, 12, 8, 10)
+        jobs = [replace(one, submit_time=one.submit_time + 0.5 * i) for i, one in enumerate(given_)]
+        alike = [replace(one, priority=1) for one in jobs]
+        rule = QueueSettings(classes="weighted", class_weights=(1.0, 1.0, 1.0), aging_normal=1e-3, aging_low=1e-3)
+        ends = []
+        for workload in (jobs, alike):
+            cluster = make_cluster(workload, random_tables(3, 8, 20.0), (4, 4, 2), decide_on="events")
+            ends.append(run(cluster, make_policy(policy), rule, RewardWeights()).jobs.finish_time)
+        np.testing.assert_array_equal(*ends)
+
+
+def simulate(jobs: Sequence[Job], policy: str, rule: QueueSettings, gpus: int) -> JobRecords:
+    return run(make_cluster(jobs, linear_tables(), [gpus]), make_policy(policy), rule, RewardWeights()).jobs
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.5, 5.0]), st.sampled_from([50.0, 900.0]))
+def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(seed, capacity, load, aging):
+    """What `tests/core/test_queues.py` proves of strict classes holds of weighted ones too, for one-GPU jobs under FIFO.
+
+    From `aging_bound` after its submission no job that comes can go before it. With n of those before it still
+    waiting then, it waits at most bound + ceil((n + 1) / c) x longest service on c GPUs.
+    """
+    rng = np.random.default_rng(seed)
+    seconds = rng.exponential(600.0, 80)
+    submit = np.cumsum(rng.exponential(seconds.mean() / (capacity * load), 80))
+    classes = rng.choice(3, 80, p=[0.2, 0.5, 0.3])
+    jobs = [job(i, float(submit[i]), epochs=0.01 * float(seconds[i]), priority=int(classes[i])) for i in range(80)]
+    rule = QueueSettings(classes="weighted", aging_normal=aging, aging_low=2 * aging)
+    record = simulate(jobs, "fifo", rule, capacity)
+    key = submit - np.array([3 * aging, 2 * aging, 0.0])[classes]
+    waited = record.start_time - record.submit_time
+    for j in np.flatnonzero(waited > rule.aging_bound):
+        before = (key < key[j]) & (record.start_time > submit[j] + rule.aging_bound)
+        assert (submit[before] <= submit[j] + rule.aging_bound).all()
+        services = -(-(int(before.sum()) + 1) // capacity)
+        assert waited[j] <= rule.aging_bound + services * record.requested_time.max() + 1e-6
+
+
+def test_a_stream_of_high_jobs_starves_nobody():
+    """A low job gets through once it has waited for the head start of high ones, and not before."""
+    stream = [job(i, 100.0 * i, epochs=1.0, priority=0) for i in range(100)]
+    jobs = sorted([*stream, job(1000, 50.0, priority=2)], key=lambda one: one.submit_time)
+    starts = []
+    for aging in (300.0, 1e9):
+        rule = QueueSettings(classes="weighted", aging_normal=aging, aging_low=2 * aging)
+        record = simulate(jobs, "fifo", rule, 1)
+        starts.append(float(record.start_time[record.names.index("job1000")]))
+    assert starts == [1000.0, 10_000.0]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "equal_share"])
+def test_weighted_classes_still_keep_the_high_class_waiting_less(policy):
+    rng = np.random.default_rng(1)
+    seconds, gpus = rng.exponential(600.0, 400), rng.choice([1, 1, 2, 4], 400)
+    submit = np.cumsum(rng.exponential(float((gpus * seconds).mean()) / (16 * 0.9), 400))
+    classes = rng.choice(3, 400, p=[0.2, 0.5, 0.3])
+    jobs = [
+        job(i, float(submit[i]), 0.01 * float(seconds[i] * gpus[i]), int(gpus[i]), priority=int(classes[i]), min_gpus=1)
+        for i in range(400)
+    ]
+    waits = {}
+    for name in ("strict", "weighted"):
+        record = run(
+            make_cluster(jobs, linear_tables(), [8, 8]),
+            make_policy(policy),
+            QueueSettings(classes=name),  # type: ignore[arg-type]
+            RewardWeights(),
+        ).jobs
+        waited = record.start_time - record.submit_time
+        waits[name] = [float(waited[classes == k].mean()) for k in range(3)]
+    assert waits["weighted"][0] <= waits["weighted"][2]
+    assert waits["strict"][0] <= waits["strict"][2]
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("given_", "said"),
+        [
+            ({"classes": "loose"}, "classes"),
+            ({"class_weights": (1.0, 2.0, 1.0)}, "class_weights must not rise from high to low"),
+            ({"class_weights": (1.0, 1.0, 0.0)}, "class_weights"),
+            ({"class_weights": (float("inf"), 1.0, 1.0)}, "class_weights"),
+            ({"class_weights": (2.0, 1.0)}, "class_weights"),
+            ({"classes": "weighted", "shrink_lower": True}, "shrink_lower: .* only with classes: strict"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, given_, said):
+        with pytest.raises(ValueError, match=said):
+            QueueSettings.model_validate(given_)

@@ -1,0 +1,422 @@
+"""Who is served first, and where wishes meet capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.core.cluster import Allocation, ClusterState
+from rlpto.core.jobs import VIEW, Job
+from rlpto.core.loop import run
+from rlpto.core.queues import ConvergingSettings, Queue, QueueSettings, hold_back, shrink_converging
+from rlpto.core.records import JobRecords
+from rlpto.core.rewards import RewardWeights
+from rlpto.io.arrays import IntArray
+from rlpto.io.errors import PolicyError
+from rlpto.policies.registry import make_policy
+
+from ..builders import advance_to, give, job, linear_tables, make_cluster, make_tables
+
+CLASSES = (0, 1, 2)
+SHRINKING = QueueSettings(converging=ConvergingSettings(gained=0.9, keep=0.5))
+
+
+def waiting(priorities: Sequence[int], time: float = 0.0, **more: Sequence[float]) -> ClusterState:
+    """A state at `time` with jobs of these classes that have waited since 0; more: lists of job fields."""
+    jobs = [
+        job(i, priority=p, **{name: values[i] for name, values in more.items()})  # type: ignore[arg-type]
+        for i, p in enumerate(priorities)
+    ]
+    cluster = make_cluster(jobs, linear_tables(), interval=1.0)
+    advance_to(cluster, time)
+    return cluster.state()
+
+
+def order(state: ClusterState, **settings: object) -> list[int]:
+    return Queue(QueueSettings(**settings)).order(state).jobs.index.tolist()  # type: ignore[arg-type]
+
+
+class TestOrder:
+    @given(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=30))
+    @settings(max_examples=40)
+    def test_classes_are_strict_and_inside_the_first_comes_first(self, priorities):
+        assert order(waiting(priorities)) == np.argsort(priorities, kind="stable").tolist()
+
+    def test_shortest_first_stays_inside_the_class(self):
+        state = waiting([1, 1, 0, 0, 1], epochs=[5, 2, 9, 8, 3])
+        assert order(state, inside="shortest_first") == [3, 2, 1, 4, 0]
+
+    def test_shortest_counts_time_on_the_requested_gpus(self):
+        state = waiting([1, 1], epochs=[5, 4], gpus=[4, 1])
+        assert order(state, inside="shortest_first") == [0, 1]
+
+
+class TestAging:
+    SETTINGS = QueueSettings(aging_normal=30, aging_low=50)
+
+    @pytest.mark.parametrize(
+        ("time", "classes"),
+        [(29, [0, 1, 2]), (30, [0, 0, 2]), (49, [0, 0, 2]), (50, [0, 0, 1]), (79, [0, 0, 1]), (80, [0, 0, 0])],
+    )
+    def test_a_class_is_risen_at_the_bound(self, time, classes):
+        state = Queue(self.SETTINGS).order(waiting([0, 1, 2], time))
+        assert state.jobs.effective_priority[np.argsort(state.jobs.index)].tolist() == classes
+        assert self.SETTINGS.aging_bound == 80
+
+    def test_risen_jobs_are_served_by_submission(self):
+        jobs = [job(0, 0.0, priority=2), job(1, 10.0, priority=1), job(2, 20.0, priority=0)]
+        cluster = make_cluster(jobs, linear_tables(), interval=1.0)
+        queue, served = Queue(self.SETTINGS), {}
+        while cluster.time < 90:
+            served[cluster.time] = queue.order(cluster.state()).jobs.index.tolist()
+            cluster.advance()
+        assert served[20] == [2, 1, 0]
+        assert served[39] == [2, 1, 0]
+        assert served[40] == [1, 2, 0]
+        assert served[80] == [0, 1, 2]
+
+    def test_nobody_is_demoted_again(self):
+        """Not by running, nor by waiting anew after that."""
+        cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
+        queue = Queue(self.SETTINGS)
+
+        def classes() -> list[int]:
+            return queue.order(cluster.state()).jobs.effective_priority.tolist()
+
+        assert classes() == [1]
+        advance_to(cluster, 30)
+        assert classes() == [0]
+        give(cluster, [1])
+        advance_to(cluster, 40)
+        assert classes() == [0]
+        give(cluster, [0])
+        advance_to(cluster, 41)
+        assert classes() == [0]
+
+    def test_running_jobs_do_not_age(self):
+        cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
+        give(cluster, [1])
+        advance_to(cluster, 200)
+        assert Queue(self.SETTINGS).order(cluster.state()).jobs.effective_priority.tolist() == [1]
+
+    def test_the_order_stands_until_the_next_job_rises(self):
+        queue = Queue(self.SETTINGS)
+        stands = []
+        for time in (0, 30, 50, 80):
+            state = queue.order(waiting([0, 1, 2], time))
+            stands.append(queue.stands_until(state))
+        assert stands == [30, 50, 80, np.inf]
+
+    def test_an_order_that_may_change_any_time_stands_for_no_time(self):
+        for unsteady in (QueueSettings(inside="shortest_first"), QueueSettings(shrink_lower=True), SHRINKING):
+            assert Queue(unsteady).stands_until(waiting([1], 7.0)) == 7.0
+
+    def test_who_begins_to_wait_is_counted_even_if_the_policy_looked_before(self):
+        cluster = make_cluster([job(0, epochs=100, priority=1)], linear_tables(), interval=1.0)
+        give(cluster, [1])
+        advance_to(cluster, 10)
+        queue = Queue(self.SETTINGS)
+        state = queue.order(cluster.state())
+        assert np.isnan(state.jobs.wait_start).all()
+        cluster.apply(state, Allocation(np.array([0])))
+        assert queue.stands_until(state) == 40
+
+
+def limits(gained: list[float], held: list[int], peak: list[int], rule: ConvergingSettings) -> list[int]:
+    """What jobs of 1 to 16 GPUs may hold under a rule."""
+    shown = np.zeros(len(held), dtype=VIEW)
+    shown["max_gpus"], shown["min_gpus"], shown["requested_gpus"], shown["final_accuracy"] = 16, 1, 9, 1.0
+    shown["accuracy"], shown["gpus"], shown["peak_gpus"] = gained, held, peak
+    shrink_converging(shown, rule.gained, rule.keep)
+    np.testing.assert_array_equal(shown["requested_gpus"], np.minimum(9, shown["max_gpus"]))
+    return shown["max_gpus"].tolist()
+
+
+class TestConverging:
+    RULE = SHRINKING.converging
+
+    def test_a_job_shrinks_in_steps_as_it_converges(self):
+        steps = [limits([gained, 0.1], [8, 8], [8, 8], self.RULE)[0] for gained in (0.89, 0.9, 0.94, 0.95, 1.0)]
+        assert steps == [16, 6, 6, 4, 4]
+
+    def test_nobody_shrinks_while_no_other_job_can_use_it(self):
+        assert limits([0.95, 0.1], [8, 16], [8, 16], self.RULE) == [16, 16]
+        assert limits([0.95, 0.99], [8, 2], [8, 4], self.RULE) == [16, 16], "converging jobs need nothing more"
+
+    def test_what_a_job_keeps_is_chosen(self):
+        assert limits([0.99, 0.0], [8, 0], [8, 0], ConvergingSettings(gained=0.9, keep=0.8)) == [7, 16]
+
+    @given(
+        st.lists(st.tuples(st.floats(0, 1), st.integers(0, 16), st.integers(0, 16)), min_size=1),
+        st.floats(0.5, 1),
+        st.floats(0.1, 1),
+    )
+    def test_limits_never_rise_nor_fall_below_what_is_kept(self, jobs, gained, keep):
+        held = [min(now, most) for _, now, most in jobs]
+        rule = ConvergingSettings(gained=gained, keep=keep)
+        found = limits([share for share, *_ in jobs], held, [most for *_, most in jobs], rule)
+        for (share, _, most), limit in zip(jobs, found, strict=True):
+            assert max(1, keep * most) <= limit <= 16 or limit == 16
+            assert limit == 16 or share >= gained
+
+    @pytest.mark.parametrize("policy", ["fifo", "sjf", "srtf"])
+    def test_a_rigid_policy_starts_a_job_on_what_a_converging_one_leaves(self, policy):
+        tables = make_tables([[[[0.001 * (k + 1)] * 3 for k in range(8)]]], accuracy=np.array([0.0, 0.95, 0.98, 1.0]))
+        jobs = [job(0, epochs=3, gpus=8, min_gpus=1), job(1, 150, epochs=3, gpus=4, min_gpus=1)]
+        starts = []
+        for rule in (QueueSettings(), SHRINKING):
+            cluster = make_cluster(jobs, tables, [8])
+            record = run(cluster, make_policy(policy), rule, RewardWeights())
+            starts.append(record.jobs.start_time[1])
+            assert np.isfinite(record.jobs.finish_time).all()
+        assert starts == [375.0, 150.0]
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]], int]:
+    """Classes in queue order, (min_gpus, wish) of every row, and a capacity."""
+    classes = sorted(draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=10)))
+    rows = []
+    for _ in classes:
+        least = draw(st.integers(1, 3))
+        rows.append((least, draw(st.sampled_from([0, least, least + 1, least + 4]))))
+    return classes, rows, draw(st.integers(3, 25))
+
+
+def admit(classes: list[int], rows: list[tuple[int, int]], capacity: int, shrink: bool) -> list[int]:
+    """What these wishes come to on a cluster of one node."""
+    jobs = [
+        job(i, gpus=least, min_gpus=least, max_gpus=least + 4, priority=p)
+        for i, ((least, _), p) in enumerate(zip(rows, classes, strict=True))
+    ]
+    cluster = make_cluster(jobs, linear_tables(), [capacity])
+    queue = Queue(QueueSettings(shrink_lower=shrink))
+    state = queue.order(cluster.state())
+    admitted = queue.admit(state, Allocation(np.array([wish for _, wish in rows])), "test").gpus
+    cluster.apply(state, Allocation(admitted))
+    return admitted.tolist()
+
+
+class TestTrimming:
+    @given(wishes())
+    def test_wishes_are_cut_in_queue_order(self, case):
+        _, rows, capacity = case
+        left = capacity
+        for (least, wish), got in zip(rows, admit(*case, shrink=False), strict=True):
+            fits = min(wish, left)
+            assert got == (fits if fits >= least else 0)
+            left -= got
+        assert left >= 0
+
+    @given(wishes())
+    @settings(max_examples=200)
+    def test_shrinking_lower_classes(self, case):
+        classes, rows, capacity = case
+        plain, got = admit(*case, shrink=False), admit(*case, shrink=True)
+        assert sum(got) <= capacity
+        for i, (least, _) in enumerate(rows):
+            if got[i] > plain[i]:
+                assert plain[i] == 0, "only waiting jobs gain"
+                assert got[i] == least, "and no more than they need"
+                assert any(plain[k] > 0 and classes[k] > classes[i] for k in range(len(rows))), "over lower classes"
+            elif got[i] < plain[i]:
+                assert got[i] >= least, "nobody is shrunk below min_gpus"
+                assert any(got[k] > plain[k] and classes[k] < classes[i] for k in range(len(rows))), "nor in vain"
+        for i, (least, _) in enumerate(rows):
+            lower = [k for k in range(len(rows)) if classes[k] > classes[i] and got[k] > 0]
+            spare = capacity - sum(got) + sum(got[k] - rows[k][0] for k in lower)
+            assert got[i] > 0 or not lower or spare < least, "nobody waits over a lower class that could make room"
+
+    def test_the_last_in_the_queue_give_first(self):
+        assert admit([0, 1, 2, 2], [(2, 0), (1, 3), (1, 3), (1, 2)], 8, shrink=True) == [2, 3, 2, 1]
+
+    def test_free_gpus_are_used_before_anybody_is_shrunk(self):
+        assert admit([0, 2], [(2, 0), (1, 5)], 8, shrink=True) == [2, 5]
+
+    def test_a_policy_that_leaves_a_class_waiting_behind_its_like_is_obeyed(self):
+        assert admit([1, 1], [(1, 0), (1, 5)], 8, shrink=True) == [0, 5]
+
+    def test_over_a_whole_run_the_high_class_waits_less(self):
+        jobs = [job(0, 0.0, epochs=10, gpus=4, min_gpus=1, priority=2), job(1, 50.0, gpus=2, min_gpus=1, priority=0)]
+        starts = []
+        for shrink in (False, True):
+            cluster = make_cluster(jobs, linear_tables(), [4])
+            record = run(cluster, make_policy("fifo"), QueueSettings(shrink_lower=shrink), RewardWeights())
+            starts.append(record.jobs.start_time[1])
+        assert starts == [250.0, 50.0]
+
+
+def workload(seed: int, count: int, capacity: int, load: float, sizes: Sequence[int], **limits: int) -> list[Job]:
+    """Poisson arrivals of jobs with exponential durations of mean 600 s on their requested GPUs."""
+    rng = np.random.default_rng(seed)
+    gpus, duration = rng.choice(sizes, count), rng.exponential(600.0, count)
+    submit = np.cumsum(rng.exponential((gpus * duration).mean() / (capacity * load), count))
+    classes = rng.choice(CLASSES, count, p=[0.2, 0.5, 0.3])
+    return [
+        job(
+            i,
+            float(submit[i]),
+            epochs=0.01 * float(duration[i] * gpus[i]),
+            gpus=int(gpus[i]),
+            priority=int(classes[i]),
+            **limits,
+        )
+        for i in range(count)
+    ]
+
+
+def simulate(jobs: list[Job], nodes: Sequence[int], policy: str, queue: QueueSettings) -> JobRecords:
+    cluster = make_cluster(jobs, linear_tables(), nodes)
+    return run(cluster, make_policy(policy), queue, RewardWeights()).jobs
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("policy", "limits"),
+    [("fifo", {}), ("fifo:backfill=true", {}), ("srtf", {}), ("index", {"min_gpus": 1, "max_gpus": 8})],
+)
+def test_at_high_load_the_high_class_waits_a_fraction_of_the_low(policy, limits, seed):
+    jobs = simulate(workload(seed, 1500, 32, 0.9, [1, 1, 2, 4], **limits), [8] * 4, policy, QueueSettings())
+    waited = jobs.start_time - jobs.submit_time
+    high, low = (waited[jobs.priority == k].mean() for k in (0, 2))
+    assert low > 0
+    assert high <= 0.3 * low
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.5, 5.0]), st.sampled_from([50.0, 900.0]))
+def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(seed, capacity, load, aging):
+    """What can be proved for jobs of one GPU under FIFO, at any load.
+
+    From `aging_bound` after its submission a job counts as high, and only jobs submitted before it
+    can go first. With n of those still waiting then, it starts after n + 1 GPUs have become free, and
+    within the longest service time every one of the c GPUs does: it waits at most
+    bound + ceil((n + 1) / c) x longest service. At n < c that is the bound plus one service time.
+    """
+    queue = QueueSettings(aging_normal=aging, aging_low=2 * aging)
+    jobs = simulate(workload(seed, 80, capacity, load, [1]), [capacity], "fifo", queue)
+    waited = jobs.start_time - jobs.submit_time
+    for j in np.flatnonzero(waited > queue.aging_bound):
+        ahead = int((jobs.start_time[:j] > jobs.submit_time[j] + queue.aging_bound).sum())
+        services = -(-(ahead + 1) // capacity)
+        assert waited[j] <= queue.aging_bound + services * jobs.requested_time.max() + 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_at_high_load_no_job_waits_beyond_its_bound_plus_one_service_time(seed):
+    """On 32 GPUs fewer than 32 older jobs wait whenever one reaches the bound; without aging the claim is false."""
+    rng = np.random.default_rng(seed)
+    seconds = rng.uniform(300.0, 900.0, 3000)
+    submit = np.cumsum(rng.exponential(seconds.mean() / (32 * 0.9), 3000))
+    classes = rng.choice(CLASSES, 3000, p=[0.2, 0.5, 0.3])
+    jobs = [job(i, float(submit[i]), epochs=0.01 * float(seconds[i]), priority=int(classes[i])) for i in range(3000)]
+    longest, aging = [], QueueSettings(aging_normal=20, aging_low=40)
+    for queue in (aging, QueueSettings(aging_normal=1e9, aging_low=1e9)):
+        record = simulate(jobs, [8] * 4, "fifo", queue)
+        longest.append((record.start_time - record.submit_time).max())
+    allowed = aging.aging_bound + record.requested_time.max()
+    assert aging.aging_bound < longest[0] <= allowed < longest[1]
+
+
+def test_aging_ends_starvation():
+    """A stream of high jobs that fills the cluster: a low one gets through once it has aged, never before."""
+    stream = [job(i, 100.0 * i, epochs=1.0, priority=0) for i in range(100)]
+    jobs = sorted([*stream, job(1000, 50.0, priority=2)], key=lambda one: one.submit_time)
+    starts = []
+    for aging in (300.0, 1e9):
+        record = simulate(jobs, [1], "fifo", QueueSettings(aging_normal=aging, aging_low=2 * aging))
+        starts.append(float(record.start_time[record.names.index("job1000")]))
+    assert starts[0] == 1000.0  # it counts as high from 950 s on, and the GPU is free at 1000 s
+    assert starts[1] == 10_000.0
+
+
+def give_up(state: ClusterState, gpus: object, order: object = None) -> str:
+    """The message with which an allocation is refused."""
+    with pytest.raises(PolicyError) as caught:
+        Queue(QueueSettings()).admit(state, Allocation(gpus, order), "mine")  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert "policy mine " in message
+    assert "\n" not in message
+    return message
+
+
+class TestRefusals:
+    STATE = waiting([1, 1, 1], gpus=[2, 2, 2], min_gpus=[1, 2, 1], max_gpus=[4, 3, 4])
+
+    @pytest.mark.parametrize(
+        ("gpus", "said"),
+        [
+            ([-1, 0, 0], "gave job 0 -1 GPUs at 0 s: expected 0, or 1 to 4"),
+            ([0, 1, 0], "gave job 1 1 GPUs at 0 s: expected 0, or 2 to 3"),
+            ([0, 0, 5], "gave job 2 5 GPUs at 0 s: expected 0, or 1 to 4"),
+            ([1.0, 2.5, 0], "returned 2.5 GPUs: expected whole numbers"),
+            ([0, np.nan, 0], "returned nan GPUs: expected whole numbers"),
+            ([np.inf, 0, 0], "returned inf GPUs: expected whole numbers"),
+            ([0, 0, 1e300], "returned 1e+300 GPUs: expected whole numbers"),
+            ([1, 1], "shape (2,): expected (3,), one per job"),
+            (np.ones((3, 1)), "shape (3, 1): expected (3,), one per job"),
+            (None, "shape (): expected (3,), one per job"),
+            ([True, False, True], "type bool: expected whole numbers"),
+            (["1", "2", "1"], "expected whole numbers"),
+            ([1, 2j, 0], "type complex128: expected whole numbers"),
+            ([[1], 2, 1], "ragged GPUs: expected 3 whole numbers"),
+            (np.array([2**63 + 1, 0, 0], dtype=np.uint64), "expected 0, or 1 to 4"),
+        ],
+    )
+    def test_gpus_that_are_no_allocation(self, gpus, said):
+        assert said in give_up(self.STATE, gpus)
+
+    @pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3], [-1, 0, 1], [0.0, 1.0, 2.0], [[0, 1, 2]]])
+    def test_orders_that_are_no_permutation(self, order):
+        assert "a placement order that is no permutation of its 3 jobs" in give_up(self.STATE, [1, 2, 1], order)
+
+    def test_something_else_than_an_allocation(self):
+        with pytest.raises(PolicyError, match="policy mine returned a ndarray: expected an Allocation"):
+            Queue(QueueSettings()).admit(self.STATE, np.array([1, 2, 1]), "mine")  # type: ignore[arg-type]
+
+    def test_whole_floats_and_small_integers_are_fine(self):
+        for dtype in (np.float32, np.int8, np.uint64):
+            admitted = Queue(QueueSettings()).admit(self.STATE, Allocation(np.array([1, 2, 0], dtype=dtype)), "mine")
+            assert admitted.gpus.tolist() == [1, 2, 0]
+            assert admitted.gpus.dtype == np.int64
+
+
+@st.composite
+def reservations(draw: st.DrawFn) -> tuple[IntArray, IntArray, IntArray, IntArray, int, int]:
+    """given, min_gpus, held and classes [n] after trimming to a capacity, and GPUs to hold back."""
+    classes = sorted(draw(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=8)))
+    least = [draw(st.integers(1, 3)) for _ in classes]
+    given_ = [draw(st.sampled_from([0, low, low + 2, low + 5])) for low in least]
+    held = [draw(st.integers(0, 8)) for _ in classes]
+    capacity = sum(given_) + draw(st.integers(0, 4))
+    columns = (np.array(column, dtype=np.int64) for column in (given_, least, held, classes))
+    return (*columns, capacity, draw(st.integers(0, 12)))  # type: ignore[return-value]
+
+
+class TestReserve:
+    @given(reservations())
+    def test_growth_of_lower_classes_alone_makes_room_and_no_more_than_is_needed(self, case):
+        wanted, least, held, classes, capacity, reserved = case
+        given_ = wanted.copy()
+        shown = np.zeros(len(least), dtype=VIEW)
+        shown["min_gpus"], shown["gpus"], shown["effective_priority"] = least, held, classes
+        hold_back(given_, shown, capacity, reserved)
+        assert (given_ <= wanted).all()
+        np.testing.assert_array_equal(given_[classes == 0], wanted[classes == 0])
+        assert (given_ >= np.minimum(wanted, np.maximum(least, held))).all()
+        free, before = capacity - given_.sum(), capacity - wanted.sum()
+        floor = np.where(classes == 0, wanted, np.minimum(wanted, np.maximum(least, held)))
+        assert free == max(before, min(reserved, capacity - floor.sum()))
+
+    def test_the_last_in_the_queue_do_without_first(self):
+        jobs = [job(i, gpus=1, max_gpus=4, priority=p) for i, p in enumerate([0, 1, 2])]
+        queue = Queue(QueueSettings())
+        state = replace(queue.order(make_cluster(jobs, linear_tables(), [12]).state()), reserved=5)
+        wish = np.array([4, 4, 4])
+        assert queue.admit(state, Allocation(wish), "test").gpus.tolist() == [4, 2, 1]
+        assert wish.tolist() == [4, 4, 4]

@@ -1,0 +1,283 @@
+"""The rule by which jobs stop early, and what becomes of jobs that do in simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlpto.core.cluster import Node
+from rlpto.core.job_store import JobStore
+from rlpto.core.loop import run
+from rlpto.core.queues import Queue, QueueSettings
+from rlpto.core.records import RunRecord
+from rlpto.core.rewards import RewardWeights
+from rlpto.core.stopping import StopRule, has_flattened, parse_rule, stop_epoch
+from rlpto.evaluation.metrics import measure
+from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.experiment import prepare
+from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
+from rlpto.performance.tables import SpeedTables
+from rlpto.planning.scene import Scenes
+from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.registry import make_policy
+from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.simulator.knowledge import Knowledge
+from rlpto.simulator.settings import FailureSettings, SimulatorSettings
+from rlpto.workloads.listed import LISTED_WINDOW
+
+from ..builders import advance_to, give, job, make_cluster, make_tables, random_jobs, random_tables, with_batch_sizes
+
+SIZES = (4, 6)
+UNGUARDED = StopRule(after=0)
+
+
+def saturating(epochs: int, scale: float) -> FloatArray:
+    """[epochs + 1] accuracy that has gained all but e**-p of it after p * scale epochs."""
+    return np.asarray(0.9 - 0.8 * np.exp(-np.arange(epochs + 1) / scale))
+
+
+def flat_tables(epochs: int = 10, scale: float = 1.0, rate: float = 0.01) -> SpeedTables:
+    """Model m0 at `rate` epochs/s on one GPU, with an accuracy that flattens."""
+    return make_tables([[[[rate] * epochs]]], accuracy=saturating(epochs, scale))
+
+
+def naive_stop(rule: StopRule, declared: float, curve: list[float]) -> float:
+    """The rule word by word."""
+    for epoch in range(1, math.ceil(declared)):
+        accuracy = [curve[min(p, len(curve) - 1)] for p in range(epoch + 1)]
+        if epoch < rule.after * declared - 1e-6:
+            continue
+        older = [a for p, a in enumerate(accuracy) if p <= epoch - rule.over * declared + 1e-6]
+        newest = accuracy[len(older) :]
+        if older and median(newest) - max(older) <= rule.gain * median(newest):
+            return float(epoch)
+    return declared
+
+
+@given(
+    curve=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=40),
+    declared=st.one_of(st.integers(1, 60).map(float), st.floats(0.1, 60.0)),
+    gain=st.sampled_from([0.0, 0.001, 0.01, 0.2]),
+    over=st.sampled_from([0.01, 0.05, 0.1, 0.25, 0.5, 1.0]),
+    after=st.sampled_from([0.0, 0.3, 0.5, 0.7, 1.0]),
+    falls=st.booleans(),
+)
+@settings(max_examples=200)
+def test_a_job_ends_where_the_rule_says_word_by_word(
+    curve: list[float], declared: float, gain: float, over: float, after: float, falls: bool
+) -> None:
+    rule = StopRule(gain=gain, over=over, after=after)
+    known = curve if falls else np.maximum.accumulate(curve).tolist()
+    found = stop_epoch(rule, declared, np.array(known))
+    assert found == naive_stop(rule, declared, known)
+    assert found == declared or after * declared - 1e-6 <= found < declared
+    # Told one evaluation after the other, as a real job is, the rule fires at the same one.
+    told = np.array([known[min(p, len(known) - 1)] for p in range(math.ceil(declared))])
+    fired = (p for p in range(1, len(told)) if has_flattened(rule, declared, np.arange(p + 1.0), told[: p + 1]))
+    assert next(fired, declared) == found
+
+
+def test_a_stricter_rule_never_ends_a_job_earlier() -> None:
+    curve = saturating(100, 12.0)
+    ends = [stop_epoch(StopRule(gain=gain, after=0), 100.0, curve) for gain in (0.0, 0.0001, 0.001, 0.01, 0.1)]
+    assert ends == sorted(ends, reverse=True)
+    assert ends[-1] < 0.5 * ends[1]
+    assert stop_epoch(StopRule(after=0.7), 100.0, curve) == 70
+    assert stop_epoch(StopRule(after=1), 100.0, curve) == stop_epoch(StopRule(over=1), 100.0, curve) == 100
+
+
+def test_a_plateau_ends_a_job_only_without_the_guard() -> None:
+    plateau = np.concatenate([saturating(40, 4.0), saturating(60, 4.0)[1:] * 0.1 + 0.9])
+    assert 25 < stop_epoch(UNGUARDED, 100.0, plateau) < 40
+    assert stop_epoch(StopRule(), 100.0, plateau) == 70
+
+
+def test_one_evaluation_neither_stops_a_job_nor_keeps_it_going() -> None:
+    rising, flat = np.linspace(0.1, 0.9, 100), np.full(100, 0.9)
+    for accuracy in (rising, flat):
+        epochs, usual = np.arange(100.0), has_flattened(UNGUARDED, 120.0, np.arange(100.0), accuracy)
+        for off in (-0.2, 0.09):
+            noisy = accuracy.copy()
+            noisy[-1] += off
+            assert has_flattened(UNGUARDED, 120.0, epochs, noisy) == usual
+    assert not has_flattened(UNGUARDED, 120.0, np.zeros(0), np.zeros(0))
+    assert not has_flattened(UNGUARDED, 120.0, np.array([100.0]), np.array([0.9]))  # nothing to compare with
+
+
+def test_jobs_far_longer_than_their_curves_end_where_the_window_is_flat() -> None:
+    assert stop_epoch(StopRule(), 1e6, saturating(10, 1.0)) == 700_000
+    assert 50_000 < stop_epoch(UNGUARDED, 1e6, saturating(10, 1.0)) <= 50_010
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [({"gain": -0.1}, "gain"), ({"over": 0.0}, "over"), ({"over": 1.1}, "over"), ({"after": 1.5}, "after")],
+)
+def test_a_wrong_rule_is_one_error(wrong: dict[str, float], key: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        StopRule(**wrong)
+    (found,) = error.value.errors()
+    assert found["loc"] == (key,)
+
+
+def test_rules_are_written_as_text() -> None:
+    rule = StopRule(gain=0.002, over=0.1, after=0.5)
+    assert parse_rule(rule.text) == rule
+    assert parse_rule("0.002/0.1") == StopRule(gain=0.002, over=0.1)
+    for wrong in ("0.1", "a/b", "0.1/0.1/0.1/0.1", "-1/0.1", "0.1/2"):
+        with pytest.raises(ValueError, match=r"expected|could not convert|should be"):
+            parse_rule(wrong)
+
+
+def fifo_run(cluster: SimulatedCluster, policy: str = "fifo") -> RunRecord:
+    return run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
+
+
+def test_a_job_stops_and_its_record_says_so() -> None:
+    tables = flat_tables()
+    stops, trains = job(0, epochs=10.0, stop=StopRule(after=0.5, over=0.1)), job(1, epochs=10.0)
+    record = fifo_run(make_cluster([stops, trains], tables, (2,)))
+    end = stop_epoch(StopRule(after=0.5, over=0.1), 10.0, tables.accuracy[0])
+    assert 5 <= end < 10
+    assert record.jobs.trained_epochs.tolist() == [end, 10.0]
+    assert record.jobs.epochs.tolist() == [10.0, 10.0]
+    assert record.jobs.finish_time == pytest.approx([100 * end, 1000.0])
+    assert record.jobs.alone_time == pytest.approx([100 * end, 1000.0])
+    found = measure(record)
+    assert found["epochs_saved"] == pytest.approx(1 - end / 10)
+    assert found["accuracy_lost"] == pytest.approx(100 * (tables.accuracy[0, 10] - tables.accuracy[0, int(end)]))
+    assert found["slowdown_mean"] == pytest.approx(1.0)
+
+
+def test_without_a_rule_there_is_nothing_to_say_of_stopping() -> None:
+    found = measure(fifo_run(make_cluster([job(0, epochs=2.0)], flat_tables(), (2,))))
+    assert math.isnan(found["epochs_saved"])
+    assert math.isnan(found["accuracy_lost"])
+
+
+def test_policies_are_told_the_declared_epochs_until_a_job_stops() -> None:
+    tables = flat_tables()
+    cluster = make_cluster([job(0, epochs=10.0, stop=StopRule(after=0.5))], tables, (1,))
+    give(cluster, [1])
+    advance_to(cluster, 300.0)
+    jobs = cluster.state().jobs
+    assert jobs.remaining == pytest.approx([7.0])
+    assert jobs.epochs.tolist() == [10.0]
+    assert jobs.final_accuracy == pytest.approx(tables.accuracy[0, [10]])
+
+
+@pytest.mark.parametrize("left", ["declared", "learnt", "unknown"])
+def test_a_scratch_cluster_runs_to_the_declared_end(left: RemainingKnowledge) -> None:
+    jobs = [job(0, epochs=10.0, stop=StopRule(after=0.5))]
+    knowledge = Knowledge(remaining=left)
+    cluster = SimulatedCluster((Node(1),), jobs, flat_tables(), SimulatorSettings(), knowledge=knowledge)
+    assert cluster.store.stop_epoch[0] < 10
+    give(cluster, [1])
+    advance_to(cluster, 300.0)
+    state = Queue(QueueSettings()).order(cluster.state())
+    rollout, _ = Scenes(QueueSettings(), SimulatorSettings()).build(state)
+    assert np.array_equal(rollout.world.jobs["stop_epoch"], rollout.world.jobs["epochs"])
+    snapshot = take_snapshot(cluster, state)
+    assert np.array_equal(snapshot.columns.stop_epoch, snapshot.columns.epochs)
+    scratch = snapshot.restore(SimulatorSettings())
+    record = fifo_run(scratch)
+    assert record.jobs.trained_epochs == pytest.approx([10.0 if left == "declared" else 6.0])
+    assert record.jobs.finish_time == pytest.approx([1000.0 if left == "declared" else 600.0])
+
+
+def test_what_finished_jobs_trained_is_learnt_from() -> None:
+    tables = flat_tables()
+    store = JobStore.from_jobs([job(0, epochs=10.0, stop=StopRule(after=0.5)), job(1, epochs=10.0)], tables)
+    store.finish_time[0], store.progress[0] = 700.0, store.stop_epoch[0]
+    (told,) = told_remaining("learnt", store, tables.own, np.array([1]))
+    assert told == store.stop_epoch[0] < 10
+    store.progress[1] = 9.0  # longer than any that has finished
+    assert told_remaining("learnt", store, tables.own, np.array([1])).tolist() == [9.0]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    policy=st.sampled_from(["fifo", "srtf", "optimus", "las"]),
+    resolution=st.sampled_from([0.0, 30.0]),
+    growth=st.sampled_from(["pause", "overlap"]),
+    mtbf=st.sampled_from([0.0, 2.0]),
+)
+@settings(max_examples=25, deadline=None)
+def test_jobs_with_a_rule_run_as_jobs_that_declare_so_many_epochs_less(
+    seed: int, policy: str, resolution: float, growth: str, mtbf: float
+) -> None:
+    """FIFO never looks at declared epochs, so that a run is that of shorter jobs to the last bit; under any policy all
+    jobs train exactly to their ends."""
+    tables = random_tables(seed, 10, 20.0, epochs=8)
+    tables = replace(tables, accuracy=np.tile(saturating(8, 1.0), (3, 1)))
+    rule = StopRule(gain=0.05, over=0.2, after=0.3)
+    stopping = [replace(one, stop=rule) for one in random_jobs(seed, 8, 6, 10)]
+    ends = JobStore.from_jobs(stopping, tables).stop_epoch
+    shorter = [replace(one, epochs=float(end), stop=None) for one, end in zip(stopping, ends, strict=True)]
+    more: dict[str, object] = {
+        "growth": growth,
+        "epoch_resolution": resolution if growth == "pause" else 0.0,
+        "decide_on": "interval",
+        "failures": FailureSettings(mtbf_hours=mtbf),
+    }
+    found = fifo_run(make_cluster(stopping, tables, SIZES, **more), policy)
+    assert np.array_equal(found.jobs.trained_epochs, ends)
+    if policy == "fifo":
+        expected = fifo_run(make_cluster(shorter, tables, SIZES, **more))
+        assert np.array_equal(found.jobs.finish_time, expected.jobs.finish_time)
+        assert np.array_equal(found.jobs.gpu_seconds, expected.jobs.gpu_seconds)
+        assert np.array_equal(found.jobs.alone_time, expected.jobs.alone_time)
+        assert np.array_equal(found.changes.time, expected.changes.time)
+
+
+def test_a_job_whose_batch_size_is_chosen_ends_by_the_curve_it_was_submitted_with() -> None:
+    tables = with_batch_sizes(flat_tables(), {100: 2.0})
+    cluster = make_cluster([job(0, epochs=10.0, stop=StopRule(after=0.5))], tables, (1,))
+    record = fifo_run(cluster, "max_throughput:choose_batch_size=true")
+    end = stop_epoch(StopRule(after=0.5), 10.0, tables.accuracy[0])
+    assert record.jobs.trained_epochs.tolist() == [end]
+    assert record.jobs.finish_time == pytest.approx([50 * end])
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_jobs_that_choose_their_batches_stop_early_whatever_is_known(online: bool) -> None:
+    listed = {"model": "ncf", "count": 2, "every": 30.0, "gpus": 2, "min_gpus": 2, "data_size": 1e8}
+    found = {}
+    for stop in (None, {"gain": 0.01, "after": 0.3}):
+        config = Config.model_validate(
+            {
+                "cluster": {"nodes": [{"count": 1, "gpus": 4}]},
+                "workload": {"source": "jobs", "jobs": [listed | {"stop": stop}]},
+                "knowledge": {"mode": "online" if online else "exact"},
+            }
+        )
+        found[stop is None] = prepare(config).run_policy(make_policy("optimus"), LISTED_WINDOW, 0).jobs
+    assert found[True].trained_epochs.tolist() == [10.0, 10.0]
+    assert 3.0 <= found[False].trained_epochs[0] < 10.0
+    assert (found[False].finish_time < found[True].finish_time).all()
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ("{gain: -1}", "workload.mapping.stop.gain: expected greater than or equal to 0, got -1"),
+        ("{over: 0}", "workload.mapping.stop.over: expected greater than 0, got 0"),
+        ("{over: 2}", "workload.mapping.stop.over: expected less than or equal to 1, got 2"),
+        ("{after: 1.5}", "workload.mapping.stop.after: expected less than or equal to 1, got 1.5"),
+        ("{guard: 1}", "workload.mapping.stop.guard"),
+    ],
+)
+def test_a_wrong_rule_of_an_experiment_is_one_line(stop: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("quickstart", [f"workload.mapping.stop={stop}"])
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)

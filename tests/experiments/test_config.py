@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.experiments.config import Config, load_config, resolved_yaml
+from rlpto.io.errors import ConfigError
+from rlpto.io.paths import EXAMPLES, example_names
+from rlpto.policies.spec import policy_label
+
+CONFIGS = [EXAMPLES / f"{name}.yaml" for name in example_names()]
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_config(text: str | bytes) -> Path:
+        path = tmp_path / "configs" / "exp.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+        return path
+
+    return write_config
+
+
+def message_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_values_are_read_and_the_rest_are_defaults(write) -> None:
+    config = load_config(write("name: mine\nsimulator:\n  interval: 30\ncluster:\n  nodes:\n  - {count: 3, gpus: 8}\n"))
+    assert (config.name, config.simulator.interval) == ("mine", 30.0)
+    assert [(group.count, group.gpus) for group in config.cluster.nodes] == [(3, 8)]
+    assert config.queue == Config().queue
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("queue:\n  insde: fifo\n", "exp.yaml:2: queue.insde: unknown key, did you mean queue.inside?"),
+        ("seed: 1\ninterval: 3\n", "exp.yaml:2: interval: unknown key, did you mean simulator.interval?"),
+        (
+            "cluster:\n  nodes:\n  - gpus: 4\n  - gpsu: 4\n",
+            "exp.yaml:4: cluster.nodes.1.gpsu: unknown key, did you mean cluster.nodes.1.gpu?",
+        ),
+        ("qqq: 3\n", "exp.yaml:1: qqq: unknown key, the nearest valid key is "),
+        (
+            "cluster:\n  nodes:\n  - gpus: four\n",
+            "exp.yaml:3: cluster.nodes.0.gpus: expected a valid integer, got 'four'",
+        ),
+        ("cluster:\n  nodes: 3\n", "exp.yaml:2: cluster.nodes: expected a list, got 3"),
+        ("cluster: 3\n", "exp.yaml:1: cluster: expected keys and values, got 3"),
+        ("cluster:\n  nodes: []\n", "exp.yaml:2: cluster.nodes: expected at least 1 entry, got []"),
+        (
+            "simulator:\n\n  interval: -1\n",
+            "exp.yaml:3: simulator.interval: expected greater than or equal to 0.001, got -1",
+        ),
+        ("simulator:\n  interval: .nan\n", "exp.yaml:2: simulator.interval: expected a finite number, got nan"),
+        ("simulator:\n  interval: .inf\n", "exp.yaml:2: simulator.interval: expected a finite number, got inf"),
+        (
+            "queue:\n  inside: lifo\n",
+            "exp.yaml:2: queue.inside: expected 'fifo', 'shortest_first' or 'fair_users', got 'lifo'",
+        ),
+        ("reward:\n  classes: [1, 2]\n", "exp.yaml:2: reward.classes.2: missing, expected one more entry"),
+        ("name: a b\n", "exp.yaml:1: name: expected text that matches"),
+        ("seed: 1\nseed: 2\n", "exp.yaml:2: seed: key given twice, first on line 1"),
+        ("1: 2\n", "exp.yaml"),
+        ("workload:\n  source: trace\n", "exp.yaml:1: workload: source trace needs a path"),
+        ("", "exp.yaml: the file is empty"),
+        ("# only a comment\n", "exp.yaml: the file is empty"),
+        ("- 1\n", "exp.yaml: expected an experiment in YAML, keys and values at the top, got a list"),
+        (b"\xff\xfe\x00abc", "exp.yaml:1: not a text in UTF-8, expected an experiment in YAML"),
+        (b"\x00\x01\x02", "exp.yaml:1: not a text in UTF-8"),
+        ("seed: [1\nname: 2\n", "exp.yaml:2: not valid YAML"),
+        ("name: &x [*x]\n", "exp.yaml:1: not valid YAML: an alias stands for something it is part of"),
+        ("seed: !!python/name:os.system\n", "exp.yaml:1: not valid YAML"),
+        ("[" * 5000, "exp.yaml: not valid YAML: brackets nested too deeply"),
+        ("? [1, 2]\n: 3\n", "exp.yaml:1: not valid YAML: expected a plain key, got a list"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(write, text: str | bytes, expected: str) -> None:
+    assert expected in message_of(write(text))
+
+
+def test_a_missing_file_and_a_folder_are_clear(tmp_path: Path) -> None:
+    said, want = "cannot read the file: ", ", expected an experiment in YAML"
+    assert message_of(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: {said}no such file or directory{want}"
+    assert message_of(tmp_path) == f"{tmp_path}: {said}is a directory{want}"
+
+
+def test_overrides_change_single_values(write) -> None:
+    path = write("cluster:\n  nodes:\n  - gpus: 4\n  - gpus: 8\nqueue:\n")
+    overrides = ["cluster.nodes.1.gpus=2", "queue={inside: shortest_first}", "reward.classes=[4, 2, 1]", "seed=7"]
+    config = load_config(path, [*overrides, "simulator.failures.mtbf_hours=100", "description=two words"])
+    assert [group.gpus for group in config.cluster.nodes] == [4, 2]
+    assert config.queue.inside == "shortest_first"
+    assert config.reward.classes == (4.0, 2.0, 1.0)
+    assert config.seed == 7
+    assert config.simulator.failures.mtbf_hours == 100.0
+
+
+def test_the_last_override_of_a_key_counts(write) -> None:
+    assert load_config(write("seed: 1\n"), ["seed=2", "seed=3"]).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("simulator.intervall=3", "--set: simulator.intervall: unknown key, did you mean simulator.interval?"),
+        ("simulator.interval=abc", "--set: simulator.interval: expected a valid number, got 'abc'"),
+        ("seed", "--set seed: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        ("a..b=3", "--set a..b=3: expected key=value"),
+        ("seed=[", "--set seed=[: not valid YAML"),
+        ("cluster.nodes.5.gpus=3", "the list there has 1 entries, counted from 0; got 5"),
+        ("cluster.nodes.gpus=3", "there is a list in the file where gpus was to be set"),
+        ("name.x=3", "there is a single value in the file where x was to be set"),
+        ("policies.0=fifo", "the file has no list there"),
+    ],
+)
+def test_wrong_overrides_are_named(write, override: str, expected: str) -> None:
+    assert expected in message_of(write("name: x\ncluster:\n  nodes:\n  - gpus: 4\n"), override)
+
+
+def test_paths_are_relative_to_the_file_and_typed_ones_to_the_working_directory(write, monkeypatch) -> None:
+    path = write("workload:\n  source: trace\n  path: ../traces/t.parquet\n")
+    monkeypatch.chdir(path.parents[1])
+    assert load_config("configs/exp.yaml").workload.path == (Path("traces/t.parquet"),)
+    assert load_config(path).workload.path == (path.parents[1] / "traces/t.parquet",)
+    assert load_config(path, ["workload.path=here.csv"]).workload.path == (Path("here.csv"),)
+
+
+def test_environment_variables_in_paths(write, monkeypatch) -> None:
+    path = write("workload:\n  source: files\n  path: '${RLPTO_TEST_DATA}/t*.csv'\n")
+    monkeypatch.delenv("RLPTO_TEST_DATA", raising=False)
+    assert "exp.yaml:3: workload.path.0: environment variable RLPTO_TEST_DATA is not set" in message_of(path)
+    monkeypatch.setenv("RLPTO_TEST_DATA", "/data")
+    assert load_config(path).workload.path == (Path("/data/t*.csv"),)
+    path.write_text("profiles:\n  folder: ${RLPTO_TEST_DATA:-../mine}/profiles\n")
+    assert load_config(path).profiles.folder == Path("/data/profiles")
+    monkeypatch.setenv("RLPTO_TEST_DATA", "")
+    assert load_config(path).profiles.folder == path.parents[1] / "mine/profiles"
+
+
+def test_names_are_not_taken_for_paths(write) -> None:
+    path = write("workload:\n  calibration: philly\n")
+    assert load_config(path).workload.calibration == "philly"
+    path.write_text("workload:\n  calibration: mine.yaml\n")
+    assert load_config(path).workload.calibration == str(path.parent / "mine.yaml")
+
+
+def test_the_resolved_file_reads_back_the_same_and_explains_every_key(write, tmp_path: Path) -> None:
+    path = write("description: 'two\\n: lines # here'\ncluster:\n  nodes: [{count: 2}, {gpus: 8}]\n")
+    config = load_config(path, ["workload.path=[a.csv, 'b c.csv']", "simulator.max_hours=2", "queue.aging_low=1e4"])
+    text = resolved_yaml(config)
+    copy = tmp_path / "resolved.yaml"
+    copy.write_text(text)
+    again = load_config(copy)
+    assert again.workload.path == (Path("a.csv").absolute(), Path("b c.csv").absolute())
+    assert resolved_yaml(again) == text
+    assert again.model_copy(update={"workload": config.workload}) == config
+    lines = text.splitlines()
+    undescribed = [
+        line
+        for before, line in zip(["", *lines], lines, strict=False)
+        if line.strip() and not line.lstrip().startswith("#") and not before.lstrip().startswith("#")
+    ]
+    assert undescribed == ["    - count: 1", "      gpus: 8", "      cpus: 0", "      gpu: gpu"], (
+        "only list entries after the first"
+    )
+
+
+@given(st.text(max_size=30), st.floats(min_value=1e-3, max_value=1e9), st.booleans())
+def test_any_text_and_number_survive_the_resolved_file(text: str, number: float, flag: bool) -> None:
+    config = Config.model_validate(
+        {"description": text, "simulator": {"interval": number}, "queue": {"shrink_lower": flag}}
+    )
+    assert Config.model_validate(yaml.safe_load(resolved_yaml(config))) == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_named_after_their_file(path: Path) -> None:
+    config = load_config(path)
+    assert config.name == path.stem
+    assert config.description
+    assert config.evaluation.reference in map(policy_label, config.policies)
+
+
+def test_the_shipped_configs_are_there() -> None:
+    assert {path.stem for path in CONFIGS} >= {"quickstart", "philly", "pollux", "large"}
+
+
+def test_minus_zero_is_zero(write) -> None:
+    resources = load_config(write("reward: {resources: -0.0}\n")).reward.resources
+    assert (resources, str(resources)) == (0.0, "0.0")

@@ -1,0 +1,134 @@
+"""Environments from configurations, and by name through gymnasium."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+import rlpto.envs  # noqa: F401  registers the environment
+from rlpto.envs.actions import ACTION_FEATURES
+from rlpto.envs.cluster_env import ClusterEnv
+from rlpto.envs.vector import ClusterVectorEnv
+from rlpto.experiments.config import Config, load_config
+from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup
+from rlpto.experiments.experiment import Experiment
+from rlpto.io.errors import ConfigError
+from rlpto.policies.index_weights import IndexWeights, save_index_weights
+from rlpto.policies.steering import STEERING_FEATURES, steering_weights
+from rlpto.policies.steering_file import save_steering_weights
+
+NAME = "rlpto/Cluster-v0"
+
+
+def at_load(load: float, **changes: object) -> Experiment:
+    """The small experiment at another load, with some sections changed."""
+    content = SMALL.model_dump() | changes
+    content["workload"] = {**content["workload"], "load": load}
+    return Experiment(Config.model_validate(content))
+
+
+def test_gymnasium_makes_it_by_name():
+    env = gymnasium.make(NAME, baseline="none", render_mode="ansi")
+    first = env.reset(seed=1)[0]
+    assert env.observation_space.contains(first)
+    env.step(env.action_space.sample())
+    assert "GPUs held" in env.render()
+    again = gymnasium.make(NAME, baseline="none").reset(seed=1)[0]
+    np.testing.assert_array_equal(first["jobs"], again["jobs"])
+    assert isinstance(env.unwrapped, ClusterEnv)
+
+
+def test_gymnasium_makes_many_by_name():
+    many = gymnasium.make_vec(NAME, num_envs=3, max_jobs=5, max_episode_steps=2)
+    assert isinstance(many, ClusterVectorEnv)
+    assert many.action_space.shape == (3, len(ACTION_FEATURES))
+    seen = many.reset(seed=4)[0]
+    single = gymnasium.make(NAME, max_jobs=5).reset(seed=4)[0]
+    np.testing.assert_array_equal(seen["jobs"][0], single["jobs"])
+    cuts = [many.step(many.action_space.sample())[3].all() for _ in range(2)]
+    assert cuts == [False, True]
+
+
+def test_importing_the_package_is_light():
+    code = "import sys, envs; print(*sys.modules)"
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    ).stdout.split()
+    heavy = {"numba", "torch", "stable_baselines3", "matplotlib", "pandas", "scipy", "pydantic"}
+    assert not heavy & set(modules)
+    assert "gymnasium" in modules
+
+
+class TestSetup:
+    def test_workloads_are_those_that_policies_are_compared_on(self):
+        experiment = at_load(0.8, knowledge={"mode": "noisy"})
+        setup = training_setup(experiment, "test", seeds=(3, 4))
+        assert [workload.name for workload in setup.workloads[:2]] == ["test-000/3", "test-000/4"]
+        own = setup.workloads[1]
+        cluster = experiment.cluster("test-000", 4)
+        assert own.jobs == cluster.jobs
+        assert own.seed == experiment.window_seed("test-000", 4)
+        assert own.hours == 8.0
+        assert own.noise is not None
+        np.testing.assert_array_equal(own.noise.speed, cluster._noise.speed)  # type: ignore[union-attr]
+
+    def test_several_loads_share_their_speed_tables(self):
+        several = [at_load(load) for load in (0.3, 1.1)]
+        setup = training_setup(several)
+        assert {workload.name.split("/")[0] for workload in setup.workloads} == {"0.3", "1.1"}
+        names = set(setup.tables.types)
+        assert all(set(experiment.tables.types) <= names for experiment in several)
+        env = ClusterEnv(replace(setup, settings=setup.settings.model_copy(update={"baseline": "none"})))
+        for workload in setup.workloads:
+            env.reset(options={"workload": workload.name})
+            assert env.workload == workload.name
+
+    def test_experiments_that_do_not_go_together_are_refused(self):
+        with pytest.raises(ConfigError, match=r"^reward: small differs from small"):
+            training_setup([at_load(0.5), at_load(0.7, reward={"time": 2.0})])
+        with pytest.raises(ConfigError, match="no experiments"):
+            training_setup([])
+
+    def test_windows_must_be_there(self):
+        with pytest.raises(ConfigError, match="no validation windows with jobs"):
+            training_setup(at_load(0.5, workload={**SMALL.workload.model_dump(), "windows":
+                                                  {"hours": 8, "train": 1, "validation": 0, "test": 0}}),
+                           "validation")  # fmt: skip
+
+
+class TestStart:
+    def test_the_start_is_the_plain_index_or_what_a_file_says(self, tmp_path: Path):
+        plain = steering_weights(IndexWeights().vector())
+        np.testing.assert_array_equal(start_weights(SMALL), plain)
+        config = tmp_path / "here" / "config.yaml"
+        config.parent.mkdir()
+        config.write_text("env: {start: ../weights.yaml}\n")
+        save_index_weights(IndexWeights(held=2.0), tmp_path / "weights.yaml")
+        tuned = start_weights(load_config(config))
+        np.testing.assert_array_equal(tuned, steering_weights(IndexWeights(held=2.0).vector()))
+        steering = np.linspace(-1, 1, len(STEERING_FEATURES))
+        save_steering_weights(steering, tmp_path / "weights.yaml")
+        np.testing.assert_array_equal(start_weights(load_config(config)), steering)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
+        ({"baseline": "dance"}, "environment: baseline: expected 'none' or 'shadow', got 'dance'"),
+        ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: str):
+    with pytest.raises(ConfigError) as error:
+        cluster_env(**settings)  # type: ignore[arg-type]
+    assert str(error.value).startswith(said)

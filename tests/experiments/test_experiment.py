@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlpto.experiments.config import ClusterSettings, Config, NodeGroup, load_config
+from rlpto.experiments.experiment import Experiment, prepare, run_cell
+from rlpto.io.errors import ConfigError, JobError
+from rlpto.simulator.settings import SimulatorSettings
+from rlpto.workloads.load import offered_load
+from rlpto.workloads.mapping import requested_work
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def synthetic(**changes: object) -> Config:
+    """Two days of synthetic jobs on 16 GPUs; `changes` to the workload."""
+    workload = {
+        "days": 2,
+        "load": 0.5,
+        "windows": {"hours": 6, "train": 0.5, "validation": 0, "test": 0.5},
+        "mapping": {"oversized": "skip"},
+        **changes,
+    }
+    return Config.model_validate({"cluster": {"nodes": [{"count": 4, "gpus": 4}]}, "workload": workload})
+
+
+def test_the_same_window_and_seed_give_the_same_jobs_and_others_do_not() -> None:
+    experiment = Experiment(synthetic())
+    first, second = experiment.windows("test")[:2]
+    assert experiment.jobs(first, 0) == experiment.jobs(first, 0) == Experiment(synthetic()).jobs(first, 0)
+    assert experiment.jobs(first, 0) != experiment.jobs(first, 1)
+    assert [job.name for job in experiment.jobs(first, 0)] == [job.name for job in experiment.jobs(first, 1)]
+    assert not {job.name for job in experiment.jobs(first, 0)} & {job.name for job in experiment.jobs(second, 0)}
+
+
+def test_every_policy_schedules_the_same_jobs() -> None:
+    experiment = Experiment(synthetic())
+    window = experiment.windows("test")[0]
+    records = [experiment.run_policy(experiment.policy(name), window, 0).jobs for name in ("fifo", "optimus")]
+    assert records[0].names == records[1].names
+    for column in ("submit_time", "epochs", "data_size", "requested_gpus", "priority", "alone_time"):
+        np.testing.assert_array_equal(getattr(records[0], column), getattr(records[1], column))
+
+
+def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> None:
+    experiments = [Experiment(synthetic(metric=metric)) for metric in ("goodput", "throughput")]
+    window = experiments[0].windows("test")[0]
+    jobs = [experiment.jobs(window, 0) for experiment in experiments]
+    assert {job.metric for job in jobs[1]} == {"throughput"}
+    assert [replace(job, metric="goodput") for job in jobs[1]] == jobs[0]
+    policy = "equal_share"
+    alone, longer = (x.run_policy(x.policy(policy), window, 0).jobs.alone_time for x in experiments)
+    assert np.all(longer >= alone * (1 - 1e-9))
+    assert longer.sum() > 1.01 * alone.sum()
+
+
+def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text(
+        "name,time,application,num_replicas,batch_size,metric\n"
+        "a,0,cifar10,4,0,throughput\nb,1,cifar10,4,0,\nc,2,cifar10,4,2048,efficiency\n"
+    )
+    workload = {
+        "source": "files",
+        "path": str(tmp_path / "w.csv"),
+        "mapping": {"mode": "given"},
+        "metric": "efficiency",
+    }
+    experiment = Experiment(Config.model_validate({"workload": workload}))
+    jobs = experiment.jobs("w", 0)
+    assert [(job.batch_size, job.metric) for job in jobs] == [
+        (None, "throughput"),
+        (None, "efficiency"),
+        (2048, "efficiency"),
+    ]
+    assert experiment.run_policy(experiment.policy("fifo"), "w", 0).jobs.finish_time.max() < 1e5
+
+
+def test_windows_of_different_splits_never_overlap() -> None:
+    experiment = Experiment(synthetic())
+    windows = [cut.window for cut in experiment.window_traces.values()]
+    assert all(before.end <= after.start for before, after in itertools.pairwise(windows))
+    assert {window.split for window in windows} == {"train", "test"}
+
+
+@pytest.mark.parametrize("load", [0.2, 1.5])
+def test_the_load_is_as_wanted(load: float) -> None:
+    config = synthetic(load=load, windows={"hours": 48, "train": 0, "validation": 0, "test": 1})
+    trace = Experiment(config).window_traces["test-000"].trace
+    assert trace.gpus.max() <= 16
+    assert offered_load(trace.gpus, trace.duration, 16, 2 * 86_400.0) == pytest.approx(load, rel=0.05)
+
+
+def test_noise_changes_what_policies_know_and_nothing_else() -> None:
+    config = synthetic()
+    noisy = config.model_copy(update={"knowledge": config.knowledge.model_copy(update={"mode": "noisy"})})
+    window = Experiment(config).windows("test")[0]
+    truth, told = (Experiment(c).cluster(window, 0) for c in (config, noisy))
+    assert truth.jobs == told.jobs
+    everything = np.arange(len(truth.jobs))
+    exact, guessed = truth.table_of(everything), told.table_of(everything)
+    error = np.log(guessed.remaining / exact.remaining)
+    assert np.all(error != 0)
+    assert 0.1 < error.std() < 0.6
+    np.testing.assert_array_equal(exact.epochs, guessed.epochs)
+
+
+def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
+    def choices(**bounds: int) -> dict[str, list[int]]:
+        overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
+        experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
+        tables = experiment.tables_by_batch_size
+        sizes = [(kind.model, size) for kind, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
+        return {name: [size for model, size in sizes if model == name and size] for name in experiment.models}
+
+    assert choices() == {"digits_cnn": [], "digits_mlp": []}
+    assert choices(digits_cnn=200) == {"digits_cnn": [64, 128, 200], "digits_mlp": []}
+
+
+def test_a_job_that_does_not_fit_the_cluster_is_named() -> None:
+    config = synthetic(mapping={"oversized": "error"}, load=None)
+    experiment = Experiment(config.model_copy(update={"cluster": ClusterSettings(nodes=(NodeGroup(count=1, gpus=2),))}))
+    with pytest.raises(JobError, match=r"job philly-\d+: wants \d+ GPUs, expected at most the 2 the cluster has"):
+        experiment.check()
+
+
+def test_what_decides_a_cell_is_in_its_outcome_and_nothing_else(tmp_path: Path) -> None:
+    config = synthetic()
+    outcome = Experiment(config).outcome()
+    free = {"name": "other", "policies": ("las",), "evaluation": config.evaluation.model_copy(update={"seeds": 9})}
+    assert Experiment(config.model_copy(update=free)).outcome() == outcome
+    assert Experiment(config.model_copy(update={"seed": 1})).outcome() != outcome
+    workload = tmp_path / "w.csv"
+    files = config.model_copy(
+        update={"workload": config.workload.model_copy(update={"source": "files", "path": (workload,)})}
+    )
+    workload.write_text("one")
+    before = Experiment(files).outcome()
+    workload.write_text("two")
+    assert Experiment(files).outcome() != before
+
+
+def test_a_threshold_for_batches_that_nobody_chooses_is_refused() -> None:
+    settings = SimulatorSettings(change_batch_above=1.05)
+    experiment = prepare(synthetic().model_copy(update={"simulator": settings}))
+    with pytest.raises(ConfigError, match=r"change_batch_above: only jobs with knowledge\.mode online"):
+        experiment.check_simulated()
+
+
+def test_files_are_windows_in_natural_order(tmp_path: Path) -> None:
+    for number in (10, 9, 1):
+        (tmp_path / f"w-{number}.csv").write_text(
+            f"name,time,application,num_replicas,batch_size\njob-{number},5,cifar10,1,128\n"
+        )
+    config = Config.model_validate(
+        {"workload": {"source": "files", "path": str(tmp_path / "w-*.csv"), "mapping": {"mode": "given"}}}
+    )
+    experiment = Experiment(config)
+    assert experiment.windows() == ["w-1", "w-9", "w-10"]
+    assert [job.name for job in experiment.jobs("w-9", 0)] == ["job-9"]
+
+
+def drawn(folder: Path, **changes: object) -> Config:
+    """Windows drawn from three files of twelve jobs each, with the built-in profiles; `changes` to the workload."""
+    for number in (1, 2, 3):
+        rows = [f"job-{i},{i * 200 + number},cifar10,{1 + i % 4},{512}" for i in range(12)]
+        (folder / f"w-{number}.csv").write_text("\n".join(["name,time,application,num_replicas,batch_size", *rows]))
+    workload = {
+        "source": "files",
+        "path": str(folder / "w-3.csv"),
+        "train_path": str(folder / "w-[12].csv"),
+        "validation_path": [str(folder / "w-1.csv")],
+        "draws": 3,
+        "load": 0.4,
+        "windows": {"hours": 2},
+        "mapping": {"mode": "given"},
+        **changes,
+    }
+    return Config.model_validate({"cluster": {"nodes": [{"count": 4, "gpus": 4}]}, "workload": workload})
+
+
+def test_files_give_windows_for_every_split_at_the_wanted_load(tmp_path: Path) -> None:
+    experiment = Experiment(drawn(tmp_path))
+    assert experiment.windows("train") == ["w-1-00", "w-1-01", "w-1-02", "w-2-00", "w-2-01", "w-2-02"]
+    assert experiment.windows("validation") == ["w-1-03", "w-1-04", "w-1-05"]  # the same file, other draws
+    assert experiment.windows("test") == ["w-3-00", "w-3-01", "w-3-02"]
+    for window, trace in experiment.window_traces.values():
+        work = requested_work(trace, experiment.tables, experiment.config.workload.mapping, 4)
+        assert work.sum() / (16 * 7200) == pytest.approx(0.4, rel=0.2)
+        assert window.end - window.start == 7200
+
+
+def test_a_draw_depends_on_its_window_and_the_seed_of_the_config(tmp_path: Path) -> None:
+    config = drawn(tmp_path)
+    times = [
+        {job.submit_time for job in Experiment(experiment).jobs(window, 0)}
+        for experiment in (config, config.model_copy(update={"seed": 1}))
+        for window in ("w-3-00", "w-3-01")
+    ]
+    assert all(not one & other for one, other in itertools.combinations(times, 2))
+    again = {job.submit_time for job in Experiment(drawn(tmp_path)).jobs("w-3-00", 0)}
+    assert again == times[0]
+
+
+def test_the_work_of_a_named_job_is_its_time_on_its_requested_gpus(tmp_path: Path) -> None:
+    """The estimate that draws are made by is what a run of the job alone really takes."""
+    config = drawn(tmp_path, draws=0, load=None, train_path=[], validation_path=[])
+    alone = {
+        "simulator": config.simulator.model_copy(update={"rescale_delay": 0.0}),
+        "cluster": ClusterSettings(nodes=(NodeGroup(count=12, gpus=4),)),  # a node for each job
+    }
+    experiment = Experiment(config.model_copy(update=alone))
+    trace = experiment.window_traces["w-3"].trace
+    work = requested_work(trace, experiment.tables, config.workload.mapping, experiment.shape.gpus_per_node)
+    jobs = experiment.run_policy(experiment.policy("fifo"), "w-3", 0).jobs
+    seconds = jobs.finish_time - jobs.start_time
+    np.testing.assert_allclose(work, seconds * trace.gpus, rtol=1e-6)
+
+
+def test_a_file_for_training_and_testing_is_refused(tmp_path: Path) -> None:
+    config = drawn(tmp_path, train_path=[str(tmp_path / "w-*.csv")])
+    with pytest.raises(ConfigError, match=r"workload\.train_path: .*w-3\.csv is also a test file"):
+        Experiment(config).windows()
+    whole = drawn(tmp_path, draws=0, load=None)
+    with pytest.raises(ConfigError, match=r"workload\.validation_path: .*w-1\.csv: a second file called w-1"):
+        Experiment(whole).windows()
+
+
+def test_files_of_every_split_decide_a_cell(tmp_path: Path) -> None:
+    config = drawn(tmp_path)
+    before = Experiment(config).outcome()
+    with (tmp_path / "w-2.csv").open("a") as file:
+        file.write("\nlate,2500,cifar10,1,512\n")
+    assert Experiment(config).outcome() != before
+
+
+def test_the_reward_greedy_policy_maximises_the_reward_of_the_experiment() -> None:
+    config = Config.model_validate({"reward": {"resources": 0.5}})
+    policy = Experiment(config).policy("reward_greedy:horizon=900")
+    assert policy.name == "reward_greedy:horizon=900"
+    assert policy.options.weights == config.reward  # type: ignore[attr-defined]
+    assert policy.options.horizon == 900  # type: ignore[attr-defined]
+
+
+# Published by the authors of Pollux (OSDI 2021 artifact): average JCT in seconds.
+@pytest.mark.parametrize(("policy", "published"), [("tiresias", 2473.7), ("optimus", 4087.1)])
+def test_the_pollux_benchmark_gives_the_published_figures(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch, policy: str, published: float
+) -> None:
+    monkeypatch.setenv("RLPTO_DATA", str(shared_data))
+    config = load_config(CONFIGS / "pollux.yaml", [f"policies=[{policy}]", f"evaluation.reference={policy}"])
+    cell = next(cell for cell in prepare(config).cells() if cell.window == "workload-1")
+    jobs = run_cell(config, cell).jobs
+    assert np.mean(jobs.finish_time - jobs.submit_time) == pytest.approx(published, rel=1e-3)
+
+
+@pytest.mark.parametrize("tables", ["tables", "tables_by_batch_size", "tables_by_servers", "tables_by_all"])
+def test_whatever_a_policy_chooses_kinds_of_gpu_are_told_apart(tables: str) -> None:
+    nodes = [{"count": 1, "gpus": 4, "gpu": "t4"}, {"count": 1, "gpus": 8, "gpu": "a100"}]
+    jobs = [{"name": "a", "model": "cifar10", "gpus": 1, "max_gpus": 4}]
+    config = Config.model_validate({"cluster": {"nodes": nodes}, "workload": {"source": "jobs", "jobs": jobs}})
+    assert getattr(Experiment(config), tables).kinds == ("t4", "a100")

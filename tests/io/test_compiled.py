@@ -1,0 +1,63 @@
+"""Compiled code: a cache that cannot go stale, and kernels that allocate nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba.core.errors import NumbaError
+
+from rlpto.io.compiled import cache_folder, kernel, njit, sources_digest
+
+
+def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
+    (tmp_path / "simulator").mkdir()
+    callee = tmp_path / "simulator" / "training.py"
+    callee.write_text("RATE = 1")
+    (tmp_path / "queues.py").write_text("from rlpto.simulator.training import RATE")
+    before = sources_digest(tmp_path)
+    assert sources_digest(tmp_path) == before
+    callee.write_text("RATE = 2")
+    assert sources_digest(tmp_path) != before
+
+
+def test_the_cache_is_kept_when_code_that_is_not_compiled_changes(tmp_path: Path):
+    source = tmp_path / "queues.py"
+    compiled = "@njit()\ndef double(x):\n    return 2 * x\n"
+    source.write_text(compiled + "def say():\n    return 'a'\n")
+    before = sources_digest(tmp_path)
+    source.write_text("# a comment\n" + compiled + "def say():\n    return 'b'\n")
+    assert sources_digest(tmp_path) == before
+    source.write_text(compiled.replace("2", "3"))
+    assert sources_digest(tmp_path) != before
+
+
+def test_compiled_code_is_kept_in_the_folder_of_this_version():
+    @njit()
+    def doubled(values):
+        return values * 2
+
+    np.testing.assert_array_equal(doubled(np.arange(3)), [0, 2, 4])
+    assert any(Path(cache_folder()).rglob("*doubled*.nbi"))
+
+
+def test_a_kernel_that_allocates_does_not_compile():
+    @kernel()
+    def wasteful(count):
+        return np.zeros(count).sum()
+
+    with pytest.raises(NumbaError):
+        wasteful(3)
+
+
+def test_a_kernel_may_call_a_function_that_allocates():
+    @njit()
+    def total(count):
+        return np.ones(count).sum()
+
+    @kernel()
+    def frugal(count):
+        return total(count) + 1.0
+
+    assert frugal(3) == 4.0

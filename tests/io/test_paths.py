@@ -1,0 +1,54 @@
+"""Examples are found by their names, wherever one is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlpto.experiments.config import load_config
+from rlpto.io.errors import ConfigError
+from rlpto.io.paths import EXAMPLES, example_config, example_names
+from rlpto.policies.spec import parse_spec
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["quickstart", "quickstart.yaml", "results/synthetic", "tuned/philly", "pretrained/philly"]
+)
+def test_an_example_goes_by_its_name(name: str) -> None:
+    found = example_config(name)
+    assert found is not None
+    assert found.is_file()
+    assert found.is_relative_to(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "nothing", "../configs/quickstart", "/etc/hosts", "pretrained", "pretrained/README.md"]
+)
+def test_nothing_else_is_an_example(name: str) -> None:
+    assert example_config(name) is None
+
+
+def test_every_example_that_is_listed_is_found() -> None:
+    names = [*example_names(), *example_names("tuned"), *example_names("pretrained", ".zip")]
+    assert {"quickstart", "tuned/philly", "pretrained/synthetic"} <= set(names)
+    assert all(example_config(name) for name in names)
+
+
+def test_a_file_comes_before_the_example_of_its_name(tmp_path: Path) -> None:
+    assert load_config("quickstart").name == "quickstart"
+    (tmp_path / "quickstart").write_text("name: mine\n")
+    assert load_config("quickstart").name == "mine"
+    with pytest.raises(ConfigError, match=r"nothing: no such file, and no example of that name: expected .*quickstart"):
+        load_config("nothing")
+
+
+def test_weights_of_an_example_are_found_from_any_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("policies: ['index:weights=tuned/philly.yaml', 'agent:file=mine.zip']\n")
+    paths = [path for spec in load_config("mine.yaml").policies for path in parse_spec(spec).paths]
+    assert paths == [EXAMPLES / "tuned" / "philly.yaml", Path("mine.zip")]

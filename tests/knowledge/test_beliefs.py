@@ -1,0 +1,153 @@
+"""What jobs believe of their throughput: against stored cases of Pollux's own code, and by properties."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlpto.knowledge.beliefs import ThroughputBelief, choose, choose_again, efficiency_seen, follow_choices
+from rlpto.knowledge.online_fit import fit_observed
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.throughput import StepMeasurements, ThroughputParams, gradient_time, sync_time
+
+LIMITS = BatchLimits(128, 4096, 32, 1024)
+
+
+@pytest.fixture(scope="module")
+def cases(shared_data: Path) -> list[dict]:
+    path = shared_data / "pollux" / "pollux-fit-cases.json"
+    if not path.exists():
+        pytest.skip(f"no stored fits at {path}")
+    found: list[dict] = json.loads(path.read_text())
+    return found
+
+
+def belief_of(case: dict, *, own_fit: bool) -> ThroughputBelief:
+    limits = BatchLimits(*(case[key] for key in ("base", "largest", "min_local", "max_local")))
+    columns = ("nodes", "gpus", "local", "step_time", "sync_time")
+    rows = StepMeasurements(*(np.array([row[key] for row in case["observations"]], dtype=float) for key in columns))
+    belief = ThroughputBelief(limits, None, 64)
+    belief.params = fit_observed(rows) if own_fit else ThroughputParams(**case["fitted"])
+    return belief
+
+
+def test_the_same_batch_follows_from_the_same_parameters(cases: list[dict]) -> None:
+    for case in cases:
+        belief = belief_of(case, own_fit=False)
+        for best in case["best"]:
+            found = belief.candidates(best["gpus"])
+            throughput = belief.throughput(best["nodes"], best["gpus"])
+            scales = found.weighed / case["base"]
+            chosen = choose(throughput, scales, case["grad_sqr"], case["grad_var"], 1.0)
+            assert (found.taken[chosen], found.accumulation[chosen]) == (best["local"], best["accumulation"])
+            useful = efficiency_seen(case["grad_sqr"], case["grad_var"], scales[chosen])
+            assert throughput[chosen] * useful == pytest.approx(best["goodput"], rel=1e-6)
+
+
+def test_nearly_the_same_goodput_follows_from_a_fit_to_the_same_steps(cases: list[dict]) -> None:
+    for case in cases:
+        goodput = belief_of(case, own_fit=True).score(case["grad_sqr"], case["grad_var"])
+        for best in case["best"]:
+            span = min(best["nodes"], 2) - 1
+            assert goodput[span, best["gpus"] - 1] == pytest.approx(best["goodput"], rel=0.01)
+
+
+def observed(params: ThroughputParams, sizes: list[tuple[int, int]]) -> StepMeasurements:
+    nodes, gpus, local = (
+        np.array(column, dtype=float)
+        for column in zip(*((n, g, m) for n, g in sizes for m in (64, 256, 700)), strict=True)
+    )
+    step = params.step_time(nodes, gpus, local)
+    return StepMeasurements(nodes, gpus, local, step, step - gradient_time(params, local))
+
+
+def test_steps_that_were_seen_are_believed() -> None:
+    """But for a fit here and there whose minimiser stops in one of the objective's kinks."""
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(60):
+        alpha, share, growth = rng.uniform(0.01, 0.3), rng.uniform(0.1, 1.5), rng.uniform(0.0, 0.1)
+        one = alpha * share
+        beta, gamma = rng.uniform(1e-4, 5e-3), rng.uniform(1.0, 3.0)
+        truth = ThroughputParams(alpha, beta, 1.5 * one, growth * one, one, growth * one, gamma)
+        rows = observed(truth, [(1, 1), (1, 2), (1, 4), (2, 8)])
+        noise = rng.lognormal(0.0, 0.02, (2, len(rows)))
+        rows = replace(rows, step_time=rows.step_time * noise[0], sync_time=rows.sync_time * noise[1])
+        fit = fit_observed(rows)
+        believed = fit.step_time(rows.nodes, rows.replicas, rows.local_batch)
+        errors.append(np.abs(believed / rows.step_time - 1).mean())
+        assert fit == fit_observed(rows)
+    assert np.quantile(errors, 0.9) < 0.05
+
+
+def test_one_gpu_waits_for_nobody() -> None:
+    params = ThroughputParams(0.1, 0.01, 0.2, 0.01, 0.1, 0.01, 1.5)
+    assert sync_time(params, 1, 1) == 0.0
+
+
+@given(sqr=st.floats(1e-6, 1e6), var=st.floats(0.0, 1e9), scale=st.floats(1.0, 1e4))
+def test_larger_batches_are_less_efficient(sqr: float, var: float, scale: float) -> None:
+    assert efficiency_seen(sqr, var, 1.0) == pytest.approx(1.0)
+    assert efficiency_seen(sqr, var, 1.5 * scale) <= efficiency_seen(sqr, var, scale) * (1 + 1e-12)
+
+
+@given(
+    gpus=st.integers(1, 64),
+    base=st.integers(1, 512),
+    more=st.floats(1.0, 64.0),
+    low=st.integers(1, 64),
+    times=st.integers(1, 32),
+)
+def test_what_is_chosen_from_is_within_the_limits(gpus: int, base: int, more: float, low: int, times: int) -> None:
+    low = min(low, base)
+    limits = BatchLimits(base, int(base * more), low, low * times)
+    found = ThroughputBelief(limits, None, 64).candidates(gpus)
+    assert found.usable.any()
+    # A share is rounded up to whole samples of every computation.
+    assert (found.total <= np.maximum(limits.largest, gpus * (found.accumulation + 1))).all()
+    assert (found.total[1:] >= found.total[:-1] - gpus * (found.accumulation[1:] + 1)).all()
+
+
+def test_nothing_observed_means_perfect_scaling() -> None:
+    goodput = ThroughputBelief(LIMITS, None, 8).score(1.0, 0.0)
+    np.testing.assert_allclose(goodput, np.tile(goodput[0, 0] * np.arange(1, 9), (2, 1)))
+
+
+@given(
+    throughput=st.lists(st.floats(1.0, 1e3), min_size=2, max_size=6),
+    held=st.integers(0, 1),
+    above=st.floats(1.0, 2.0),
+    noise=st.floats(0.0, 1e3),
+)
+def test_a_batch_in_use_is_left_for_a_notable_gain_alone(
+    throughput: list[float], held: int, above: float, noise: float
+) -> None:
+    scales = np.arange(1.0, len(throughput) + 1)
+    score = np.array([t * efficiency_seen(1.0, noise, s) for t, s in zip(throughput, scales, strict=True)])
+    found = choose_again(np.array(throughput), scales, 1.0, noise, 1.0, held, above)
+    assert found == (np.argmax(score) if score.max() > above * score[held] else held)
+
+
+def test_batches_follow_the_noise_only_as_far_as_it_pays() -> None:
+    """Noise grows tenfold over 40 epochs: AdaptDL's threshold leaves a few changes, each of more than 1.05."""
+    epochs, scales = 40, np.array([1.0, 1.5, 2.0, 3.0, 4.0])
+    throughput = 100.0 * scales**0.6
+    sqr, var = np.ones((5, epochs)), np.tile(np.geomspace(1.0, 10.0, epochs), (5, 1))
+    useful = (var + sqr) / (var / scales[:, None] + sqr) / scales[:, None]
+    rates, changes = {}, {}
+    for above in (1.0, 1.05):
+        out_rates, choices = np.zeros(epochs), np.zeros(epochs, dtype=np.int64)
+        goodput = throughput[:, None] * useful
+        follow_choices(throughput, scales, sqr, var, goodput, 0, 0, 1.0, above, out_rates, choices)
+        rates[above], changes[above] = out_rates, np.flatnonzero(np.diff(choices))
+        for at in changes[above]:
+            before, after = choices[at], choices[at + 1]
+            assert goodput[after, at] > above * goodput[before, at]
+    assert 0 < len(changes[1.05]) < len(changes[1.0])
+    assert rates[1.05].sum() == pytest.approx(rates[1.0].sum(), rel=0.03)
