@@ -14,7 +14,7 @@ class Knowledge:
     """What policies are told, and what jobs know of themselves; without arguments the truth.
 
     noise: errors of what policies are told, or None. remaining: what they are told of remaining work, see
-    `knowledge.remaining`. beliefs: what jobs may choose from, where they know of their speeds only what they observe, as
+    `knowledge.remaining`. beliefs: what jobs choose from, where they know of their speeds only what they observe, as
     policies do; None: all know the truth. shared_fits: with beliefs, jobs of a type share them.
     """
 

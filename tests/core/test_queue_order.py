@@ -184,7 +184,7 @@ def simulate(jobs: Sequence[Job], policy: str, rule: QueueSettings, gpus: int) -
 @settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 4), st.sampled_from([0.5, 0.9, 1.5, 5.0]), st.sampled_from([50.0, 900.0]))
 def test_no_job_waits_beyond_its_bound_and_the_service_of_those_before_it(seed, capacity, load, aging):
-    """What `tests/core/test_queues.py` proves of strict classes holds of weighted ones too, for one-GPU jobs under FIFO.
+    """What `test_queues.py` proves of strict classes holds of weighted ones too, for one-GPU jobs under FIFO.
 
     From `aging_bound` after its submission no job that comes can go before it. With n of those before it still
     waiting then, it waits at most bound + ceil((n + 1) / c) x longest service on c GPUs.
