@@ -40,10 +40,9 @@ def spans_kinds(placement: IntArray, shape: ClusterShape) -> IntArray:
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
     """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind.
 
-    Whose wish is not more than it holds stays on its kind. The others follow in queue order: each takes, of what is
-    left of every kind, at most its wish, and chooses the kind on which it is then expected to finish first; where it
-    would have to move, after another rescale. Kinds are compared by `JobTable.speed_on_gpu`. A job that finds less than its
-    min_gpus everywhere waits, and the kind with most GPUs left is kept for it: no job behind it takes any of those.
+    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it should
+    finish first with at most its wish of the free GPUs there, after another rescale if it has to move. Kinds are
+    compared by `JobTable.speed_on_gpu`. A job that finds less than its min_gpus on every kind waits, and the kind with most GPUs left is kept for it: no job behind it takes any of those.
     """
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
@@ -144,7 +143,7 @@ def _make_room(
 ) -> Sequence[int]:
     """Free `part` GPUs of one of `nodes` by moving jobs smaller than that of `row` which stand there alone.
 
-    Of the nodes that can be freed, the one that moves fewest GPUs; nothing moves where none can. Returns the jobs that move.
+    Of the nodes that can be freed, the one that moves fewest GPUs, if there is one. Returns the jobs that move.
     """
     single = (placement > 0).sum(axis=1) == 1
     best: tuple[int, int, list[int]] | None = None
