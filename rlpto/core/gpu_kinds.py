@@ -40,9 +40,10 @@ def spans_kinds(placement: IntArray, shape: ClusterShape) -> IntArray:
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
     """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind.
 
-    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it should
-    finish first with at most its wish of the free GPUs there, after another rescale if it has to move. Kinds are
-    compared by `JobTable.speed_on_gpu`. A job that finds less than its min_gpus on every kind waits, and the kind with most GPUs left is kept for it: no job behind it takes any of those.
+    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it
+    should finish first with at most its wish of the free GPUs there, after another rescale if it has to move. Kinds
+    are compared by `JobTable.speed_on_gpu`. A job that finds less than its min_gpus on every kind waits, and the kind
+    with most GPUs left is kept for it: no job behind it takes any of those.
     """
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
