@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from _common import Check
 
+from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
 from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.service.books.programs import set_program
 from rlpto.service.books.status import predictions
-from rlpto.service.scheduler.futures import Futures
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
