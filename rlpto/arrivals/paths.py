@@ -1,4 +1,4 @@
-"""Joint samples of the counts of arrivals by class: from a forecaster and its past errors, or from usual rates."""
+"""Joint samples of the counts of arrivals by class: from a forecaster and its past errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import numpy as np
 from rlpto.arrivals.online import ForecastSource
 from rlpto.arrivals.past import CLASSES, Past
 from rlpto.forecasting.paths import PathMemory, sample_paths
-from rlpto.forecasting.series import HOUR, WEEK
 from rlpto.io.arrays import FloatArray, IntArray
 
 REPLAYED_STEPS = 200
 """Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
-HOURS_OF_WEEK = round(WEEK / HOUR)
-PRIOR_HOURS = 2.0
-"""Hours' worth of the mean rate that the rate of every hour of the week starts with."""
 
 
 class ForecastPaths:

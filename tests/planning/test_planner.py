@@ -141,7 +141,7 @@ def test_where_all_jobs_are_there_plans_are_at_least_as_good_as_their_base() -> 
     times, better = SimulatorSettings(), []
     for seed in range(12):
         jobs, tables = at_once(seed), random_tables(seed, 8, 13.0)
-        planned = jct(schedule(Planner(None, QUEUE, times, TIME_ONLY), jobs, tables, times))
+        planned = jct(schedule(Planner(PlannerOptions(interval=None), QUEUE, times, TIME_ONLY), jobs, tables, times))
         better.append(jct(schedule(Index(), jobs, tables, times)) / planned)
     assert min(better) > 1 - 1e-9
     assert np.mean(better) > 1.005
