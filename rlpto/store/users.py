@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 Role = Literal["user", "developer", "operator", "admin"]
 TokenKind = Literal["token", "session"]
@@ -34,7 +34,7 @@ class User:
 
 @dataclass(frozen=True)
 class Token:
-    """A token without its secret, of which the books have the SHA-256 alone. expires: None: never."""
+    """A token without its secret, of which the database has the SHA-256 alone. expires: None: never."""
 
     id: str
     user: str
@@ -49,36 +49,36 @@ _USER = "users.name, users.role, users.created, users.disabled, users.gpus_held,
 _TOKEN = "id, user, label, kind, created, expires, revoked"
 
 
-def add_user(books: Books, name: str, role: Role, at: float) -> User:
+def add_user(store: Store, name: str, role: Role, at: float) -> User:
     """A new user without quotas of its own."""
-    books.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))
+    store.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))
     return User(name, role, at, False, None, None)
 
 
-def change_user(books: Books, user: User) -> None:
+def change_user(store: Store, user: User) -> None:
     """Keep role, quotas and `disabled` of a user that is there."""
     values = (user.role, user.disabled, user.gpus_held, user.jobs_queued, user.name)
-    books.write("UPDATE users SET role = ?, disabled = ?, gpus_held = ?, jobs_queued = ? WHERE name = ?", values)
+    store.write("UPDATE users SET role = ?, disabled = ?, gpus_held = ?, jobs_queued = ? WHERE name = ?", values)
 
 
-def get_user(books: Books, name: str) -> User | None:
+def get_user(store: Store, name: str) -> User | None:
     """The user of a name, disabled or not."""
-    row = books.row(f"SELECT {_USER} FROM users WHERE name = ?", (name,))
+    row = store.row(f"SELECT {_USER} FROM users WHERE name = ?", (name,))
     return None if row is None else _user(tuple(row))
 
 
-def all_users(books: Books) -> list[User]:
+def all_users(store: Store) -> list[User]:
     """Everybody, by name."""
-    return [_user(tuple(row)) for row in books.rows(f"SELECT {_USER} FROM users ORDER BY name")]
+    return [_user(tuple(row)) for row in store.rows(f"SELECT {_USER} FROM users ORDER BY name")]
 
 
 def add_token(
-    books: Books, user: str, label: str, at: float, *, kind: TokenKind = "token", expires: float | None = None
+    store: Store, user: str, label: str, at: float, *, kind: TokenKind = "token", expires: float | None = None
 ) -> tuple[Token, str]:
     """A new token, and its secret, which nobody can tell later."""
     secret = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     token = Token(secrets.token_hex(6), user, label, kind, at, expires, None)
-    books.insert(
+    store.insert(
         "INSERT INTO tokens (id, user, hash, label, kind, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (token.id, user, token_hash(secret), label, kind, at, expires),
     )
@@ -90,9 +90,9 @@ def token_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def user_of_token(books: Books, secret: str, at: float) -> tuple[User, Token] | None:
+def user_of_token(store: Store, secret: str, at: float) -> tuple[User, Token] | None:
     """Who holds a token at a time; None if it is unknown, revoked, expired, or its user disabled."""
-    row = books.row(
+    row = store.row(
         f"SELECT {_USER}, {', '.join(f'tokens.{name}' for name in _TOKEN.split(', '))} "
         "FROM tokens JOIN users ON users.name = tokens.user WHERE tokens.hash = ? "
         "AND tokens.revoked IS NULL AND (tokens.expires IS NULL OR tokens.expires > ?) AND users.disabled = 0",
@@ -101,18 +101,18 @@ def user_of_token(books: Books, secret: str, at: float) -> tuple[User, Token] | 
     return None if row is None else (_user(tuple(row)[:6]), Token(*tuple(row)[6:]))
 
 
-def tokens_of(books: Books, user: str, kind: TokenKind = "token") -> list[Token]:
+def tokens_of(store: Store, user: str, kind: TokenKind = "token") -> list[Token]:
     """The tokens of a user that are not revoked, newest first."""
-    found = books.rows(
+    found = store.rows(
         f"SELECT {_TOKEN} FROM tokens WHERE user = ? AND kind = ? AND revoked IS NULL ORDER BY created DESC",
         (user, kind),
     )
     return [Token(*row) for row in found]
 
 
-def revoke_token(books: Books, token: str, user: str, at: float) -> bool:
+def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
     """End a token of a user; False if there is none of that id."""
-    changed = books.write(
+    changed = store.write(
         "UPDATE tokens SET revoked = ? WHERE id = ? AND user = ? AND revoked IS NULL", (at, token, user)
     )
     return changed > 0
