@@ -34,8 +34,10 @@ class User:
 
 @dataclass(frozen=True)
 class Token:
-    """A token without its secret, whose SHA-256 alone is kept. expires: s; None: never. made_with: id of the token that a
-    session of a browser was made with; the session ends with it."""
+    """A token without its secret, whose SHA-256 alone is kept. expires: s; None: never.
+
+    made_with: of a browser's session the id of the token that it was made with, and with which it ends.
+    """
 
     id: str
     user: str
