@@ -38,7 +38,7 @@ def user_answer(service: Service, user: users.User) -> UserAnswer:
 @router.get("/tokens")
 async def tokens(caller: TheCaller, service: TheService) -> Tokens:
     """The caller's tokens."""
-    found = users.tokens_of(service.store, caller.name)
+    found = users.tokens_of(service.store, caller.name, service.now())
     return Tokens(
         tokens=[TokenAnswer(id=one.id, label=one.label, created=one.created, expires=one.expires) for one in found]
     )
@@ -56,7 +56,7 @@ async def new_token(service: Service, by: str, user: str, body: TokenBody) -> Ne
     expires = None if body.days is None else at + body.days * _DAY_S
 
     def write(store: Store) -> NewToken:
-        if len(users.tokens_of(store, user)) >= _MOST_TOKENS:
+        if len(users.tokens_of(store, user, at)) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
         token, secret = users.add_token(store, user, body.label, at, expires=expires)
         audit.note(store, by, "token.add", user, at, {"id": token.id, "label": body.label})
@@ -86,11 +86,11 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
         raise Problem(401, "unauthorized", "no such token, or it has ended")
-    user, _ = found
+    user, token = found
     hours = service.settings.web.session_hours
     expires = at + hours * _HOUR_S
     _, secret = await service.commit(
-        lambda store: users.add_token(store, user.name, "browser", at, kind="session", expires=expires)
+        lambda store: users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
     )
     secure = request.url.scheme == "https" or service.settings.web.behind_proxy
     response.set_cookie(

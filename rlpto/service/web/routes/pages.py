@@ -160,7 +160,7 @@ async def account(caller: AViewer, service: TheService) -> Response:
         user=caller.user,
         here="account",
         me=user_answer(service, caller.user),
-        tokens=users.tokens_of(service.store, caller.name),
+        tokens=users.tokens_of(service.store, caller.name, service.now()),
     )
 
 
