@@ -41,7 +41,6 @@ from rlpto.planning.planner import Planner
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
@@ -76,7 +75,9 @@ class Experiment:
         folder, programs = self.config.profiles.folder, self.config.ray.programs
         if isinstance(source, FittedProfiles):
             measured = () if folder is None else source.models
-            guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
+            guessed = {
+                name: program.guessed_profile(name) for name, program in programs.items() if name not in measured
+            }
             served = {name: program.servers for name, program in programs.items() if program.has_servers}
             source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
@@ -162,7 +163,8 @@ class Experiment:
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
-        return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
+        factor = self.config.ray.arrivals
+        return [replace(job, submit_time=job.submit_time * factor) for job in self._jobs(window, seed)]
 
     def _jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""

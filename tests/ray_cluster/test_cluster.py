@@ -96,6 +96,23 @@ def grow(backend: FakeBackend, jobs: list[Job], source: Later, database: Session
     )  # fmt: skip
 
 
+class TestClocks:
+    @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+    def test_a_clock_that_jumps_on_the_controllers_machine_changes_nothing(
+        self, jump: float, database: SessionDatabase
+    ) -> None:
+        world = FakeTime()
+        backend = FakeBackend(world, {"n": 2}, clock_jumps=(world.wall + 20.0, jump))
+        cluster = make_cluster(backend, [elastic(0, epochs=20.0), elastic(1, epochs=20.0)], database, Rules(limit=1e4))
+        record = play(cluster)
+        assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
+        assert record.jobs.finish_time.max() == pytest.approx(cluster.time, abs=0.2)
+        with closing(sqlite3.connect(database.path)) as reader:
+            times = [at for (at,) in reader.execute("SELECT time FROM events ORDER BY rowid")]
+        assert times == sorted(times)
+        assert times[-1] <= cluster.time
+
+
 class TestSources:
     def test_jobs_that_come_while_others_train_run_to_their_end(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 2, "n": 2})

@@ -60,10 +60,23 @@ def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
     return None
 
 
+def refuse_checkpoint(checkpoint: Checkpoint) -> None:
+    """Rename a checkpoint that its program cannot load, so that the one before it counts, and the file can be examined.
+
+    Raises CheckpointError if the disk refuses that.
+    """
+    path = Path(checkpoint.path)
+    try:
+        path.replace(path.with_suffix(".refused"))
+    except OSError as refused:
+        raise CheckpointError(f"{path}: cannot be set aside: {refused.strerror}") from None
+
+
 def drop_checkpoints(folder: Path) -> None:
     """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
-    for checkpoint in list_checkpoints(folder):
+    refused = folder.glob("step-*.refused") if folder.is_dir() else ()
+    for path in [*(Path(checkpoint.path) for checkpoint in list_checkpoints(folder)), *refused]:
         try:
-            Path(checkpoint.path).unlink(missing_ok=True)
-        except OSError as refused:
-            raise CheckpointError(f"{checkpoint.path}: cannot be removed: {refused.strerror}") from None
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from None

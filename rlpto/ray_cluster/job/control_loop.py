@@ -13,6 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -22,7 +23,7 @@ from rlpto.ray_cluster.controllers import kind_at
 from rlpto.ray_cluster.job.growth import Growth
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.retry_policy import RetryPolicy
+from rlpto.ray_cluster.job.retry_policy import FailureKind, RetryPolicy
 from rlpto.ray_cluster.job.supervision import FaultError, collect
 from rlpto.ray_cluster.job.worker_actors import (
     WORKER_CALL_TIMEOUT_S,
@@ -72,6 +73,7 @@ class ControlLoop:
         self._state: tuple[int, bytes] | None = None
         self._sent = 0
         self._fault_since: float | None = None
+        self._trains_since = time.monotonic()
         self._retry = RetryPolicy(spec)
         self._growth = Growth(self._roster, self._servers, spec.start_timeout)
         self._rolled_back = 0
@@ -85,7 +87,7 @@ class ControlLoop:
             if restarted:
                 self._generation = kept["generation"]
                 self._plan = Plan(tuple(kept["nodes"]), kept["batch_size"], tuple(kept["servers"]))
-                self._fault_since = time.time()
+                self._fault_since = time.monotonic()
             self._outcome, self._note = kept["outcome"], kept.get("note", "")
 
     # What the scheduler asks.
@@ -208,7 +210,7 @@ class ControlLoop:
         if self._nodes and self._retry.may_start_workers():
             self._ensure_servers()  # they are up by the time the workers are
             if gone := self._servers.failed():
-                self._count_failure(gone, lasting=False)
+                self._count_failure(gone, "start", lasting=False)
                 return
             self._servers.start_missing(self._plan)
             self._roster.start_missing(self._nodes)
@@ -246,9 +248,9 @@ class ControlLoop:
     def _start_failed(self, worker: Worker, reason: Failure | WorkerLostError) -> None:
         """A worker did not come to be."""
         if isinstance(reason, Failure):
-            self._count_failure(reason.text if reason.lasting else reason.trace, reason.lasting)
+            self._count_failure(reason.text if reason.lasting else reason.trace, "start", reason.lasting)
         elif not reason.unplaced:
-            self._count_failure(str(reason), lasting=False)
+            self._count_failure(str(reason), "start", lasting=False)
         else:
             self._retry.node_gone()
             gone = f"no worker can start on node {worker.node[:8]}: it is gone"
@@ -296,18 +298,31 @@ class ControlLoop:
         await self._all(calls)
         self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
         self._fresh.clear()
+        if not before or self._fault_since is not None:
+            self._trains_since = time.monotonic()
         self._regroup, self._reset, self._fault_since, self._state = False, False, None, None
 
     async def _load(self) -> None:
         """Give all workers the newest state there is: what the last group left behind, or the newest checkpoint."""
-        state = self._state or await asyncio.to_thread(self._job_folder.newest_state)
-        self._reset = True
-        if state is None:
-            # Where the job starts is the first state that faults can lead back to.
-            state = await self._take_state()
-        self._sent, content = state
-        shared = ray.put(content)
-        await self._all([worker.handle.load.remote(shared) for worker in self._roster.training])
+        self._reset, loaded = True, False
+        while not loaded:
+            state = self._state or await asyncio.to_thread(self._job_folder.newest_state)
+            if state is None:
+                # Where the job starts is the first state that faults can lead back to.
+                state = await self._take_state()
+            self._sent, content = state
+            shared = ray.put(content)
+            try:
+                await self._all([worker.handle.load.remote(shared) for worker in self._roster.training])
+                loaded = True
+            except FaultError as fault:
+                if fault.lost or not all(failure.lasting for failure in fault.failures):
+                    raise
+                self._state = None
+                self._job_folder.refuse(fault.text)
+                if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
+                    raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
+                await self._all([worker.handle.recover.remote() for worker in self._roster.training])
 
     async def _load_position(self, fresh: set[Worker]) -> None:
         """Tell newcomers where the job stands: servers have its weights for them, but not its position."""
@@ -335,7 +350,7 @@ class ControlLoop:
             chunks = await self._chunks(flight.popleft())
             self._statistics.add(chunks)
             self._say_how_it_goes(chunks[0])
-            self._got_on()
+            self._retry.stepped(self._statistics.step, len(self._roster.training) == len(self._nodes))
             if chunks[0].finished or self._has_flattened(chunks[0]):
                 for rest in flight:
                     chunks = await self._chunks(rest)
@@ -353,8 +368,7 @@ class ControlLoop:
         if not math.isnan(chunk.accuracy):
             self._job_folder.say(
                 f"epoch {chunk.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "
-                f"accuracy {chunk.accuracy:.4g}",
-                chunk.ended,
+                f"accuracy {chunk.accuracy:.4g}"
             )
 
     def _has_flattened(self, chunk: Chunk) -> bool:
@@ -448,7 +462,10 @@ class ControlLoop:
 
     async def _recover(self, fault: FaultError) -> None:
         """Keep those who are well, let go of the others, and go on from the newest state that is left."""
-        self._fault_since = self._fault_since or time.time()
+        now = time.monotonic()
+        if fault.lost:
+            self._checkpointer.shorten(now - self._trains_since)
+        self._fault_since = self._fault_since or now
         self._growth.cancel()
         for failure in fault.failures[:1]:
             for at, line in failure.output:
@@ -456,7 +473,9 @@ class ControlLoop:
         members = list(self._roster.training)
         doubtful = [worker for worker in members if worker not in fault.lost]
         await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
+        had_servers = bool(self._servers.handles)
         await self._servers.end_group()
+        died = bool(fault.lost) or (had_servers and not self._servers.handles)
         answers = await settle(result_of(worker.handle.recover.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
         raised = not fault.lost and len(well) == len(members)
@@ -474,17 +493,16 @@ class ControlLoop:
             self._regroup = True
             self._sent = furthest
         lasting = raised and any(failure.lasting for failure in fault.failures)
-        self._count_failure(fault.text, lasting)
+        # Workers were further than the last chunk that they have handed over.
+        reached = max((position.step for position in well.values()), default=0)
+        self._count_failure(fault.text, "died" if died else "raised", lasting, reached)
 
-    def _count_failure(self, text: str, lasting: bool) -> None:
-        """Count a failure, and decide whether to try again."""
+    def _count_failure(self, text: str, kind: FailureKind, lasting: bool, reached: int = 0) -> None:
+        """Count a failure, and decide whether to try again. reached: a step that is done, if that is known."""
         self._job_folder.log_failure(text)
-        if self._retry.failed(self._statistics.step, self._job_folder.checkpoint, lasting, bool(self._roster.training)):
+        step = max(reached, self._statistics.step)
+        if self._retry.failed(kind, step, lasting, bool(self._roster.training)):
             self._fail(None)
-
-    def _got_on(self) -> None:
-        if len(self._roster.training) == len(self._nodes):
-            self._retry.got_on(self._statistics.step, self._job_folder.checkpoint)
 
     def _fail(self, text: str | None) -> None:
         if text is not None:

@@ -14,12 +14,20 @@ from typing import Any
 
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
-from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.job.checkpoints import (
+    drop_checkpoints,
+    list_checkpoints,
+    read_newest,
+    refuse_checkpoint,
+    write_checkpoint,
+)
 from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 
+SHORTEST_INTERVAL_S = 0.1
+"""Shortest wait for a second checkpoint after a fault."""
 RECORD = "controller.json"
 FAILURES = "failures.log"
 
@@ -58,6 +66,20 @@ class JobFolder:
             self.log_failure(f"{path}: cannot be read, counting starts anew: {wrong}")
             return None
         return kept
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if there is a checkpoint on disk, sound or not."""
+        return bool(list_checkpoints(self._folder))
+
+    def refuse(self, reason: str) -> None:
+        """The program cannot load the newest checkpoint, although its content is whole: go back to the one before."""
+        if self.checkpoint is not None:
+            self.log_failure(f"{self.checkpoint.path}: cannot be loaded: {reason}")
+            try:
+                refuse_checkpoint(self.checkpoint)
+            except CheckpointError as stays:
+                self.log_failure(str(stays))
 
     def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, in which case the job starts over."""
@@ -114,13 +136,14 @@ class JobFolder:
 class Checkpointer:
     """Writes checkpoints and the controller's record.
 
-    interval: s between two checkpoints. record: what a restarted controller has to know, asked whenever it is written.
-    Where the disk refuses that is noted, and training goes on.
+    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`). record: what
+    a restarted controller has to know, asked whenever it is written. Where the disk refuses that is noted, and training
+    goes on.
     """
 
     def __init__(self, job_folder: JobFolder, interval: float, record: Callable[[], dict[str, Any]]) -> None:
         self._job_folder = job_folder
-        self._interval = interval
+        self._longest = self._interval = interval
         self._record = record
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
@@ -129,6 +152,13 @@ class Checkpointer:
         """True if it is time for a checkpoint, and none is being written."""
         idle = self._saving is None or self._saving.done()
         return idle and time.monotonic() - self._saved_at >= self._interval
+
+    def shorten(self, trained: float) -> None:
+        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
+
+        So a job whose workers keep dying comes further each time. Every checkpoint doubles the wait for the next one.
+        """
+        self._interval = min(self._interval, trained / 2)
 
     def save_from(self, call: Any) -> None:
         """Write a checkpoint in the background, of the state that a worker hands over between two chunks."""
@@ -151,6 +181,7 @@ class Checkpointer:
         except CheckpointError as refused:
             self._job_folder.log_failure(str(refused))
         self._saved_at = time.monotonic()
+        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
         self.write_record()
 
     def write_record(self) -> None:

@@ -115,6 +115,7 @@ class RayCluster:
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
+        self._reported_at: dict[str, float] = {}
         self._policy = ("", 0.0)
         self._written = -np.inf
         self._fatal: RlptoError | None = None
@@ -346,9 +347,12 @@ class RayCluster:
         before, claims = self.reports.get(job), self._commands.claims
         if number is None:  # it ended long ago
             return
-        said = (report.generation, report.applied, report.holding, report.time, report.serving_on)
-        if not claims.reported(job, *said):
+        if not claims.reported(report):
             return
+        # Clocks of other machines jump, and are not this one's: a report was made since the one before it at any rate.
+        at = self._reported_at[job] = min(
+            max(self._clock.of(report.time), self._reported_at.get(job, -np.inf)), self.time
+        )
         if not self.columns.active[number]:  # it has ended, and lets go
             self._hold(number, report.holding)
             return
@@ -358,8 +362,8 @@ class RayCluster:
             self.estimates.heard(number, report)
         self._hold(number, report.holding)
         if before is None or report.applied > before.applied:
-            self.database.applied(job, report.applied, self._clock.of(report.time))
-        note_events(self.database, self._clock.of(report.time), before or JobReport(job), report)
+            self.database.applied(job, report.applied, at)
+        note_events(self.database, at, before or JobReport(job), report)
         if report.ended:
             self._end(number, report)
         elif claims.rolled_back(job, report.rolled_back):
@@ -378,7 +382,7 @@ class RayCluster:
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
         job = self.ids[number]
-        at = min(max(self._clock.of(report.time), self.jobs[number].submit_time), self.time)
+        at = max(self._reported_at.get(job, self.time), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self.database.set_job(job, state="finished", finish_time=at)
