@@ -139,9 +139,9 @@ def settled(started: RayCluster, job: str, pids: set[int]) -> bool:
 def workers_of(session: str) -> dict[str, set[int]]:
     """Process ids of the workers of every job that has a controller."""
     # No public call tells this without the dashboard.
-    from ray._private.state import actors
+    from rlpto.ray_cluster.compat import actor_states
 
-    alive = [actor for actor in actors().values() if actor["State"] == "ALIVE"]
+    alive = [actor for actor in actor_states().values() if actor["State"] == "ALIVE"]
     jobs = {handle._actor_id.hex(): job for job, handle in find_controllers(session).items()}
     owners = {place_of(actor["Address"]): jobs[actor["ActorID"]] for actor in alive if actor["ActorID"] in jobs}
     found: dict[str, set[int]] = {}

@@ -115,7 +115,7 @@ class RayCluster:
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
-        self._reported_at: dict[str, float] = {}
+        self._last_look = 0.0
         self._policy = ("", 0.0)
         self._written = -np.inf
         self._fatal: RlptoError | None = None
@@ -267,7 +267,7 @@ class RayCluster:
         """
         now = max(self._clock.now(), self.time)
         self.columns.pass_time(now - self.time)
-        self.time = now
+        self._last_look, self.time = self.time, now
         with self.database.transaction():
             for seconds in self.database.take_waits():
                 self.database.event(now, "disk_full", value=seconds)
@@ -349,10 +349,7 @@ class RayCluster:
             return
         if not claims.reported(report):
             return
-        # Clocks of other machines jump, and are not this one's: a report was made since the one before it at any rate.
-        at = self._reported_at[job] = min(
-            max(self._clock.of(report.time), self._reported_at.get(job, -np.inf)), self.time
-        )
+        at = self._said_at(report)
         if not self.columns.active[number]:  # it has ended, and lets go
             self._hold(number, report.holding)
             return
@@ -369,6 +366,10 @@ class RayCluster:
         elif claims.rolled_back(job, report.rolled_back):
             self._roll_back(job, report)
 
+    def _said_at(self, report: JobReport) -> float:
+        """When a report was made: after the last look, whatever the clock of its machine says, which may jump."""
+        return min(max(self._clock.of(report.time), self._last_look), self.time)
+
     def _roll_back(self, job: str, report: JobReport) -> None:
         """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
         before = self._commands.claims.entry(job).planned
@@ -382,7 +383,7 @@ class RayCluster:
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
         job = self.ids[number]
-        at = max(self._reported_at.get(job, self.time), self.jobs[number].submit_time)
+        at = max(self._said_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self.database.set_job(job, state="finished", finish_time=at)

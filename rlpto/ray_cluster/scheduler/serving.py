@@ -113,7 +113,6 @@ class ServingCluster(RayCluster):
             self._specs.pop(job)
             self.reports.pop(job, None)
             self._losses.pop(job, None)
-            self._reported_at.pop(job, None)
         self._next -= len(lost)
         self.columns.keep(left)
         ids = tuple(self.ids[number] for number in left.tolist())
