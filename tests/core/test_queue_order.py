@@ -21,7 +21,7 @@ from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.registry import BUILT_IN, make_policy
 
 from ..builders import advance_to, give, job, linear_tables, make_cluster, random_jobs, random_tables
-from .policies.builders import J, make_state
+from ..policies.builders import J, make_state
 
 WEIGHTED = QueueSettings(classes="weighted", aging_normal=30, aging_low=50)
 STRICT = QueueSettings(aging_normal=30, aging_low=50)

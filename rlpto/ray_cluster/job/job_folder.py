@@ -21,10 +21,10 @@ from rlpto.ray_cluster.job.checkpoints import (
     refuse_checkpoint,
     write_checkpoint,
 )
-from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
+from rlpto.store.logs import OutputLog
 
 SHORTEST_INTERVAL_S = 0.1
 """Shortest wait for a second checkpoint after a fault."""

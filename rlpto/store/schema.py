@@ -1,4 +1,4 @@
-"""The tables of the books, as numbered migrations: `user_version` says how many have been made."""
+"""The tables of the database, as numbered migrations: `user_version` says how many have been made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ CREATE TABLE users (
     gpus_held INTEGER, jobs_queued INTEGER) STRICT;
 CREATE TABLE tokens (
     id TEXT PRIMARY KEY, user TEXT NOT NULL REFERENCES users (name), hash TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('token', 'session')), created REAL NOT NULL, expires REAL, revoked REAL) STRICT;
-CREATE INDEX tokens_of_user ON tokens (user, kind);
+    kind TEXT NOT NULL CHECK (kind IN ('token', 'session')), created REAL NOT NULL, expires REAL, revoked REAL,
+    made_with TEXT) STRICT;
+CREATE INDEX tokens_of_user ON tokens (user);
+CREATE INDEX tokens_made_with ON tokens (made_with) WHERE made_with IS NOT NULL;
 
 CREATE TABLE programs (
     name TEXT PRIMARY KEY, spec TEXT NOT NULL, version INTEGER NOT NULL,
