@@ -246,7 +246,7 @@ def real_cluster(
     database: of the session; jobs keep their files beside them.
     """
     from rlpto.experiments.experiment import estimate_noise
-    from rlpto.ray_cluster.scheduler.clock import Rules
+    from rlpto.ray_cluster.scheduler.clock import SessionTiming
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
@@ -261,7 +261,7 @@ def real_cluster(
 
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
-    rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    rules = SessionTiming(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
     remaining = config.knowledge.remaining
     if config.knowledge.mode != "online":
         noise = estimate_noise(config.knowledge, len(jobs), own_seed)

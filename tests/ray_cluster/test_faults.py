@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlpto.ray_cluster.job.checkpoints import list_checkpoints, read_newest, write_checkpoint
+from rlpto.ray_cluster.job.job_folder import list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from tests.ray_cluster.running import FREEZE, KILL, make_spec, running
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.job.retry_policy import FailureKind, RetryPolicy
+from rlpto.ray_cluster.job.supervision import FailureKind, RetryPolicy
 from tests.ray_cluster.running import make_spec
 
 

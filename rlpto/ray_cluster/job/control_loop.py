@@ -20,11 +20,9 @@ import ray
 
 from rlpto.io.errors import CheckpointError
 from rlpto.ray_cluster.controllers import kind_at
-from rlpto.ray_cluster.job.growth import Growth
 from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
 from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
-from rlpto.ray_cluster.job.retry_policy import FailureKind, RetryPolicy
-from rlpto.ray_cluster.job.supervision import FaultError, collect
+from rlpto.ray_cluster.job.supervision import FailureKind, FaultError, RetryPolicy, collect
 from rlpto.ray_cluster.job.worker_actors import (
     WORKER_CALL_TIMEOUT_S,
     ParameterServers,
@@ -33,7 +31,7 @@ from rlpto.ray_cluster.job.worker_actors import (
     result_of,
     settle,
 )
-from rlpto.ray_cluster.job.worker_roster import WorkerRoster
+from rlpto.ray_cluster.job.worker_roster import Growth, WorkerRoster
 from rlpto.ray_cluster.messages import JobReport, JobSpec, JobState, Nodes, Plan, global_batch
 from rlpto.ray_cluster.worker.actor import Failure, GroupPlace
 from rlpto.ray_cluster.worker.network import start_store

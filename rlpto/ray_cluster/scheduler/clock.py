@@ -31,7 +31,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SessionTiming:
     """When decisions are due, and how long to put up with what does not happen. All in seconds.
 
     interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.

@@ -22,14 +22,12 @@ from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock, Rules
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
-from rlpto.ray_cluster.scheduler.node_offer import NodeOffer
-from rlpto.ray_cluster.scheduler.node_watch import NodeWatch, usable_nodes
+from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement
-from rlpto.ray_cluster.scheduler.plans import allocated_plans, remaining_plans
+from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement, remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -75,7 +73,7 @@ class RayCluster:
         specs: Sequence[JobSpec],
         tables: SpeedTables,
         database: SessionDatabase,
-        rules: Rules,
+        rules: SessionTiming,
         noise: EstimateNoise | None = None,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
@@ -89,7 +87,6 @@ class RayCluster:
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
         check_jobs_fit(() if self.serves else jobs, whole.most_gpus)
-        offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
         self._backend = backend
         self.database = database
@@ -101,11 +98,8 @@ class RayCluster:
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
         began, left = database.number("began"), database.number("beat") or 0.0
-        nodes = {node.id: offer.at(left, node) for node in found}
-        gpus = {name: node.gpus - node.background for name, node in nodes.items()}
-        slots = {name: node.cpus - node.background_cpus for name, node in nodes.items()}
-        self._commands = CommandLog(backend, database, self._specs, gpus, slots)
-        self._nodes = NodeWatch(offer, self._commands.claims, database)
+        self._nodes = NodeInventory(background, database, found, left)
+        self._commands = CommandLog(backend, database, self._specs, self._nodes.claims)
         self._rules = rules
         self._noise = noise
         self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)

@@ -17,8 +17,7 @@ from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.output import Lines
-from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
-from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
+from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 EVALUATION_SHARE = 0.01
