@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,7 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.clock import SessionTiming
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables, with_batch_sizes
@@ -113,6 +114,13 @@ class TestClocks:
             times = [at for (at,) in reader.execute("SELECT time FROM events ORDER BY rowid")]
         assert times == sorted(times)
         assert times[-1] <= cluster.time
+
+    def test_a_session_is_gone_on_with_from_where_it_was_after_the_clock_went_back(self) -> None:
+        began = time.time() + 3600.0  # by the clock as it was
+        clock = Clock(began, 50.0)
+        assert 50.0 <= clock.now() < 60.0
+        assert clock.began < began
+        assert Clock(time.time() - 80.0, 50.0).now() >= 80.0
 
 
 class TestSources:
