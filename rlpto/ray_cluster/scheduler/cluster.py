@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -38,17 +38,25 @@ WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
 
 
+@dataclass(frozen=True)
+class PolicyKnowledge:
+    """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
+    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.remaining`."""
+
+    noise: EstimateNoise | None = None
+    estimates: OnlineEstimates | None = None
+    remaining: RemainingKnowledge = "declared"
+
+
 class RayCluster:
     """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
 
     jobs: sorted by submit time [s since the session's start]. specs: what the controller of each job needs, in the same
     order. tables: what policies are told about speed. database: what the session has come to so far; if it is not
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
-    checkpoints. noise: errors of what policies are told, or None. estimates: what policies are told instead of
-    `tables`, learned from what jobs report; None: the tables.
+    checkpoints. knowledge: what policies know.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
     jobs need, given the number of the first of them.
-    remaining: what policies are told of remaining work, see `rlpto.knowledge.remaining`.
     background: what other processes hold of the nodes, from the session's start; nobody is there to hold it really.
     observers: called about once a second, and after every event and decision.
 
@@ -74,13 +82,11 @@ class RayCluster:
         tables: SpeedTables,
         database: SessionDatabase,
         rules: SessionTiming,
-        noise: EstimateNoise | None = None,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
-        estimates: OnlineEstimates | None = None,
+        knowledge: PolicyKnowledge = PolicyKnowledge(),
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
-        remaining: RemainingKnowledge = "declared",
         background: Sequence[BackgroundLoad] = (),
     ) -> None:
         self.tables = tables
@@ -101,11 +107,11 @@ class RayCluster:
         self._nodes = NodeInventory(background, database, found, left)
         self._commands = CommandLog(backend, database, self._specs, self._nodes.claims)
         self._rules = rules
-        self._noise = noise
-        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
-        self.estimates = estimates
-        if estimates is not None:
-            self._tell_anew(estimates)
+        self._noise, self.estimates = knowledge.noise, knowledge.estimates
+        left_work = partial(told_remaining, knowledge.remaining, self.store, tables.own)
+        self._left = None if knowledge.remaining == "declared" else left_work
+        if self.estimates is not None:
+            self._tell_anew(self.estimates)
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
