@@ -16,7 +16,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 
 POLLUX_JOBS_PER_SECOND = 12.8
-LOOPS = 1.0
+LOOPS = 2.5
 """Calibration loops that a run of 160 jobs may take."""
 
 
