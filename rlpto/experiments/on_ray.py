@@ -289,7 +289,7 @@ def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequen
     """What is to be learned of jobs from their reports."""
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 
-    tables = experiment.tables_by_all
+    tables = experiment.tables_for(batch_sizes=True, servers=True)
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
     def ratio(model: str, gpu: str, other: str) -> float:
