@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ from rlpto.service.books.database import Books
 from rlpto.service.books.status import Heartbeat, beat
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import web_process
-from tests.service.web.test_openapi import COMMITTED, ask_often
+from tests.service.web.test_openapi import ask_often, described
 
 CASES = 20
 """Requests of each operation, for each of two users, well-formed and not."""
@@ -29,7 +28,7 @@ def drawn_requests() -> tuple[list[Check], dict[str, object]]:
         settings = make_settings(Path(folder) / "service", web={"posts_per_second": 10_000})
         tokens = fill(settings)
         beat(Books(settings.books), Heartbeat(1, 0.0), time.time() + 7200.0)
-        schema = schemathesis.openapi.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
+        schema = schemathesis.openapi.from_dict(described())
         operations = [found.ok() for found in schema.get_all_operations()]
         with web_process(settings) as web:
             for user in ("ann", "root"):

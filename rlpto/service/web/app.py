@@ -15,13 +15,11 @@ from starlette.middleware import Middleware
 from rlpto import __version__
 from rlpto.service.books.database import Books
 from rlpto.service.settings import ServiceSettings
-from rlpto.service.web.group_commit import GroupCommit
-from rlpto.service.web.guard import Guard
-from rlpto.service.web.limits import Limits
-from rlpto.service.web.metrics import Metrics, Noted
-from rlpto.service.web.problems import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.metrics import MetricsProxy, ServiceMetrics
+from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
-from rlpto.service.web.state import Bell, Service
+from rlpto.service.web.state import DatabaseWriter, EventNotifier, Service
 
 _PROBLEM: dict[str, Any] = {
     "description": "What was wrong, and what was expected.",
@@ -31,7 +29,7 @@ _PROBLEM: dict[str, Any] = {
 
 def make_app(settings: ServiceSettings) -> FastAPI:
     """The web process' application; its books must be there."""
-    noted = Noted()
+    metrics = MetricsProxy()
     app = FastAPI(
         title="RLPTO job service",
         version=__version__,
@@ -40,11 +38,11 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
         lifespan=_lifespan,
-        middleware=[Middleware(Guard, settings=settings.web, note=noted)],
+        middleware=[Middleware(RequestGuard, settings=settings.web, note=metrics)],
         responses={"4XX": _PROBLEM},
     )
     app.openapi = _described(app)  # type: ignore[method-assign]
-    app.state.settings, app.state.noted = settings, noted
+    app.state.settings, app.state.metrics = settings, metrics
     add_handlers(app)
     api = APIRouter(prefix=API)
     for part in (jobs, cluster, stream, account, admin):
@@ -65,17 +63,17 @@ def openapi_text(settings: ServiceSettings) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
     books = Books(settings.books)
-    metrics = Metrics(books)
-    bell = Bell(books)
-    limits = Limits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, books, GroupCommit(settings.books), bell, limits, metrics)
+    metrics = ServiceMetrics(books)
+    notifier = EventNotifier(books)
+    limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
+    service = Service(settings, books, DatabaseWriter(settings.books), notifier, limits, metrics)
     app.state.service = service
-    app.state.noted.by = metrics
-    looking = asyncio.create_task(bell.look())
+    app.state.metrics.target = metrics
+    looking = asyncio.create_task(notifier.look())
     try:
         yield
     finally:
-        bell.close()
+        notifier.close()
         looking.cancel()
         service.commit.close()
         books.close()

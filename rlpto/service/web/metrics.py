@@ -17,7 +17,7 @@ from rlpto.service.books.status import heartbeat, nodes
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class Metrics:
+class ServiceMetrics:
     """Counters of one web process, and gauges that are read from the books when they are asked for."""
 
     def __init__(self, books: Books) -> None:
@@ -46,16 +46,16 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class Noted:
-    """Passes answers on to the metrics of the service that is at work, if one is."""
+class MetricsProxy:
+    """Passes answers on to the metrics of the running service, if there is one."""
 
     def __init__(self) -> None:
-        self.by: Metrics | None = None
+        self.target: ServiceMetrics | None = None
 
     def __call__(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
-        if self.by is not None:
-            self.by.note(method, route, status, seconds)
+        if self.target is not None:
+            self.target.note(method, route, status, seconds)
 
 
 class _OfBooks(Collector):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from rlpto.service.books.audit import keep_key, submitted_before
@@ -12,11 +13,11 @@ from rlpto.service.books.database import Books
 from rlpto.service.books.events import add_event
 from rlpto.service.books.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
 from rlpto.service.books.programs import get_program
-from rlpto.service.books.status import previews
+from rlpto.service.books.status import PreviewRow, previews
 from rlpto.service.books.users import User
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
-from rlpto.service.web.problems import Problem
-from rlpto.service.web.values import JobBody
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.schemas import JobBody
 
 _USUAL_EPOCHS = 10.0
 
@@ -73,15 +74,13 @@ def checked_job(books: Books, settings: ServiceSettings, user: User, body: JobBo
     )
 
 
-def previews_for(books: Books, job: NewJob) -> list[dict[str, str | int | float]]:
+def previews_for(books: Books, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
     program = get_program(books, job.program)
     whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
     share = job.epochs / whole
-    return [
-        {"metric": row.metric, "gpus": row.gpus, "hours": row.hours * share, "gpu_hours": row.gpu_hours * share}
-        for row in previews(books, job.program)
-    ]
+    rows = previews(books, job.program)
+    return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 
 
 def digest_of(body: JobBody) -> str:

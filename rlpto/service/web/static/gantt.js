@@ -5,7 +5,7 @@
   const said = document.getElementById("gantt-said");
   const hint = said.textContent;
   const LEFT = 84, BOTTOM = 22, LEAST_LANE = 3, MOST_LANE = 22;
-  let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], nodes = [];
+  let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], names = {}, nodes = [];
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // A lane for every GPU of a node: each span takes as many as it has GPUs, the first that are free then.
@@ -92,7 +92,7 @@
     if (!span) { said.textContent = hint; draw(); return; }
     const took = Math.round((span.ended ?? until) - span.started);
     const from = new Date(span.started * 1000).toLocaleTimeString();
-    said.textContent = `${span.job ? span.name || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${span.node} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
+    said.textContent = `${span.job ? names[span.job] || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${span.node} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
     draw();
   };
   const at = (event) => {
@@ -113,9 +113,10 @@
   new ResizeObserver(draw).observe(canvas.parentElement);
   addEventListener("rlpto-theme", draw);
 
-  // found: {now, spans}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
+  // found: {now, spans, names}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
   window.rlptoGantt = (found, all, seconds) => {
     spans = found.spans;
+    names = found.names;
     nodes = all;
     const first = Math.min(...spans.map((span) => span.started));
     const last = Math.max(...spans.map((span) => span.ended ?? found.now));
