@@ -1,4 +1,4 @@
-"""The two sides of a scheduling decision: what a policy sees, and what a cluster is told."""
+"""The two sides of a scheduling decision: what a policy sees, and what a cluster is to do."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ClusterShape(tuple[Node, ...]):
         return ClusterShape(replace(node, up=bool(works)) for node, works in zip(self, up, strict=True))
 
     def with_background(self, gpus: Iterable[int], cpus: Iterable[int]) -> ClusterShape:
-        """The same nodes; other processes hold so many GPUs and CPU slots of them, [N] each."""
+        """The same nodes, of which other processes hold GPUs and CPU slots, [N] each."""
         return ClusterShape(
             replace(node, background=int(held), background_cpus=int(slots))
             for node, held, slots in zip(self, gpus, cpus, strict=True)
@@ -139,9 +139,9 @@ class Placement:
 
     nodes: for each job the number, in the cluster's shape, of the node of each GPU that it holds, those of one node
     together.
-    training: [n] GPUs that train until those which were added last do; all it holds unless some are starting beside it.
+    training: [n] GPUs that train now; all it holds unless added ones are still starting.
     spanned: [n] nodes that those span. pausing: [n] seconds until they train. starting: [n] seconds until all train, 0
-    where none are starting beside others.
+    where no added GPUs are starting.
     """
 
     nodes: tuple[IntArray, ...]
@@ -214,7 +214,7 @@ class Allocation:
         A change of it alone costs a running job nothing.
     placement: [n, N] GPUs of every job on every node of the shape, `gpus` in all; None: the cluster places them. A job
         that holds just these is not touched.
-    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: as many as the job has by itself.
+    servers: [n] parameter servers, 1 to `JobTable.most_servers`; 0, or None for all: the job's own number.
         A change of it restarts a running job.
     """
 
@@ -234,7 +234,7 @@ class Progress:
     shortfall: [classes] sum over jobs of seconds in the system x share of that accuracy which was missing then.
     unfinished: job-seconds spent in the system (submitted, not finished).
     gpu_seconds: GPU-seconds held by jobs.
-    rescales: changes at `start` that put a job which had run before onto GPUs anew (a first start is none).
+    rescales: changes at `start` that restart a job which has run before (a first start does not count).
     rescale_seconds: seconds of delay those changes cost, summed over jobs.
     arrived, finished: numbers of jobs.
     """
@@ -269,7 +269,7 @@ class Progress:
 
 @runtime_checkable
 class FastForward(Protocol):
-    """A cluster that can pass several decision points at once, where nobody wants to decide. Optional."""
+    """A cluster that can pass several decision points at once while the present decision stands. Optional."""
 
     def advance_until(self, until: float) -> AnyArray:
         """Run at least to the next decision point, at most to the first one not before `until` or with a change.
@@ -294,7 +294,7 @@ class JobSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """The job of this name is to end: whoever submitted it does not want it any more."""
+    """End the job of this name: it was cancelled."""
 
     job: str
 
@@ -313,7 +313,7 @@ class DecideNow:
 
 
 Order: TypeAlias = Withdraw | Reclass | DecideNow
-"""What a source may ask of a cluster beside giving it jobs."""
+"""What a source may ask of a cluster other than to take jobs."""
 
 
 @runtime_checkable

@@ -61,7 +61,7 @@ def place_background(loads: Sequence[BackgroundLoad], shape: ClusterShape) -> li
 
 
 def _pack(free: list[int], count: int) -> list[tuple[int, int]]:
-    """Take so many of free [N]: numbers of nodes, and how many of each."""
+    """Take this number out of free [N]: numbers of nodes, and how many of each."""
     taken = []
     while count:
         fitting = [node for node, room in enumerate(free) if room >= count]

@@ -1,7 +1,7 @@
-"""Fair order between users: those who have had the least GPU time lately come first, and take turns.
+"""Fair order between users: users with the least recent GPU time come first, and take turns.
 
 GPU time that a user has had counts half after a half-life. A user's second job in the queue counts as if the first had
-run for `TURN_S` already, and so on: of two users who have had nothing, neither has all jobs served before the other's
+run for `TURN_S` already, and so on: of two new users, neither has all jobs served before the other's
 first. As the multifactor fair share of batch systems, per job rather than per user; no job is ever stopped by it.
 """
 
@@ -17,7 +17,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 TURN_S = 600.0
 """Seconds for which a user's jobs that run, or wait before another one, are taken to hold what they ask for."""
 LEAST_GPU_S = 1.0
-"""GPU-seconds below which a user counts as one who has had nothing."""
+"""GPU-seconds below which a user counts as new."""
 
 
 class UserService:
@@ -36,7 +36,7 @@ class UserService:
         self._count(state)
         keys, ahead = np.zeros(len(state.jobs)), dict(self._had)
         asked = np.where(state.jobs.waiting, state.jobs.requested_gpus, state.jobs.gpus).tolist()
-        # Those who run are ahead of those who wait, wherever they stand.
+        # Running jobs are ahead of waiting ones.
         rows = np.argsort(state.jobs.waiting, kind="stable").tolist()
         for row in rows:
             user = self._cluster.jobs[int(state.jobs.index[row])].user
@@ -62,5 +62,5 @@ class UserService:
         self._seen = self._cluster.store.attained_service[jobs].copy()
 
     def renumbered(self) -> None:
-        """The cluster has forgotten jobs that have ended, and numbered the others anew."""
+        """The cluster has removed ended jobs and renumbered the others."""
         self._watch(self._cluster.state().jobs.index)

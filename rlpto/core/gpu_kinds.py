@@ -1,4 +1,4 @@
-"""Clusters with several kinds of GPU: who runs on which kind, and on which nodes of it.
+"""Clusters with several kinds of GPU: which job runs on which kind, and on which nodes of it.
 
 A job runs on one kind at a time. Policies that count GPUs need know nothing of kinds: `onto_kinds` is the rule by which
 their counts become GPUs of a kind. A policy that chooses kinds itself places with `place_on_kinds`.
@@ -40,10 +40,10 @@ def spans_kinds(placement: IntArray, shape: ClusterShape) -> IntArray:
 def onto_kinds(state: ClusterState, wishes: IntArray) -> IntArray:
     """Placement [n, N] of wishes [n] GPUs, which fit the cluster in all, each job on one kind.
 
-    Whose wish is not more than it holds stays on its kind. The others follow in queue order: each takes, of what is
-    left of every kind, at most its wish, and chooses the kind on which it is then expected to finish first; where it
-    would have to move, after another rescale. Kinds are told by `JobTable.speed_on_gpu`. A job that finds less than its
-    min_gpus everywhere waits, and the kind with most GPUs left is kept for it: no job behind it takes any of those.
+    A job that does not grow stays on its kind. The others follow in queue order: each chooses the kind on which it
+    should finish first with at most its wish of the free GPUs there, after another rescale if it has to move. Kinds
+    are compared by `JobTable.speed_on_gpu`. A job that finds less than its min_gpus on every kind waits, and the kind
+    with most GPUs left is kept for it: no job behind it takes any of those.
     """
     jobs, shape = state.jobs, state.shape
     held = np.where(shape.offered > 0, state.held_nodes, 0)
@@ -144,7 +144,7 @@ def _make_room(
 ) -> Sequence[int]:
     """Free `part` GPUs of one of `nodes` by moving jobs smaller than that of `row` which stand there alone.
 
-    Of the nodes that can be freed, the one that moves fewest GPUs; nothing moves where none can. Returns who does.
+    Of the nodes that can be freed, the one that moves fewest GPUs, if there is one. Returns the jobs that move.
     """
     single = (placement > 0).sum(axis=1) == 1
     best: tuple[int, int, list[int]] | None = None

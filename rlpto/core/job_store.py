@@ -42,7 +42,7 @@ class JobStore:
         self.records = self.room[:wanted]
 
     def keep(self, index: IntArray) -> None:
-        """Forget all jobs but those at `index` [n], which are numbered anew, in the order given."""
+        """Forget all jobs but those at `index` [n], renumbered in the order given."""
         for name in JOB.names or ():
             self.__dict__.pop(name, None)
         self.records = self.room = self.records[index]

@@ -59,7 +59,7 @@ class DecisionLoop:
         return state if self._forecaster is None else self._forecaster(state)
 
     def renumbered(self) -> None:
-        """The cluster has forgotten jobs that have ended, and numbered the others anew."""
+        """The cluster has removed ended jobs and renumbered the others."""
         if self._users is not None:
             self._users.renumbered()
 
@@ -135,7 +135,7 @@ def run(
 
 
 class ProgressWatch:
-    """Notices that no job gets on any more: all are left without GPUs, or take turns faster than they can start."""
+    """Detects that no job progresses: none has GPUs, or jobs take turns faster than they can start."""
 
     def __init__(self, cluster: Cluster, policy: str) -> None:
         self._cluster, self._policy = cluster, policy
@@ -144,7 +144,7 @@ class ProgressWatch:
         self._progress, self._rescales = -1.0, 0
 
     def check(self, points: int) -> None:
-        """After so many decision points have passed. Raises PolicyError once it has been so for MAX_IDLE_POINTS."""
+        """Count decision points without progress. Raises PolicyError after MAX_IDLE_POINTS of them."""
         cluster = self._cluster
         self._idle = 0 if cluster.held_gpus else self._idle + points * starved(cluster)
         if self._idle > MAX_IDLE_POINTS:
@@ -156,7 +156,7 @@ class ProgressWatch:
         self._held = self._held and cluster.held_gpus > 0
         if self._points < MAX_IDLE_POINTS:
             return
-        # A look costs a sum over all jobs, so it is taken once in so many points.
+        # Each check sums over all jobs, so it is made only once in a number of points.
         progress, rescales = float(cluster.store.progress.sum()), int(cluster.store.rescales.sum())
         if self._held and progress == self._progress and rescales > self._rescales:
             raise PolicyError(

@@ -3,7 +3,7 @@
 Two strategies. *pack* (default): a job goes where it spans the fewest nodes, on the node it leaves
 fullest, and a job whose size changes stays where it is if it can. *most_free*: GPUs come from the
 node with most free ones, first of equals by number, then from the next: the rule of the Pollux
-simulator, under which a job whose size changes is placed anew.
+simulator, under which a job whose size changes is placed again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Multi-priority queues: who is served first, and the one place where wishes meet capacity.
+"""Multi-priority queues: the order of service, and the one place where wishes meet capacity.
 
-Every policy passes through here, whatever it is: `Queue.order` sorts the table before the policy
+Every policy passes through here: `Queue.order` sorts the table before the policy
 sees it, `Queue.admit` checks what the policy returns and trims it to capacity in that order.
 """
 
@@ -44,7 +44,7 @@ class QueueSettings(Settings):
     """Which job is served first: priority classes, aging between them, and one rule among jobs of like standing."""
 
     classes: Literal["strict", "weighted"] = "strict"
-    """strict: a job of a higher class, after aging, comes first, whatever the policy. weighted: classes weigh but none
+    """strict: a job of a higher class, after aging, comes first under every policy. weighted: classes weigh but none
     comes first: jobs queue as if each class above low had been submitted earlier by the times of aging below it, and
     policies that rank by an amount divide it by the weight of the class."""
     class_weights: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (4.0, 2.0, 1.0)
@@ -82,7 +82,7 @@ class QueueSettings(Settings):
 
     @property
     def strict(self) -> bool:
-        """Whether a job of a higher class comes first, whatever the policy."""
+        """Whether a job of a higher class comes first under every policy."""
         return self.classes == "strict"
 
     @property
@@ -164,7 +164,7 @@ class Queue:
         if len(state.shape.kinds) > 1:
             trimmed = not np.array_equal(gpus, wishes)
             if placement is None or trimmed or len(spans_kinds(placement, state.shape)):
-                placement = onto_kinds(state, gpus)  # who places jobs without a thought of kinds has counted GPUs
+                placement = onto_kinds(state, gpus)  # a policy that ignores kinds has counted GPUs
             gpus = placement.sum(axis=1)
             servers = servers if servers is None else np.where(gpus > 0, servers, 0)
         elif placement is not None and not np.array_equal(gpus, wishes):
@@ -201,7 +201,7 @@ def check_batch_size(batch_size: Any, state: ClusterState, gpus: IntArray, polic
         return None
     jobs = state.jobs
     chosen = whole_numbers(batch_size, len(jobs), policy, "samples in a batch")
-    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # whatever its servers: every size has all their numbers
+    wrong = np.flatnonzero(jobs.types_at(chosen) == NO_TYPE)  # a size that exists has all numbers of servers
     if len(wrong):
         known = [size for size in jobs.batch_sizes[wrong[0]].tolist() if size > 0]
         raise PolicyError(
@@ -318,7 +318,7 @@ def shrink_converging(view: AnyArray, since: float, keep: float) -> None:
 def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, reserved: int, given: IntArray) -> int:
     """Fill given [n] with wishes [n] of the jobs in view [n] VIEW, in queue order, cut to what can be had.
 
-    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave to nobody, see `hold_back`. Returns the first row
+    shrink_lower: see `shrink_lower_classes`. reserved: GPUs to leave free, see `hold_back`. Returns the first row
     whose wish breaks its limits, or -1.
     """
     total = 0
@@ -343,10 +343,10 @@ def admit(view: AnyArray, wishes: IntArray, capacity: int, shrink_lower: bool, r
 
 @kernel()
 def hold_back(given: IntArray, view: AnyArray, capacity: int, reserved: int) -> None:
-    """Leave `reserved` GPUs of the capacity to nobody, as far as jobs below class high can do without growing.
+    """Leave `reserved` GPUs of the capacity free, as far as jobs below class high can do without growing.
 
     given [n] is changed: rows of lower classes, the last first, get no more than they hold (or their min_gpus,
-    if they hold less) until enough is left. Nobody loses GPUs, and nobody is kept from starting. After the
+    if they hold less) until enough is left. No job loses GPUs, and none is kept from starting. After the
     reservation of GPUs for predicted jobs of class high in this project's notes on systems (1.4).
     """
     missing = reserved - capacity

@@ -37,7 +37,7 @@ class RewardWeights(Settings):
     """Cost of one hour of rescale delay."""
     shortfall: float = Field(0.0, ge=0, le=LARGEST_WEIGHT)
     """Cost of one hour in which a job of weight 1 has gained none yet of the accuracy it can gain. One that has
-    gained 90 % of it costs a tenth of that: for those who mind when accuracy comes, and not only when a job ends."""
+    gained 90 % of it costs a tenth of that: for users who care when accuracy comes, and not only when a job ends."""
     classes: tuple[_ClassWeight, _ClassWeight, _ClassWeight] = (3.0, 2.0, 1.0)
     """Weight of a job's accuracy, and of its shortfall, by priority class: high, normal, low."""
 

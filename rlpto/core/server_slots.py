@@ -17,7 +17,7 @@ from rlpto.performance.tables import SpeedTables
 
 
 def check_servers_fit(jobs: Sequence[Job], store: JobStore, tables: SpeedTables, shape: ClusterShape) -> None:
-    """Raise JobError for a job that has more parameter servers by itself than all nodes have CPU slots.
+    """Raise JobError for a job whose own parameter servers exceed the CPU slots of all nodes.
 
     jobs, store: the same jobs, and their records.
     """

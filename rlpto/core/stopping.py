@@ -1,8 +1,8 @@
 """Early stopping: a job whose accuracy has flattened ends before its declared epochs.
 
-One rule for simulated and for real jobs. Accuracies are those of evaluations after so many scale-invariant epochs. A
+One rule for simulated and for real jobs. Accuracies are those of evaluations, at given scale-invariant epochs. A
 single one is noisy, so the rule compares the *median* of the newest with the *best* of those before: where there are
-several, none by itself stops a job. On a curve that never falls, as those of profiles, the median is the accuracy
+several, one alone never stops a job. On a curve that never falls, as those of profiles, the median is the accuracy
 half-way through the window.
 """
 
@@ -63,7 +63,7 @@ def are_rules(texts: Sequence[str]) -> BoolArray:
 
 
 def has_flattened(rule: StopRule, declared: float, epochs: FloatArray, accuracy: FloatArray) -> bool:
-    """True if a job of so many `declared` epochs is to stop at the newest of its n evaluations.
+    """True if a job of `declared` epochs stops at the newest of its n evaluations.
 
     epochs, accuracy: [n] of every evaluation so far, in order. False where none is older than the rule's window.
     """

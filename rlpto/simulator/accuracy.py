@@ -1,10 +1,10 @@
-"""When a job gains its accuracy, to the second: compiled steps beside those that train it.
+"""When a job gains its accuracy, to the second: compiled steps next to those that train it.
 
 Accuracy is linear in progress within an epoch, and progress in time. So the share of its accuracy that a job is missing
 is piecewise linear in time, with corners at the ends of epochs, and its integral a sum of trapezia: exact, however far
 apart two looks at the job are. Only where epoch ends are rounded (`epoch_resolution`) is it taken to be linear between
 two looks. All of it follows from where jobs stand when an interval begins, so training knows nothing of it, and nothing
-of it is done where nobody asks (rule `follow_accuracy`).
+of it is done unless configured (rule `follow_accuracy`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random moments of node failures and repairs, drawn without a stream: each is a hash of who and when.
+"""Random moments of node failures and repairs, drawn without a stream: each is a hash of seed, node and count.
 
 So a node's failures do not depend on what the policy does, and every policy meets the same ones.
 """

@@ -109,8 +109,8 @@ def start_running(w: World, b: int, j: int, shrinks: int) -> None:
 def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
     """Job index[i] is of types[i] from now on: it goes on with another batch size, and loses nothing by that.
 
-    What it has trained until now counts as saved by a checkpoint. Who is to run on another kind of GPU gives back those
-    it has: its workers there are of no use on the others.
+    What it has trained until now counts as saved by a checkpoint. A job that moves to another kind of GPU gives
+    back those it has: its workers there are of no use on the others.
     """
     for i in range(len(index)):
         j = index[i]
@@ -136,7 +136,7 @@ def choose_types(w: World, b: int, index: IntArray, types: IntArray) -> None:
 def restart_jobs(w: World, b: int, index: IntArray, rescales: IntArray) -> None:
     """Job index[i], which runs and has other servers now, starts from a checkpoint, and none of it trains until then.
 
-    rescales: [n] of theirs before the decision. Who got other GPUs by it too starts but once.
+    rescales: [n] of theirs before the decision. A job that also got other GPUs starts only once.
     """
     for i in range(len(index)):
         j = index[i]

@@ -33,7 +33,7 @@ class SimulatorSettings(Settings):
     finishes or a node changes."""
     placement: Literal["pack", "most_free"] = "pack"
     """pack: fewest nodes, best fit, a job grows and shrinks in place; most_free: the emptiest nodes first,
-    and a job whose size changes is placed anew (as in the Pollux simulator)."""
+    and a job whose size changes is placed again (as in the Pollux simulator)."""
     rescale_delay: float | None = Field(None, ge=0)
     """Seconds without progress after every change of a job's GPUs, its start included; null: each model's own."""
     growth: Literal["pause", "overlap"] = "pause"
@@ -50,7 +50,7 @@ class SimulatorSettings(Settings):
     speed. 0: not at all; 1: they take turns."""
     change_batch_above: float = Field(1.0, ge=1, le=1000)
     """Jobs that choose their batch sizes by their own fits (`knowledge.mode: online`) leave the one they train with
-    only for another that is more than so many times as good by their metric; on other GPUs they choose anew. 1: any
+    only for another that is more than so many times as good by their metric; on other GPUs they choose again. 1: any
     gain counts, as in Pollux's simulator; AdaptDL's agents have 1.05."""
     max_hours: float | None = Field(None, gt=0, le=10**6)
     """Stop the run after this many hours even if jobs remain; null: run until all are finished."""

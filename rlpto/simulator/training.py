@@ -1,4 +1,4 @@
-"""How one job gets on: compiled functions of its speed row. Pure, no cluster in sight."""
+"""How one job progresses: compiled functions of its speed row. Pure, no cluster in sight."""
 
 from __future__ import annotations
 
