@@ -1,4 +1,4 @@
-"""What is forecast of arrivals in a service: from the jobs that the books have given, month after month."""
+"""What is forecast of arrivals in a service: from the jobs that the database has given, month after month."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.service.books.status import VolumeRow
+from rlpto.store.status import VolumeRow
 from rlpto.service.scheduler.futures import Futures, sample_arrivals
 
 FUTURES = 19

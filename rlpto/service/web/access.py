@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from rlpto.service.books.jobs import JobRow, get_job
-from rlpto.service.books.users import Role, Token, User, user_of_token, user_of_token_id
+from rlpto.store.jobs import JobRow, get_job
+from rlpto.store.users import Role, Token, User, user_of_token, user_of_token_id
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE, SAFE_METHODS
 from rlpto.service.web.state import Service, TheService
@@ -38,7 +38,7 @@ class Caller:
 
 def still_valid(service: Service, caller: Caller) -> Caller | None:
     """A caller with the role of now; None: the token or the user has ended since."""
-    found = user_of_token_id(service.books, caller.token.id, service.now())
+    found = user_of_token_id(service.store, caller.token.id, service.now())
     return None if found is None else Caller(*found)
 
 
@@ -50,7 +50,7 @@ def caller_of(service: Service, request: Request) -> Caller | None:
         kinds = ("token",)
     else:
         secret, kinds = request.cookies.get(COOKIE, ""), ("session",)
-    found = user_of_token(service.books, secret, service.now()) if secret else None
+    found = user_of_token(service.store, secret, service.now()) if secret else None
     if found is None or found[1].kind not in kinds:
         return None
     return Caller(*found)
@@ -94,7 +94,7 @@ AnAdmin = Annotated[Caller, Depends(_of_role("admin"))]
 
 def job_for(service: Service, caller: Caller, job: str) -> JobRow:
     """A job that the caller may see. Raises Problem 404 for any other, whether it is there or not."""
-    found = get_job(service.books, job)
+    found = get_job(service.store, job)
     if found is None or not caller.may_see(found.owner):
         raise not_found("job")
     return found

@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from rlpto import __version__
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.metrics import MetricsProxy, ServiceMetrics
@@ -28,7 +28,7 @@ _PROBLEM: dict[str, Any] = {
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
-    """The web process' application; its books must be there."""
+    """The web process' application; its store must be there."""
     metrics = MetricsProxy()
     app = FastAPI(
         title="RLPTO job service",
@@ -62,11 +62,11 @@ def openapi_text(settings: ServiceSettings) -> str:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
-    books = Books(settings.books)
-    metrics = ServiceMetrics(books)
-    notifier = EventNotifier(books)
+    store = Store(settings.database)
+    metrics = ServiceMetrics(store)
+    notifier = EventNotifier(store)
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, books, DatabaseWriter(settings.books), notifier, limits, metrics)
+    service = Service(settings, store, DatabaseWriter(settings.database), notifier, limits, metrics)
     app.state.service = service
     app.state.metrics.target = metrics
     looking = asyncio.create_task(notifier.look())
@@ -76,7 +76,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         notifier.close()
         looking.cancel()
         service.commit.close()
-        books.close()
+        store.close()
 
 
 def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:

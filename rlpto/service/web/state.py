@@ -12,8 +12,8 @@ from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Request
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import last_event
+from rlpto.store.database import Store
+from rlpto.store.events import last_event
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits
@@ -26,16 +26,16 @@ LOOK_INTERVAL_S = 0.1
 class EventNotifier:
     """Wakes streams when there are new events, so that they need not poll themselves."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._new = asyncio.Event()
-        self.last = last_event(books)
+        self.last = last_event(store)
         self.closing = False
 
     async def look(self) -> None:
         """Poll for new events until closed."""
         while not self.closing:
-            last = last_event(self._books)
+            last = last_event(self._store)
             if last != self.last:
                 self.last = last
                 self._wake()
@@ -64,9 +64,9 @@ class DatabaseWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(1, "database-writer")
-        self._books: Books | None = None
+        self._store: Store | None = None
 
-    async def __call__(self, write: Callable[[Books], T]) -> T:
+    async def __call__(self, write: Callable[[Store], T]) -> T:
         """Run `write` in a transaction; its result. Nothing is kept of one that raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, write)
 
@@ -76,24 +76,24 @@ class DatabaseWriter:
         self._thread.shutdown()
 
     def _close(self) -> None:
-        if self._books is not None:
-            self._books.close()
+        if self._store is not None:
+            self._store.close()
 
-    def _run(self, write: Callable[[Books], T]) -> T:
-        self._books = self._books or Books(self._path)
-        with self._books.transaction():
-            return write(self._books)
+    def _run(self, write: Callable[[Store], T]) -> T:
+        self._store = self._store or Store(self._path)
+        with self._store.transaction():
+            return write(self._store)
 
 
 @dataclass(frozen=True)
 class Service:
     """Everything that routes need.
 
-    books: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
+    store: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
     """
 
     settings: ServiceSettings
-    books: Books
+    store: Store
     commit: DatabaseWriter
     notifier: EventNotifier
     limits: RateLimits

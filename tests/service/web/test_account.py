@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlpto.service.books.programs import note_check
-from rlpto.service.books.users import add_token
+from rlpto.store.programs import note_check
+from rlpto.store.users import add_token
 from rlpto.service.web.routes import account
 from tests.service.web.helpers import PROGRAM, Api
 from tests.service.web.test_jobs import problem
@@ -35,7 +35,7 @@ class TestTokens:
     def test_changes_are_bounded_by_user(self, api: Api) -> None:
         service: Any = api.client.app.state.service  # type: ignore[attr-defined]
         service.limits._changes.per_second = 0.2
-        second = {"Authorization": f"Bearer {add_token(api.books, 'ann', '', time.time())[1]}"}
+        second = {"Authorization": f"Bearer {add_token(api.store, 'ann', '', time.time())[1]}"}
         headers = ({}, {}, second, {})
         codes = [api("POST", "jobs/validate", json={"program": "digits"}, headers=one).status_code for one in headers]
         assert codes == [200, 200, 429, 429], "a second token is no second quota"
@@ -57,7 +57,7 @@ class TestTokens:
 
     def test_expired_tokens_do_not_count(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(account, "_MOST_TOKENS", 2)
-        add_token(api.books, "ann", "", 0.0, expires=1.0)
+        add_token(api.store, "ann", "", 0.0, expires=1.0)
         assert len(api("GET", "tokens").json()["tokens"]) == 1
         assert api("POST", "tokens", json={}).status_code == 201
         problem(api("POST", "tokens", json={}), 403, "quota-exceeded")
@@ -176,7 +176,7 @@ class TestPrograms:
         problem(api("POST", "jobs", json={"program": "mine"}), 403, "program-not-allowed")
 
     def test_a_program_that_cannot_train_is_not_taken(self, api: Api) -> None:
-        note_check(api.books, "digits", 1, "refused", "no module named x")
+        note_check(api.store, "digits", 1, "refused", "no module named x")
         answer = api("POST", "jobs", json={"program": "digits"})
         assert "no module named x" in problem(answer, 403, "program-not-allowed")
         assert api("GET", "programs").json()["programs"] == []

@@ -9,10 +9,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import change_job
-from rlpto.service.books.users import change_user, get_user, revoke_token, user_of_token
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import change_job
+from rlpto.store.users import change_user, get_user, revoke_token, user_of_token
 from tests.service.web.helpers import Api, fill, make_settings
 from tests.service.web.serving import web_process
 from tests.service.web.test_jobs import problem
@@ -31,7 +31,7 @@ def parsed(text: str) -> list[tuple[str, Any]]:
 def test_a_stream_resumes_and_ends(api: Api) -> None:
     job = api.submit()["id"]
     numbers = [
-        add_event(api.books, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
+        add_event(api.store, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
     ]
     first = parsed(api("GET", "events", params={"once": "true"}).text)
     assert [data["body"].get("state") for kind, data in first if kind == "job"] == ["submitted", "queued", "running"]
@@ -42,8 +42,8 @@ def test_a_stream_resumes_and_ends(api: Api) -> None:
 
 def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
     job = api.submit()["id"]
-    add_event(api.books, "job", time.time(), job, "ann", {"state": "finished"})
-    change_job(api.books, job, time.time(), state="finished")
+    add_event(api.store, "job", time.time(), job, "ann", {"state": "finished"})
+    change_job(api.store, job, time.time(), state="finished")
     found = parsed(api("GET", "events", params={"job": job}).text)
     assert [kind for kind, _ in found] == ["job", "job", "end"]
     assert found[-1][1] == {"over": True}
@@ -51,14 +51,14 @@ def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
 
 def test_nobody_hears_of_other_peoples_jobs(api: Api) -> None:
     api.submit("ann")
-    add_event(api.books, "policy", time.time(), body={"policy": "las"})
+    add_event(api.store, "policy", time.time(), body={"policy": "las"})
     kinds = [kind for kind, _ in parsed(api("GET", "events", "bob", params={"once": "true"}).text)]
     assert kinds == ["policy", "end"]
 
 
 def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
-    numbers = [add_event(api.books, "nodes", 1.0) for _ in range(5)]
-    api.books.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
+    numbers = [add_event(api.store, "nodes", 1.0) for _ in range(5)]
+    api.store.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
     answer = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
     assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
 
@@ -74,28 +74,28 @@ def test_a_stream_ends_with_what_allows_it(tmp_path: Path, what: str) -> None:
     """A stream of all jobs that an operator has opened, when the right to read it ends."""
     settings = make_settings(tmp_path / "service")
     tokens = fill(settings)
-    books = Books(settings.books)
+    store = Store(settings.database)
     with web_process(settings) as web:
         headers = {"Authorization": f"Bearer {tokens['olga']}"}
         if what == "session":
             answer = httpx2.post(f"{web.address}/api/v1/session", json={"token": tokens["olga"]})
             headers = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
-        olga = get_user(books, "olga")
-        found = user_of_token(books, tokens["olga"], time.time())
+        olga = get_user(store, "olga")
+        found = user_of_token(store, tokens["olga"], time.time())
         assert olga is not None
         assert found is not None
         url = f"{web.address}/api/v1/events"
         with httpx2.stream("GET", url, headers=headers | {"Last-Event-ID": "0"}, timeout=20) as stream:
             lines = stream.iter_lines()
-            add_event(books, "job", time.time(), "jaaa", "ann", {"state": "before"})
+            add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
             assert any("before" in line for line in lines)
             if what in ("token", "session"):
-                revoke_token(books, found[1].id, "olga", time.time())
+                revoke_token(store, found[1].id, "olga", time.time())
             else:
-                change_user(books, replace(olga, disabled=what == "user", role="user"))
+                change_user(store, replace(olga, disabled=what == "user", role="user"))
             for _ in range(3):
-                add_event(books, "job", time.time(), "jaaa", "ann", {"state": "after"})
-            add_event(books, "drain", time.time(), body={"on": True})
+                add_event(store, "job", time.time(), "jaaa", "ann", {"state": "after"})
+            add_event(store, "drain", time.time(), body={"on": True})
             rest = []
             for line in lines:
                 rest.append(line)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 
 from fastapi import APIRouter, Request, Response
 
-from rlpto.service.books import audit, users
-from rlpto.service.books.database import Books
+from rlpto.store import audit, users
+from rlpto.store.database import Store
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE
@@ -51,7 +51,7 @@ def with_quotas(service: Service, user: users.User) -> users.User:
 @router.get("/tokens")
 async def tokens(caller: TheCaller, service: TheService) -> Tokens:
     """The caller's tokens and sessions."""
-    return Tokens(users.tokens_of(service.books, caller.name, service.now()))
+    return Tokens(users.tokens_of(service.store, caller.name, service.now()))
 
 
 @router.post("/tokens", status_code=201)
@@ -64,17 +64,17 @@ async def new_token(service: Service, caller: Caller, user: str, body: TokenBody
     """A token for a user. Raises Problem if it would outlive the caller's, or if there are too many."""
     at = service.now()
     expires = None if body.days is None else at + body.days * _DAY_S
-    bound = users.last_expiry(service.books, caller.token)
+    bound = users.last_expiry(service.store, caller.token)
     if bound is not None and (expires is None or expires > bound):
         days = max(0.0, bound - at) / _DAY_S
         raise Problem(403, "outlives-token", f"days: expected at most {days:.4g}, when the token in use expires")
 
-    def write(books: Books) -> NewToken:
-        known = [one for one in users.tokens_of(books, user, at) if one.kind == "token"]
+    def write(store: Store) -> NewToken:
+        known = [one for one in users.tokens_of(store, user, at) if one.kind == "token"]
         if len(known) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
-        token, secret = users.add_token(books, user, body.label, at, expires=expires)
-        audit.note(books, caller.name, "token.add", user, at, {"id": token.id, "label": body.label})
+        token, secret = users.add_token(store, user, body.label, at, expires=expires)
+        audit.note(store, caller.name, "token.add", user, at, {"id": token.id, "label": body.label})
         return NewToken(**asdict(token), token=secret)
 
     return await service.commit(write)
@@ -90,10 +90,10 @@ async def end_token_of(service: Service, caller: Caller, user: str, token: str) 
     """End a token or a session of a user. Raises Problem 404 if there is none of that id."""
     at = service.now()
 
-    def write(books: Books) -> None:
-        if not users.revoke_token(books, token, user, at):
+    def write(store: Store) -> None:
+        if not users.revoke_token(store, token, user, at):
             raise not_found("token")
-        audit.note(books, caller.name, "token.end", user, at, {"id": token})
+        audit.note(store, caller.name, "token.end", user, at, {"id": token})
 
     await service.commit(write)
 
@@ -103,18 +103,18 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
     at = service.now()
     address = request.client.host if request.client else ""
-    found = users.user_of_token(service.books, body.token, at)
+    found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
         service.limits.wrong_sign_in(address)
-        await service.commit(lambda books: audit.note(books, "", "session.refuse", address, at))
+        await service.commit(lambda store: audit.note(store, "", "session.refuse", address, at))
         raise Problem(401, "unauthorized", "no such token, or it has ended")
     user, token = found
     service.limits.change(user.name)
     expires = at + service.settings.web.session_hours * _HOUR_S
 
-    def write(books: Books) -> tuple[users.Token, str]:
-        made = users.add_token(books, user.name, "browser", at, expires=expires, session_of=token)
-        audit.note(books, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
+    def write(store: Store) -> tuple[users.Token, str]:
+        made = users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
+        audit.note(store, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
         return made
 
     session, secret = await service.commit(write)
@@ -129,5 +129,5 @@ async def sign_out(caller: TheCaller, service: TheService, response: Response) -
     """End the session of this browser."""
     at = service.now()
     if caller.token.kind == "session":
-        await service.commit(lambda books: users.revoke_token(books, caller.token.id, caller.name, at))
+        await service.commit(lambda store: users.revoke_token(store, caller.token.id, caller.name, at))
     response.delete_cookie(COOKIE, path="/")

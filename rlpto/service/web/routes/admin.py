@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from rlpto.service.books import audit, programs, users
-from rlpto.service.books.database import Books
-from rlpto.service.books.status import PreviewRow, previews
+from rlpto.store import audit, programs, users
+from rlpto.store.database import Store
+from rlpto.store.status import PreviewRow, previews
 from rlpto.service.settings import CatalogueProgram, OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
 from rlpto.service.web.errors import Problem, not_found
@@ -67,7 +67,7 @@ class Programs:
 @router.get("/users")
 async def all_users(_: AnAdmin, service: TheService) -> Users:
     """All users."""
-    return Users([with_quotas(service, user) for user in users.all_users(service.books)])
+    return Users([with_quotas(service, user) for user in users.all_users(service.store)])
 
 
 @router.post("/users", status_code=201)
@@ -75,11 +75,11 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> user
     """Add a user, who then needs a token."""
     at = service.now()
 
-    def write(books: Books) -> users.User:
-        if users.get_user(books, body.name) is not None:
+    def write(store: Store) -> users.User:
+        if users.get_user(store, body.name) is not None:
             raise Problem(409, "name-taken", f"there is a user {body.name} already")
-        audit.note(books, caller.name, "user.add", body.name, at, {"role": body.role})
-        return users.add_user(books, body.name, body.role, at)
+        audit.note(store, caller.name, "user.add", body.name, at, {"role": body.role})
+        return users.add_user(store, body.name, body.role, at)
 
     return with_quotas(service, await service.commit(write))
 
@@ -89,8 +89,8 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
     """Change role or quotas of a user, or disable them."""
     at = service.now()
 
-    def write(books: Books) -> users.User:
-        user = users.get_user(books, name)
+    def write(store: Store) -> users.User:
+        user = users.get_user(store, name)
         if user is None:
             raise not_found("user")
         changed = replace(
@@ -100,10 +100,10 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
             jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
         )
-        users.change_user(books, changed)
-        if not any(one.role == "admin" and not one.disabled for one in users.all_users(books)):
+        users.change_user(store, changed)
+        if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
             raise Problem(409, "last-admin", "this would leave no admin")
-        audit.note(books, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        audit.note(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
         return changed
 
     return with_quotas(service, await service.commit(write))
@@ -112,7 +112,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
 @router.get("/users/{name}/tokens")
 async def tokens(name: NameInPath, _: AnAdmin, service: TheService) -> Tokens:
     """Tokens and sessions of a user."""
-    return Tokens(users.tokens_of(service.books, _known(service, name), service.now()))
+    return Tokens(users.tokens_of(service.store, _known(service, name), service.now()))
 
 
 @router.post("/users/{name}/tokens", status_code=201)
@@ -129,7 +129,7 @@ async def end_token(name: NameInPath, token: NameInPath, caller: AnAdmin, servic
 
 def _known(service: Service, name: str) -> str:
     """The name of a user. Raises Problem 404 if there is none."""
-    if users.get_user(service.books, name) is None:
+    if users.get_user(service.store, name) is None:
         raise not_found("user")
     return name
 
@@ -142,7 +142,7 @@ async def all_programs(caller: TheCaller, service: TheService) -> Programs:
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
     """The catalogue. all_of_them: also programs that nobody may train now."""
-    rows = programs.all_programs(service.books)
+    rows = programs.all_programs(service.store)
     return [_answer(service, row) for row in rows if all_of_them or (row.enabled and row.checked != "refused")]
 
 
@@ -152,7 +152,7 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
     spec = body.model_dump(mode="json")
     training = str(body.program.get("training", ""))
     prefixes = service.settings.scheduler.training_prefixes
-    before = programs.get_program(service.books, name)
+    before = programs.get_program(service.store, name)
     known = before is not None and before.spec.get("program", {}).get("training") == training
     if not known and not any(training.partition(":")[0] == one or training.startswith(f"{one}.") for one in prefixes):
         listed = ", ".join(prefixes) or "none"
@@ -162,9 +162,9 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
         raise Problem(422, "not-valid", "expected a program of at most 16 kB")
     at = service.now()
 
-    def write(books: Books) -> None:
-        version = programs.set_program(books, name, spec, caller.name, at)
-        audit.note(books, caller.name, "program.set", name, at, {"version": version, "training": training})
+    def write(store: Store) -> None:
+        version = programs.set_program(store, name, spec, caller.name, at)
+        audit.note(store, caller.name, "program.set", name, at, {"version": version, "training": training})
 
     await service.commit(write)
     return _named(service, name)
@@ -175,12 +175,12 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
     """Take no further jobs of a program; those there are go on."""
     at = service.now()
 
-    def write(books: Books) -> None:
-        row = programs.get_program(books, name)
+    def write(store: Store) -> None:
+        row = programs.get_program(store, name)
         if row is None:
             raise not_found("program")
-        programs.set_program(books, name, row.spec, caller.name, at, enabled=False)
-        audit.note(books, caller.name, "program.disable", name, at)
+        programs.set_program(store, name, row.spec, caller.name, at, enabled=False)
+        audit.note(store, caller.name, "program.disable", name, at)
 
     await service.commit(write)
 
@@ -188,13 +188,13 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
 @router.get("/audit")
 async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
     """Who has changed what, newest first."""
-    found = audit.audit_trail(service.books, None if cursor is None else int(cursor), limit + 1)
+    found = audit.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)
 
 
 def _named(service: Service, name: str) -> ProgramAnswer:
-    row = programs.get_program(service.books, name)
+    row = programs.get_program(service.store, name)
     if row is None:
         raise not_found("program")
     return _answer(service, row)
@@ -216,5 +216,5 @@ def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
         checked=row.checked,
         problem=row.problem,
         version=row.version,
-        preview=previews(service.books, row.name),
+        preview=previews(service.store, row.name),
     )

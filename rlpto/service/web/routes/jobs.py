@@ -8,12 +8,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from rlpto.service.books import audit, requests, status
-from rlpto.service.books.curves import Point, points_after
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import Event, add_event, events_of_job
-from rlpto.service.books.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
-from rlpto.service.books.logs import LogLine, log_lines
+from rlpto.store import audit, requests, status
+from rlpto.store.curves import Point, points_after
+from rlpto.store.database import Store
+from rlpto.store.events import Event, add_event, events_of_job
+from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
+from rlpto.store.logs import LogLine, log_lines
 from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
@@ -106,9 +106,9 @@ async def submit_job(
     body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
 ) -> JobRow:
     """Submit a job. It is on disk when this answers."""
-    job = checked_job(service.books, service.settings, caller.user, body)
+    job = checked_job(service.store, service.settings, caller.user, body)
     digest, at = digest_of(body), service.now()
-    row, is_new = await service.commit(lambda books: submit(books, service.settings, caller.user, job, key, digest, at))
+    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, key, digest, at))
     response.headers.update({"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'})
     if not is_new:
         response.headers["Idempotency-Replayed"] = "true"
@@ -118,10 +118,10 @@ async def submit_job(
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> Validation:
     """What would be submitted, and what it would take; nothing is kept."""
-    job = checked_job(service.books, service.settings, caller.user, body)
-    waiting = status.queue(service.books)
-    ahead = sum(row.gpus for row in list_jobs(service.books, states=("queued",), limit=200))
-    return Validation(JobRow(**vars(job)), previews_for(service.books, job), len(waiting), ahead)
+    job = checked_job(service.store, service.settings, caller.user, body)
+    waiting = status.queue(service.store)
+    ahead = sum(row.gpus for row in list_jobs(service.store, states=("queued",), limit=200))
+    return Validation(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
 
 
 @router.get("/jobs")
@@ -139,7 +139,7 @@ async def jobs(
     if owner is not None and owner != whose:
         return JobPage([], None)
     found = list_jobs(
-        service.books,
+        service.store,
         owner=whose,
         states=list(dict.fromkeys(state or ())),
         label=label,
@@ -171,13 +171,13 @@ async def change_job(
     labels = row.labels if body.labels is None else body.labels
     at = service.now()
 
-    def write(books: Books) -> JobRow:
-        if not change_asked(books, row, at, priority, labels):
+    def write(store: Store) -> JobRow:
+        if not change_asked(store, row, at, priority, labels):
             raise stale()
         if priority != row.priority:
-            requests.ask(books, "priority", caller.name, at, row.id, {"priority": priority})
-            audit.note(books, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
-        add_event(books, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
+            requests.ask(store, "priority", caller.name, at, row.id, {"priority": priority})
+            audit.note(store, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
+        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
         return replace(row, priority=priority, labels=labels, version=row.version + 1, changed=at)
 
     changed = await service.commit(write)
@@ -191,15 +191,15 @@ async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> Canc
     row = job_for(service, caller, job)
     at = service.now()
 
-    def write(books: Books) -> None:
-        now = get_job(books, row.id)
-        if now is None or now.is_over or requests.is_asked(books, "cancel", row.id):
+    def write(store: Store) -> None:
+        now = get_job(store, row.id)
+        if now is None or now.is_over or requests.is_asked(store, "cancel", row.id):
             return
-        requests.ask(books, "cancel", caller.name, at, row.id)
-        audit.note(books, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+        requests.ask(store, "cancel", caller.name, at, row.id)
+        audit.note(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
 
     await service.commit(write)
-    now = get_job(service.books, row.id) or row
+    now = get_job(service.store, row.id) or row
     return CancelAnswer(now.id, now.state)
 
 
@@ -230,7 +230,7 @@ async def curves(
 ) -> Curves:
     """Loss, accuracy, GPUs, goodput and noise scale over time."""
     row = job_for(service, caller, job)
-    found = points_after(service.books, row.id, since, limit)
+    found = points_after(service.store, row.id, since, limit)
     return Curves(found, found[-1].seq if found else since)
 
 
@@ -238,7 +238,7 @@ async def curves(
 async def events(job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200) -> EventPage:
     """What has happened to a job."""
     row = job_for(service, caller, job)
-    return EventPage(events_of_job(service.books, row.id, since, limit))
+    return EventPage(events_of_job(service.store, row.id, since, limit))
 
 
 def check_match(given: str | None, version: int) -> None:
@@ -256,5 +256,5 @@ def stale() -> Problem:
 
 
 def _whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    place, prediction = status.queue_row(service.books, row.id), status.prediction(service.books, row.id)
+    place, prediction = status.queue_row(service.store, row.id), status.prediction(service.store, row.id)
     return JobAnswer(**vars(row), queue=place, prediction=prediction)

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rlpto.service.books.events import Event, events_after, first_event, last_event
-from rlpto.service.books.jobs import get_job
+from rlpto.store.events import Event, events_after, first_event, last_event
+from rlpto.store.jobs import get_job
 from rlpto.service.web.access import Caller, TheCaller, job_for, still_valid
 from rlpto.service.web.middleware import RateLimits
 from rlpto.service.web.state import Service, TheService
@@ -51,7 +51,7 @@ async def events(
 ) -> StreamingResponse:
     """Server-sent events. `end` is the last of a stream that ends in good order; after any other end, come again."""
     row = None if job is None else job_for(service, caller, job)
-    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.books)
+    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.store)
     lines = _lines(service, caller, start, None if row is None else row.id, once)
     return _Stream(lines, service.limits, caller.name)
 
@@ -76,15 +76,15 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
     token or the user has ended, or the job belongs to somebody else and the role has changed."""
     at = start
     yield "retry: 1000\n\n"
-    if at and at + 1 < first_event(service.books):
+    if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
     while True:
         now = still_valid(service, caller)
-        row = None if job is None else get_job(service.books, job)
+        row = None if job is None else get_job(service.store, job)
         if now is None or (row is not None and not now.may_see(row.owner)):
             return
         is_over = job is not None and (row is None or row.is_over)
-        found = events_after(service.books, at, _AT_ONCE)
+        found = events_after(service.store, at, _AT_ONCE)
         text = "".join(_text(event) for event in found if now.may_see(event.owner) and job in (None, event.job))
         at = found[-1].seq if found else at
         if text:

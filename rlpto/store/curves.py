@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ _POINT = "seq, at, epoch, loss, accuracy, gpus, goodput, noise_scale"
 
 
 def add_point(
-    books: Books,
+    store: Store,
     job: str,
     at: float,
     epoch: float,
@@ -50,54 +50,54 @@ def add_point(
     noise_scale: float | None = None,
 ) -> int:
     """Note a report of a job; its number."""
-    return books.insert(
+    return store.insert(
         "INSERT INTO points (job, at, epoch, loss, accuracy, gpus, goodput, noise_scale) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (job, at, epoch, loss, accuracy, gpus, goodput, noise_scale),
     )
 
 
-def points_after(books: Books, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
+def points_after(store: Store, job: str, seq: int = 0, limit: int = 2000) -> list[Point]:
     """Points of a job that follow number `seq`, in order."""
     query = f"SELECT {_POINT} FROM points WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?"
-    return [Point(*row) for row in books.rows(query, (job, seq, limit))]
+    return [Point(*row) for row in store.rows(query, (job, seq, limit))]
 
 
-def thin_points(books: Books, job: str, most: int) -> None:
+def thin_points(store: Store, job: str, most: int) -> None:
     """Where a job has more than `most` points: remove every second one, but not the newest."""
-    with books.transaction():
-        row = books.row("SELECT count(*), max(seq) FROM points WHERE job = ?", (job,))
+    with store.transaction():
+        row = store.row("SELECT count(*), max(seq) FROM points WHERE job = ?", (job,))
         if row is None or row[0] <= most:
             return
-        books.write(
+        store.write(
             "DELETE FROM points WHERE seq IN (SELECT seq FROM (SELECT seq, row_number() OVER (ORDER BY seq) AS place "
             "FROM points WHERE job = ? AND seq < ?) WHERE place % 2 = 0)",
             (job, row[1]),
         )
 
 
-def open_span(books: Books, job: str, owner: str, node: str, gpus: int, at: float) -> int:
+def open_span(store: Store, job: str, owner: str, node: str, gpus: int, at: float) -> int:
     """Note that a job holds GPUs of a node from now on; the number of the span."""
     query = "INSERT INTO spans (job, owner, node, gpus, started) VALUES (?, ?, ?, ?, ?)"
-    return books.insert(query, (job, owner, node, gpus, at))
+    return store.insert(query, (job, owner, node, gpus, at))
 
 
-def close_spans(books: Books, job: str, at: float) -> None:
+def close_spans(store: Store, job: str, at: float) -> None:
     """Note that a job holds nothing any more."""
-    books.write("UPDATE spans SET ended = ? WHERE job = ? AND ended IS NULL", (at, job))
+    store.write("UPDATE spans SET ended = ? WHERE job = ? AND ended IS NULL", (at, job))
 
 
-def spans_between(books: Books, since: float, until: float, limit: int = 10_000) -> list[Span]:
+def spans_between(store: Store, since: float, until: float, limit: int = 10_000) -> list[Span]:
     """Spans that overlap a time [s], the newest `limit` of them, newest first."""
     columns = "seq, job, owner, node, gpus, started, ended"
     query = (
         f"SELECT {columns} FROM spans WHERE started < ? AND ended IS NULL "
         f"UNION ALL SELECT {columns} FROM spans WHERE started < ? AND ended >= ? ORDER BY started DESC LIMIT ?"
     )
-    return [Span(*row) for row in books.rows(query, (until, until, since, limit))]
+    return [Span(*row) for row in store.rows(query, (until, until, since, limit))]
 
 
-def spans_of_job(books: Books, job: str, limit: int = 10_000) -> list[Span]:
+def spans_of_job(store: Store, job: str, limit: int = 10_000) -> list[Span]:
     """Spans of one job, oldest first."""
     query = "SELECT seq, job, owner, node, gpus, started, ended FROM spans WHERE job = ? ORDER BY seq LIMIT ?"
-    return [Span(*row) for row in books.rows(query, (job, limit))]
+    return [Span(*row) for row in store.rows(query, (job, limit))]

@@ -1,4 +1,4 @@
-"""The tables of the books, as numbered migrations: `user_version` says how many have been made."""
+"""The tables of the database, as numbered migrations: `user_version` says how many have been made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in the books: what was asked for, and what has become of it."""
+"""Jobs in the database: what was asked for, and what has become of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 State = Literal["submitted", "checking", "queued", "starting", "running", "finished", "failed", "cancelled", "rejected"]
 STATES: tuple[State, ...] = get_args(State)
@@ -47,7 +47,7 @@ class NewJob:
 
 @dataclass(frozen=True)
 class JobRow(NewJob):
-    """A job as the books have it. seq: in order of submission. version: of what users may change (priority, labels).
+    """A job as the database has it. seq: in order of submission. version: of what users may change (priority, labels).
 
     submitted, changed, queued, started, ended: s; None: not yet. progress: epochs done. gpus_held: now.
     gpu_seconds: so far. reason: why it is in its state, empty: as usual.
@@ -93,34 +93,34 @@ def new_job_id() -> str:
     return "j" + "".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS))
 
 
-def insert_job(books: Books, job: NewJob, at: float, job_id: str | None = None) -> JobRow:
+def insert_job(store: Store, job: NewJob, at: float, job_id: str | None = None) -> JobRow:
     """A new job in state `submitted`. job_id: None: a new one."""
     made = job_id or new_job_id()
     values = {name: getattr(job, name) for name in _ASKED}
     values |= {"options": json.dumps(dict(job.options)), "labels": json.dumps(dict(job.labels))}
     names = [*values, "id", "submitted", "changed"]
-    with books.transaction():
-        seq = books.insert(
+    with store.transaction():
+        seq = store.insert(
             f"INSERT INTO jobs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
             (*values.values(), made, at, at),
         )
-        _note_labels(books, seq, job.labels)
+        _note_labels(store, seq, job.labels)
     return JobRow(**{name: getattr(job, name) for name in _ASKED}, seq=seq, id=made, submitted=at, changed=at)
 
 
-def get_job(books: Books, job: str) -> JobRow | None:
+def get_job(store: Store, job: str) -> JobRow | None:
     """The job of an id."""
-    row = books.row(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job,))
+    row = store.row(f"SELECT {_JOB} FROM jobs WHERE id = ?", (job,))
     return None if row is None else _job(row)
 
 
-def jobs_in(books: Books, states: Sequence[State], after: int = 0, limit: int = -1) -> list[JobRow]:
+def jobs_in(store: Store, states: Sequence[State], after: int = 0, limit: int = -1) -> list[JobRow]:
     """Jobs in any of these states in order of submission. after: the number `seq` they follow. limit: -1: all."""
     query = f"SELECT {_JOB} FROM jobs WHERE state IN ({_marks(states)}) AND seq > ? ORDER BY seq LIMIT ?"
-    return [_job(row) for row in books.rows(query, (*states, after, limit))]
+    return [_job(row) for row in store.rows(query, (*states, after, limit))]
 
 
-def change_job(books: Books, job: str, at: float, **changes: str | float | None) -> None:
+def change_job(store: Store, job: str, at: float, **changes: str | float | None) -> None:
     """Change columns of a job, those that the scheduler alone decides (`state`, `reason`, `progress`, ...).
 
     Raises ValueError for any other column.
@@ -129,24 +129,24 @@ def change_job(books: Books, job: str, at: float, **changes: str | float | None)
     if wrong:
         raise ValueError(f"not the scheduler's to change: {', '.join(wrong)}")
     sets = ", ".join(f"{name} = ?" for name in changes)
-    books.write(f"UPDATE jobs SET changed = ?, {sets} WHERE id = ?", (at, *changes.values(), job))
+    store.write(f"UPDATE jobs SET changed = ?, {sets} WHERE id = ?", (at, *changes.values(), job))
 
 
-def change_asked(books: Books, job: JobRow, at: float, priority: Priority, labels: Mapping[str, str]) -> bool:
+def change_asked(store: Store, job: JobRow, at: float, priority: Priority, labels: Mapping[str, str]) -> bool:
     """Change what a user may change later; False if somebody else has done so since `job` was read."""
-    with books.transaction():
-        changed = books.write(
+    with store.transaction():
+        changed = store.write(
             "UPDATE jobs SET priority = ?, labels = ?, version = version + 1, changed = ? WHERE id = ? AND version = ?",
             (priority, json.dumps(dict(labels)), at, job.id, job.version),
         )
         if changed:
-            books.write("DELETE FROM labels WHERE job = ?", (job.seq,))
-            _note_labels(books, job.seq, labels)
+            store.write("DELETE FROM labels WHERE job = ?", (job.seq,))
+            _note_labels(store, job.seq, labels)
     return changed > 0
 
 
 def list_jobs(
-    books: Books,
+    store: Store,
     *,
     owner: str | None = None,
     states: Sequence[State] = (),
@@ -172,22 +172,22 @@ def list_jobs(
         f"SELECT {_JOB} FROM {tables} WHERE " + " AND ".join([*conditions, "{state}"]) + f" ORDER BY {seq} DESC LIMIT ?"
     )
     if not states:
-        return [_job(row) for row in books.rows(one.format(state="1"), (*bounds, limit))]
+        return [_job(row) for row in store.rows(one.format(state="1"), (*bounds, limit))]
     # One state after the other, each by its own index and merged: a filter over all rows would read the whole history.
-    found = [row for state in states for row in books.rows(one.format(state="state = ?"), (*bounds, state, limit))]
+    found = [row for state in states for row in store.rows(one.format(state="state = ?"), (*bounds, state, limit))]
     return sorted(map(_job, found), key=lambda job: -job.seq)[:limit]
 
 
-def count_jobs(books: Books, states: Sequence[State], owner: str | None = None) -> int:
+def count_jobs(store: Store, states: Sequence[State], owner: str | None = None) -> int:
     """How many jobs are in any of these states."""
     query, values = f"SELECT count(*) FROM jobs WHERE state IN ({_marks(states)})", [*states]
-    row = books.row(query, values) if owner is None else books.row(f"{query} AND owner = ?", (*values, owner))
+    row = store.row(query, values) if owner is None else store.row(f"{query} AND owner = ?", (*values, owner))
     return 0 if row is None else int(row[0])
 
 
-def count_open(books: Books, owner: str) -> int:
+def count_open(store: Store, owner: str) -> int:
     """How many jobs of a user are not over."""
-    row = books.row(
+    row = store.row(
         "SELECT count(*) FROM jobs WHERE owner = ? "
         "AND state IN ('submitted', 'checking', 'queued', 'starting', 'running')",
         (owner,),
@@ -195,24 +195,24 @@ def count_open(books: Books, owner: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def count_by_state(books: Books) -> dict[str, int]:
+def count_by_state(store: Store) -> dict[str, int]:
     """How many jobs are in each state; states without any are left out."""
-    return {row[0]: int(row[1]) for row in books.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
+    return {row[0]: int(row[1]) for row in store.rows("SELECT state, count(*) FROM jobs GROUP BY state")}
 
 
-def gpus_held_by(books: Books) -> dict[str, int]:
+def gpus_held_by(store: Store) -> dict[str, int]:
     """GPUs that the jobs of each user hold now; users without any are left out."""
     query = (
         "SELECT owner, sum(gpus_held) FROM jobs WHERE state IN ('queued', 'starting', 'running') AND gpus_held > 0 "
         "GROUP BY owner"
     )
-    return {row[0]: int(row[1]) for row in books.rows(query)}
+    return {row[0]: int(row[1]) for row in store.rows(query)}
 
 
-def _note_labels(books: Books, seq: int, labels: Mapping[str, str]) -> None:
+def _note_labels(store: Store, seq: int, labels: Mapping[str, str]) -> None:
     if labels:
         rows = [(f"{key}={value}", seq) for key, value in labels.items()]
-        books.write("INSERT INTO labels (label, job) VALUES (?, ?)", *rows)
+        store.write("INSERT INTO labels (label, job) VALUES (?, ?)", *rows)
 
 
 def _marks(values: Sequence[object]) -> str:

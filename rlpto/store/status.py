@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 HEARTBEAT, NODES, DRAIN = "heartbeat", "nodes", "drain"
 """Keys of `status`."""
@@ -16,7 +16,7 @@ HEARTBEAT, NODES, DRAIN = "heartbeat", "nodes", "drain"
 @dataclass(frozen=True)
 class Heartbeat:
     """A sign of life of the scheduler. process: its id. since: s, when it started. address: of the cluster.
-    decisions: so far. longest_wait: s, longest wait for the books since it started."""
+    decisions: so far. longest_wait: s, longest wait for the database since it started."""
 
     process: int
     since: float
@@ -117,109 +117,109 @@ class PreviewRow:
     gpu_hours: float
 
 
-def set_status(books: Books, key: str, at: float, value: object) -> None:
+def set_status(store: Store, key: str, at: float, value: object) -> None:
     """Keep a value (JSON) under a key, in place of the one before."""
-    books.write("INSERT OR REPLACE INTO status (key, at, value) VALUES (?, ?, ?)", (key, at, json.dumps(value)))
+    store.write("INSERT OR REPLACE INTO status (key, at, value) VALUES (?, ?, ?)", (key, at, json.dumps(value)))
 
 
-def get_status(books: Books, key: str) -> tuple[float, Any] | None:
+def get_status(store: Store, key: str) -> tuple[float, Any] | None:
     """When a key was last set, and to what."""
-    row = books.row("SELECT at, value FROM status WHERE key = ?", (key,))
+    row = store.row("SELECT at, value FROM status WHERE key = ?", (key,))
     return None if row is None else (row[0], json.loads(row[1]))
 
 
-def set_drained(books: Books, drained: bool, by: str, at: float) -> None:
+def set_drained(store: Store, drained: bool, by: str, at: float) -> None:
     """Note that no job is to start from now on, or that they may again."""
-    set_status(books, DRAIN, at, {"on": drained, "by": by})
+    set_status(store, DRAIN, at, {"on": drained, "by": by})
 
 
-def is_drained(books: Books) -> bool:
+def is_drained(store: Store) -> bool:
     """Whether no job is to start."""
-    found = get_status(books, DRAIN)
+    found = get_status(store, DRAIN)
     return found is not None and bool(found[1]["on"])
 
 
-def beat(books: Books, heartbeat: Heartbeat, at: float) -> None:
+def beat(store: Store, heartbeat: Heartbeat, at: float) -> None:
     """Say that the scheduler is alive."""
-    set_status(books, HEARTBEAT, at, asdict(heartbeat))
+    set_status(store, HEARTBEAT, at, asdict(heartbeat))
 
 
-def heartbeat(books: Books) -> tuple[float, Heartbeat] | None:
+def heartbeat(store: Store) -> tuple[float, Heartbeat] | None:
     """The last sign of life of a scheduler, and when [s] it was given."""
-    found = get_status(books, HEARTBEAT)
+    found = get_status(store, HEARTBEAT)
     return None if found is None else (found[0], Heartbeat(**found[1]))
 
 
-def set_nodes(books: Books, nodes: Sequence[NodeRow], at: float) -> None:
+def set_nodes(store: Store, nodes: Sequence[NodeRow], at: float) -> None:
     """Replace what is known of the nodes."""
-    set_status(books, NODES, at, [asdict(node) for node in nodes])
+    set_status(store, NODES, at, [asdict(node) for node in nodes])
 
 
-def nodes(books: Books) -> list[NodeRow]:
+def nodes(store: Store) -> list[NodeRow]:
     """The nodes as they were last seen."""
-    found = get_status(books, NODES)
+    found = get_status(store, NODES)
     return [] if found is None else [NodeRow(**node) for node in found[1]]
 
 
-def set_queue(books: Books, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
+def set_queue(store: Store, rows: Sequence[QueueRow], before: Sequence[QueueRow] = ()) -> None:
     """Replace the queue. before: what stands there; of thousands of rows only those are written that differ."""
     known, there = set(before), {row.job for row in rows}
     gone = [(row.job,) for row in before if row.job not in there]
     new = [(row.job, row.position, row.gpus_ahead, row.reason) for row in rows if row not in known]
-    with books.transaction():
+    with store.transaction():
         if not before:
-            books.write("DELETE FROM queue")
+            store.write("DELETE FROM queue")
         if gone:
-            books.write("DELETE FROM queue WHERE job = ?", *gone)
+            store.write("DELETE FROM queue WHERE job = ?", *gone)
         if new:
             statement = "INSERT OR REPLACE INTO queue (job, position, gpus_ahead, reason) VALUES (?, ?, ?, ?)"
-            books.write(statement, *new)
+            store.write(statement, *new)
 
 
-def queue(books: Books, limit: int = -1) -> list[QueueRow]:
+def queue(store: Store, limit: int = -1) -> list[QueueRow]:
     """Waiting jobs in order of service. limit: -1: all."""
     query = "SELECT job, position, gpus_ahead, reason FROM queue ORDER BY position LIMIT ?"
-    return [QueueRow(*row) for row in books.rows(query, (limit,))]
+    return [QueueRow(*row) for row in store.rows(query, (limit,))]
 
 
-def queue_row(books: Books, job: str) -> QueueRow | None:
+def queue_row(store: Store, job: str) -> QueueRow | None:
     """Where a job stands in the queue; None: it does not wait."""
-    row = books.row("SELECT job, position, gpus_ahead, reason FROM queue WHERE job = ?", (job,))
+    row = store.row("SELECT job, position, gpus_ahead, reason FROM queue WHERE job = ?", (job,))
     return None if row is None else QueueRow(*row)
 
 
-def set_predictions(books: Books, rows: Sequence[PredictionRow]) -> None:
+def set_predictions(store: Store, rows: Sequence[PredictionRow]) -> None:
     """Replace all predictions."""
-    with books.transaction():
-        books.write("DELETE FROM predictions")
+    with store.transaction():
+        store.write("DELETE FROM predictions")
         if rows:
             marks = ", ".join("?" * 9)
-            books.write(f"INSERT INTO predictions VALUES ({marks})", *(tuple(asdict(row).values()) for row in rows))
+            store.write(f"INSERT INTO predictions VALUES ({marks})", *(tuple(asdict(row).values()) for row in rows))
 
 
-def prediction(books: Books, job: str) -> PredictionRow | None:
+def prediction(store: Store, job: str) -> PredictionRow | None:
     """When a job will start and finish; None: nobody has said so."""
-    row = books.row("SELECT * FROM predictions WHERE job = ?", (job,))
+    row = store.row("SELECT * FROM predictions WHERE job = ?", (job,))
     return None if row is None else PredictionRow(*row)
 
 
-def predictions(books: Books) -> dict[str, PredictionRow]:
+def predictions(store: Store) -> dict[str, PredictionRow]:
     """All predictions by job."""
-    return {row[0]: PredictionRow(*row) for row in books.rows("SELECT * FROM predictions")}
+    return {row[0]: PredictionRow(*row) for row in store.rows("SELECT * FROM predictions")}
 
 
-def add_decision(books: Books, row: DecisionRow) -> int:
+def add_decision(store: Store, row: DecisionRow) -> int:
     """Note a decision; its number."""
     values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
     names = ", ".join(values)
-    return books.insert(
+    return store.insert(
         f"INSERT INTO decisions ({names}) VALUES ({', '.join('?' * len(values))})", tuple(values.values())
     )
 
 
-def decisions(books: Books, since: float, limit: int = 500) -> list[DecisionRow]:
+def decisions(store: Store, since: float, limit: int = 500) -> list[DecisionRow]:
     """The newest `limit` decisions since a time [s], oldest first."""
-    found = books.rows(
+    found = store.rows(
         "SELECT at, policy, latency, capacity, held, active, waiting, reward, parts, steering FROM decisions "
         "WHERE at >= ? ORDER BY seq DESC LIMIT ?",
         (since, limit),
@@ -231,7 +231,7 @@ def decisions(books: Books, since: float, limit: int = 500) -> list[DecisionRow]
     ]
 
 
-def set_volume(books: Books, rows: Sequence[VolumeRow]) -> None:
+def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:
     """Note task volume, seen or forecast, of steps. What was forecast of one stays if nothing else is said of it."""
     kept = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in ("seen", "forecast", "low", "high"))
     statement = (
@@ -239,39 +239,39 @@ def set_volume(books: Books, rows: Sequence[VolumeRow]) -> None:
         f"ON CONFLICT (at) DO UPDATE SET {kept}"
     )
     if rows:
-        books.write(statement, *((row.at, row.seen, row.forecast, row.low, row.high) for row in rows))
+        store.write(statement, *((row.at, row.seen, row.forecast, row.low, row.high) for row in rows))
 
 
-def volume(books: Books, since: float, limit: int = 500) -> list[VolumeRow]:
+def volume(store: Store, since: float, limit: int = 500) -> list[VolumeRow]:
     """The newest `limit` steps since a time [s], oldest first."""
     query = "SELECT at, seen, forecast, low, high FROM volume WHERE at >= ? ORDER BY at DESC LIMIT ?"
-    return [VolumeRow(*row) for row in reversed(books.rows(query, (since, limit)))]
+    return [VolumeRow(*row) for row in reversed(store.rows(query, (since, limit)))]
 
 
-def set_policies(books: Books, rows: Sequence[PolicyRow]) -> None:
+def set_policies(store: Store, rows: Sequence[PolicyRow]) -> None:
     """Replace the catalogue of policies."""
-    with books.transaction():
-        books.write("DELETE FROM policies")
+    with store.transaction():
+        store.write("DELETE FROM policies")
         if rows:
-            books.write(
+            store.write(
                 "INSERT INTO policies VALUES (?, ?, ?, ?)", *((r.name, r.spec, r.summary, r.source) for r in rows)
             )
 
 
-def policies(books: Books) -> list[PolicyRow]:
+def policies(store: Store) -> list[PolicyRow]:
     """Policies that may be switched to, by name."""
-    return [PolicyRow(*row) for row in books.rows("SELECT name, spec, summary, source FROM policies ORDER BY name")]
+    return [PolicyRow(*row) for row in store.rows("SELECT name, spec, summary, source FROM policies ORDER BY name")]
 
 
-def set_previews(books: Books, program: str, rows: Sequence[PreviewRow]) -> None:
+def set_previews(store: Store, program: str, rows: Sequence[PreviewRow]) -> None:
     """Replace the previews of a program."""
-    with books.transaction():
-        books.write("DELETE FROM previews WHERE program = ?", (program,))
+    with store.transaction():
+        store.write("DELETE FROM previews WHERE program = ?", (program,))
         if rows:
-            books.write("INSERT INTO previews VALUES (?, ?, ?, ?, ?)", *(tuple(asdict(row).values()) for row in rows))
+            store.write("INSERT INTO previews VALUES (?, ?, ?, ?, ?)", *(tuple(asdict(row).values()) for row in rows))
 
 
-def previews(books: Books, program: str) -> list[PreviewRow]:
+def previews(store: Store, program: str) -> list[PreviewRow]:
     """Previews of a program by metric and number of GPUs."""
     query = "SELECT program, metric, gpus, hours, gpu_hours FROM previews WHERE program = ? ORDER BY metric, gpus"
-    return [PreviewRow(*row) for row in books.rows(query, (program,))]
+    return [PreviewRow(*row) for row in store.rows(query, (program,))]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 Checked = Literal["unchecked", "usable", "refused"]
 
@@ -33,13 +33,13 @@ class ProgramRow:
 _PROGRAM = "name, spec, version, enabled, checked, problem, changed, changed_by"
 
 
-def set_program(books: Books, name: str, spec: Mapping[str, Any], by: str, at: float, *, enabled: bool = True) -> int:
+def set_program(store: Store, name: str, spec: Mapping[str, Any], by: str, at: float, *, enabled: bool = True) -> int:
     """Add or replace a program, to be checked again where its spec has changed; its version."""
     text = json.dumps(dict(spec), sort_keys=True)
-    with books.transaction():
-        old = books.row("SELECT version, spec, enabled FROM programs WHERE name = ?", (name,))
+    with store.transaction():
+        old = store.row("SELECT version, spec, enabled FROM programs WHERE name = ?", (name,))
         if old is None:
-            books.write(
+            store.write(
                 "INSERT INTO programs (name, spec, version, enabled, changed, changed_by) VALUES (?, ?, 1, ?, ?, ?)",
                 (name, text, enabled, at, by),
             )
@@ -48,7 +48,7 @@ def set_program(books: Books, name: str, spec: Mapping[str, Any], by: str, at: f
         if same and bool(old[2]) == enabled:
             return version
         again = "" if same else ", checked = 'unchecked', problem = ''"
-        books.write(
+        store.write(
             f"UPDATE programs SET spec = ?, version = ?, enabled = ?, changed = ?, changed_by = ?{again} "
             "WHERE name = ?",
             (text, version + 1, enabled, at, by, name),
@@ -56,21 +56,21 @@ def set_program(books: Books, name: str, spec: Mapping[str, Any], by: str, at: f
         return version + 1
 
 
-def get_program(books: Books, name: str) -> ProgramRow | None:
+def get_program(store: Store, name: str) -> ProgramRow | None:
     """The program of a name, enabled or not."""
-    row = books.row(f"SELECT {_PROGRAM} FROM programs WHERE name = ?", (name,))
+    row = store.row(f"SELECT {_PROGRAM} FROM programs WHERE name = ?", (name,))
     return None if row is None else _program(row)
 
 
-def all_programs(books: Books) -> list[ProgramRow]:
+def all_programs(store: Store) -> list[ProgramRow]:
     """The whole catalogue by name."""
-    return [_program(row) for row in books.rows(f"SELECT {_PROGRAM} FROM programs ORDER BY name")]
+    return [_program(row) for row in store.rows(f"SELECT {_PROGRAM} FROM programs ORDER BY name")]
 
 
-def note_check(books: Books, name: str, version: int, checked: Checked, problem: str = "") -> None:
+def note_check(store: Store, name: str, version: int, checked: Checked, problem: str = "") -> None:
     """Note whether a version of a program can train; nothing if it has been changed since."""
     values = (checked, problem, name, version)
-    books.write("UPDATE programs SET checked = ?, problem = ? WHERE name = ? AND version = ?", values)
+    store.write("UPDATE programs SET checked = ?, problem = ? WHERE name = ? AND version = ?", values)
 
 
 def _program(row: sqlite3.Row) -> ProgramRow:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 Kind = Literal["cancel", "priority", "policy", "drain"]
 """cancel, priority: of `job`; body of priority: {"priority"}. policy: body {"policy", "reason", "number"}, where number
@@ -47,46 +47,46 @@ _REQUEST = "seq, kind, job, body, by, at, done_at, problem"
 
 
 def ask(
-    books: Books, kind: Kind, by: str, at: float, job: str | None = None, body: Mapping[str, Any] | None = None
+    store: Store, kind: Kind, by: str, at: float, job: str | None = None, body: Mapping[str, Any] | None = None
 ) -> int:
     """Ask the scheduler for something; the number of the request."""
-    return books.insert(
+    return store.insert(
         "INSERT INTO requests (kind, job, body, by, at) VALUES (?, ?, ?, ?, ?)",
         (kind, job, json.dumps(dict(body or {})), by, at),
     )
 
 
-def open_requests(books: Books) -> list[Request]:
+def open_requests(store: Store) -> list[Request]:
     """What the scheduler has not answered, oldest first."""
-    return [_request(row) for row in books.rows(f"SELECT {_REQUEST} FROM requests WHERE done_at IS NULL ORDER BY seq")]
+    return [_request(row) for row in store.rows(f"SELECT {_REQUEST} FROM requests WHERE done_at IS NULL ORDER BY seq")]
 
 
-def get_request(books: Books, seq: int) -> Request | None:
+def get_request(store: Store, seq: int) -> Request | None:
     """A request with its answer, if there is one."""
-    row = books.row(f"SELECT {_REQUEST} FROM requests WHERE seq = ?", (seq,))
+    row = store.row(f"SELECT {_REQUEST} FROM requests WHERE seq = ?", (seq,))
     return None if row is None else _request(row)
 
 
-def is_open(books: Books, seq: int) -> bool:
+def is_open(store: Store, seq: int) -> bool:
     """Whether nobody has answered a request yet."""
-    return books.row("SELECT 1 FROM requests WHERE seq = ? AND done_at IS NULL", (seq,)) is not None
+    return store.row("SELECT 1 FROM requests WHERE seq = ? AND done_at IS NULL", (seq,)) is not None
 
 
-def is_asked(books: Books, kind: Kind, job: str) -> bool:
+def is_asked(store: Store, kind: Kind, job: str) -> bool:
     """Whether such a request about a job is open."""
     query = "SELECT 1 FROM requests WHERE done_at IS NULL AND kind = ? AND job = ?"
-    return books.row(query, (kind, job)) is not None
+    return store.row(query, (kind, job)) is not None
 
 
-def answer(books: Books, seq: int, at: float, problem: str = "") -> None:
+def answer(store: Store, seq: int, at: float, problem: str = "") -> None:
     """Say that a request is done, or why it was refused."""
-    books.write("UPDATE requests SET done_at = ?, problem = ? WHERE seq = ? AND done_at IS NULL", (at, problem, seq))
+    store.write("UPDATE requests SET done_at = ?, problem = ? WHERE seq = ? AND done_at IS NULL", (at, problem, seq))
 
 
-def add_switch(books: Books, policy: str, by: str, reason: str, asked: float, in_force: float) -> Switch:
+def add_switch(store: Store, policy: str, by: str, reason: str, asked: float, in_force: float) -> Switch:
     """Note that another policy decides from now on."""
-    with books.transaction():
-        last = switch_in_force(books)
+    with store.transaction():
+        last = switch_in_force(store)
         found = Switch(
             1 if last is None else last.number + 1,
             policy,
@@ -96,23 +96,23 @@ def add_switch(books: Books, policy: str, by: str, reason: str, asked: float, in
             asked,
             in_force,
         )
-        books.insert(
+        store.insert(
             "INSERT INTO switches (number, policy, before, by, reason, asked, in_force) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (found.number, policy, found.before, by, reason, asked, in_force),
         )
     return found
 
 
-def switch_in_force(books: Books) -> Switch | None:
+def switch_in_force(store: Store) -> Switch | None:
     """The newest switch: its policy decides. None: the scheduler has never run."""
-    row = books.row("SELECT * FROM switches ORDER BY number DESC LIMIT 1")
+    row = store.row("SELECT * FROM switches ORDER BY number DESC LIMIT 1")
     return None if row is None else Switch(*row)
 
 
-def switches(books: Books, before: int | None = None, limit: int = 50) -> list[Switch]:
+def switches(store: Store, before: int | None = None, limit: int = 50) -> list[Switch]:
     """Switches, newest first. before: the number they come before."""
     query = "SELECT * FROM switches WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?"
-    return [Switch(*row) for row in books.rows(query, (before, before, limit))]
+    return [Switch(*row) for row in store.rows(query, (before, before, limit))]
 
 
 def _request(row: sqlite3.Row) -> Request:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ _EVENT = "seq, at, kind, job, owner, body"
 
 
 def add_event(
-    books: Books,
+    store: Store,
     kind: str,
     at: float,
     job: str | None = None,
@@ -36,32 +36,32 @@ def add_event(
     body: Mapping[str, Any] | None = None,
 ) -> int:
     """Note something that has happened; its number."""
-    return books.insert(
+    return store.insert(
         "INSERT INTO events (at, kind, job, owner, body) VALUES (?, ?, ?, ?, ?)",
         (at, kind, job, owner, json.dumps(dict(body or {}))),
     )
 
 
-def events_after(books: Books, seq: int, limit: int = 1000) -> list[Event]:
+def events_after(store: Store, seq: int, limit: int = 1000) -> list[Event]:
     """Events that follow number `seq`, oldest first."""
-    return _events(books.rows(f"SELECT {_EVENT} FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)))
+    return _events(store.rows(f"SELECT {_EVENT} FROM events WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)))
 
 
-def events_of_job(books: Books, job: str, after: int = 0, limit: int = 200) -> list[Event]:
+def events_of_job(store: Store, job: str, after: int = 0, limit: int = 200) -> list[Event]:
     """Events of one job that follow number `after`, oldest first."""
     query = f"SELECT {_EVENT} FROM events WHERE job = ? AND seq > ? ORDER BY seq LIMIT ?"
-    return _events(books.rows(query, (job, after, limit)))
+    return _events(store.rows(query, (job, after, limit)))
 
 
-def last_event(books: Books) -> int:
+def last_event(store: Store) -> int:
     """Number of the newest event; 0: there is none."""
-    row = books.row("SELECT max(seq) FROM events")
+    row = store.row("SELECT max(seq) FROM events")
     return 0 if row is None or row[0] is None else int(row[0])
 
 
-def first_event(books: Books) -> int:
+def first_event(store: Store) -> int:
     """Number of the oldest event that is kept; 0: there is none."""
-    row = books.row("SELECT min(seq) FROM events")
+    row = store.row("SELECT min(seq) FROM events")
     return 0 if row is None or row[0] is None else int(row[0])
 
 

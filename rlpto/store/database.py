@@ -1,4 +1,4 @@
-"""Opening the books: migrations with a backup, transactions that never wait half-way, and one line for every error."""
+"""Opening the database: migrations with a backup, transactions that never wait half-way, and one line for every error."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ClusterError
-from rlpto.service.books.schema import MIGRATIONS
+from rlpto.store.schema import MIGRATIONS
 
 LOCK_TIMEOUT_S = 10.0
 """Longest wait for the other process to finish a write."""
 APPLICATION = 0x524C5054
-"""SQLite's `application_id` of the books: RLPT."""
+"""SQLite's `application_id` of the database: RLPT."""
 
 Values = Sequence[Any]
 
 
-class BooksError(ClusterError):
-    """The books cannot be opened, read or written."""
+class StoreError(ClusterError):
+    """The database cannot be opened, read or written."""
 
 
-class Books:
-    """One connection to the books, for one thread.
+class Store:
+    """One connection to the database, for one thread.
 
     durable: a write that was answered outlives a power cut (synchronous=FULL); else it outlives a killed process only.
     longest_wait_s: longest time that a write waited for the other process, since this was last set to 0.
 
-    Raises BooksError if the file is damaged, foreign, or of a newer version of RLPTO, or cannot be written.
+    Raises StoreError if the file is damaged, foreign, or of a newer version of RLPTO, or cannot be written.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -112,15 +112,15 @@ def migrate(base: sqlite3.Connection, path: Path, migrations: Sequence[str] = MI
     """Bring the file to the newest version, each step whole or not at all; before the first step a file that holds
     anything is copied to `NAME.before-VERSION`. Two processes may try at once.
 
-    Raises BooksError for a file that is foreign or newer.
+    Raises StoreError for a file that is foreign or newer.
     """
     if _version(base, path) == len(migrations):
         return
     with _one_at_a_time(base):
         version = _version(base, path)
         if version > len(migrations):
-            raise BooksError(
-                f"{path}: books of version {version}, but this RLPTO knows versions up to {len(migrations)}: "
+            raise StoreError(
+                f"{path}: database of version {version}, but this RLPTO knows versions up to {len(migrations)}: "
                 "expected a newer RLPTO"
             )
         if 0 < version < len(migrations):
@@ -133,7 +133,7 @@ def migrate(base: sqlite3.Connection, path: Path, migrations: Sequence[str] = MI
 
 
 def back_up(path: Path, target: Path) -> None:
-    """Copy books, which may be in use, to `target`; whole or not at all."""
+    """Copy a database, which may be in use, to `target`; whole or not at all."""
     unfinished = target.with_name(f".{target.name}.part")
     unfinished.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
@@ -145,7 +145,7 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
     version = int(base.execute("PRAGMA user_version").fetchone()[0])
     application = int(base.execute("PRAGMA application_id").fetchone()[0])
     if application not in (0, APPLICATION) or (version and application != APPLICATION):
-        raise BooksError(f"{path}: expected the books of a job service, got another SQLite database")
+        raise StoreError(f"{path}: expected the database of a job service, got another SQLite database")
     return version
 
 
@@ -178,4 +178,4 @@ def _clear_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         said = " ".join(str(error).split())[:200]
-        raise BooksError(f"{path}: the books of the service cannot be used: {said}") from error
+        raise StoreError(f"{path}: the database of the service cannot be used: {said}") from error

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 Role = Literal["user", "developer", "operator", "admin"]
 TokenKind = Literal["token", "session"]
@@ -54,31 +54,31 @@ _TOKEN = "id, user, label, kind, created, expires, revoked, made_with"
 _LIVE = "tokens.revoked IS NULL AND (tokens.expires IS NULL OR tokens.expires > ?)"
 
 
-def add_user(books: Books, name: str, role: Role, at: float) -> User:
+def add_user(store: Store, name: str, role: Role, at: float) -> User:
     """A new user without quotas of its own."""
-    books.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))
+    store.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))
     return User(name, role, at, False, None, None)
 
 
-def change_user(books: Books, user: User) -> None:
+def change_user(store: Store, user: User) -> None:
     """Keep role, quotas and `disabled` of a user that is there."""
     values = (user.role, user.disabled, user.gpus_held, user.jobs_queued, user.name)
-    books.write("UPDATE users SET role = ?, disabled = ?, gpus_held = ?, jobs_queued = ? WHERE name = ?", values)
+    store.write("UPDATE users SET role = ?, disabled = ?, gpus_held = ?, jobs_queued = ? WHERE name = ?", values)
 
 
-def get_user(books: Books, name: str) -> User | None:
+def get_user(store: Store, name: str) -> User | None:
     """The user of a name, disabled or not."""
-    row = books.row(f"SELECT {_USER} FROM users WHERE name = ?", (name,))
+    row = store.row(f"SELECT {_USER} FROM users WHERE name = ?", (name,))
     return None if row is None else _user(tuple(row))
 
 
-def all_users(books: Books) -> list[User]:
+def all_users(store: Store) -> list[User]:
     """Everybody, by name."""
-    return [_user(tuple(row)) for row in books.rows(f"SELECT {_USER} FROM users ORDER BY name")]
+    return [_user(tuple(row)) for row in store.rows(f"SELECT {_USER} FROM users ORDER BY name")]
 
 
 def add_token(
-    books: Books, user: str, label: str, at: float, *, expires: float | None = None, session_of: Token | None = None
+    store: Store, user: str, label: str, at: float, *, expires: float | None = None, session_of: Token | None = None
 ) -> tuple[Token, str]:
     """A new token, and its secret, which cannot be read later. session_of: the token that a browser signs in with; the
     new one is its session, and expires no later than it."""
@@ -88,7 +88,7 @@ def add_token(
     secret = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     made_with = None if session_of is None else session_of.id
     token = Token(secrets.token_hex(6), user, label, kind, at, expires, None, made_with)
-    books.insert(
+    store.insert(
         f"INSERT INTO tokens ({_TOKEN}, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*(getattr(token, name) for name in _TOKEN.split(", ")), token_hash(secret)),
     )
@@ -100,42 +100,42 @@ def token_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def user_of_token(books: Books, secret: str, at: float) -> tuple[User, Token] | None:
+def user_of_token(store: Store, secret: str, at: float) -> tuple[User, Token] | None:
     """The user of a token at a time; None if it is unknown, revoked, expired, or its user disabled."""
-    return _holder(books, "hash", token_hash(secret), at)
+    return _holder(store, "hash", token_hash(secret), at)
 
 
-def user_of_token_id(books: Books, token: str, at: float) -> tuple[User, Token] | None:
+def user_of_token_id(store: Store, token: str, at: float) -> tuple[User, Token] | None:
     """The same for a token that was seen before: a long answer checks with it whether its reader may still read."""
-    return _holder(books, "id", token, at)
+    return _holder(store, "id", token, at)
 
 
-def tokens_of(books: Books, user: str, at: float) -> list[Token]:
+def tokens_of(store: Store, user: str, at: float) -> list[Token]:
     """Tokens and sessions of a user that can be used at a time, newest first."""
     query = f"SELECT {_TOKEN} FROM tokens WHERE user = ? AND {_LIVE} ORDER BY created DESC"
-    return [Token(*row) for row in books.rows(query, (user, at))]
+    return [Token(*row) for row in store.rows(query, (user, at))]
 
 
-def last_expiry(books: Books, token: Token) -> float | None:
+def last_expiry(store: Store, token: Token) -> float | None:
     """When [s] a token that is made with `token` must end; None: never. For a session that of its own token counts."""
     if token.made_with is None:
         return token.expires
-    row = books.row("SELECT expires FROM tokens WHERE id = ?", (token.made_with,))
+    row = store.row("SELECT expires FROM tokens WHERE id = ?", (token.made_with,))
     return token.expires if row is None else row[0]
 
 
-def revoke_token(books: Books, token: str, user: str, at: float) -> bool:
+def revoke_token(store: Store, token: str, user: str, at: float) -> bool:
     """End a token of a user and all sessions that were made with it; False if there is none of that id."""
-    with books.transaction():
-        changed = books.write(
+    with store.transaction():
+        changed = store.write(
             "UPDATE tokens SET revoked = ? WHERE id = ? AND user = ? AND revoked IS NULL", (at, token, user)
         )
-        books.write("UPDATE tokens SET revoked = ? WHERE made_with = ? AND revoked IS NULL", (at, token))
+        store.write("UPDATE tokens SET revoked = ? WHERE made_with = ? AND revoked IS NULL", (at, token))
     return changed > 0
 
 
-def _holder(books: Books, column: str, value: str, at: float) -> tuple[User, Token] | None:
-    row = books.row(
+def _holder(store: Store, column: str, value: str, at: float) -> tuple[User, Token] | None:
+    row = store.row(
         f"SELECT {_USER}, {', '.join(f'tokens.{name}' for name in _TOKEN.split(', '))} "
         f"FROM tokens JOIN users ON users.name = tokens.user WHERE tokens.{column} = ? AND {_LIVE} "
         "AND users.disabled = 0",
