@@ -22,10 +22,10 @@ from _common import Check
 
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
+from rlpto.service.scheduler.futures import Futures
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import set_program
 from rlpto.store.status import predictions
-from rlpto.service.scheduler.futures import Futures
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 

@@ -1,6 +1,6 @@
 """The scheduler of a job service after 10,000 finished jobs: memory, restart, and the longest wait for the database.
 
-The scheduler, its session's database and the database is those of a service; controllers are in memory and time is
+The scheduler, with its databases, is that of a service; controllers are in memory and time is
 virtual, so that ten thousand trainings take minutes.
 """
 

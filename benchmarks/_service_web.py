@@ -17,11 +17,11 @@ from typing import Any
 
 from _common import Check
 
+from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, State, change_job, insert_job
 from rlpto.store.users import add_token, add_user
-from rlpto.service.settings import ServiceSettings
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
@@ -52,7 +52,9 @@ def load() -> Found:
             add_user(store, f"user-{number}", "user", time.time())
             secrets.append(add_token(store, f"user-{number}", "", time.time())[1])
         took: list[float] = []
-        apart = multiprocessing.get_context("spawn")  # threads here would wait for the interpreter, not for the database
+        apart = multiprocessing.get_context(
+            "spawn"
+        )  # threads here would wait for the interpreter, not for the database
         wait = apart.Value("d", 0.0)
         until = time.monotonic() + SECONDS
         threads = [threading.Thread(target=_submit_until, args=(web.address, one, until, took)) for one in secrets]

@@ -15,12 +15,11 @@ from typer.testing import CliRunner
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
 from rlpto.io.errors import RlptoError
-from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.store import curves, status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
-from rlpto.store.logs import job_folder
+from rlpto.store.logs import OutputLog, job_folder
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from rlpto.io.errors import ConfigError
+from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
 from rlpto.store.users import add_token, add_user, all_users, user_of_token
-from rlpto.service.settings import ServiceSettings
 
 FIRST_ADMIN = "admin"
 TOKEN_FILE = "admin-token"

@@ -191,7 +191,7 @@ class ServiceSettings(Settings):
     """Programs that are in the catalogue from the start on; an admin may add others."""
 
     @property
-    def store(self) -> Path:
+    def database(self) -> Path:
         """The database."""
         return self.folder / DATABASE
 

@@ -1,4 +1,4 @@
-"""Opening the database: migrations with a backup, transactions that never wait half-way, and one line for every error."""
+"""Opening the database: migrations with a backup, transactions that never wait half-way, one line for every error."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ import yaml
 
 from rlpto.client import ENDED, Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
+from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
+from rlpto.service.settings import load_service
 from rlpto.store.database import Store
 from rlpto.store.jobs import JobRow, get_job
 from rlpto.store.status import heartbeat, policies
-from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
-from rlpto.service.settings import load_service
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "from rlpto.cli.main import run; run()")

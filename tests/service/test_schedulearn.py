@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from rlpto.ray_cluster.scheduler.session_database import read_table
+from rlpto.service.scheduler.session import session_files
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.jobs import JobRow
 from rlpto.store.logs import log_lines
 from rlpto.store.requests import switches
 from rlpto.store.status import decisions, predictions, queue
-from rlpto.service.scheduler.session import session_files
 from tests.service.served import REPOSITORY, TINY, Served, served
 
 NODES, GPUS = 3, 2

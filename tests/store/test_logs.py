@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.ray_cluster.job.output_log import OutputLog
-from rlpto.store.logs import job_folder, log_files, log_lines
+from rlpto.store.logs import OutputLog, job_folder, log_files, log_lines
 
 
 def write(run: Path, job: str, count: int, file_bytes: int = 10_000_000) -> None:

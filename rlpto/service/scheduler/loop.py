@@ -14,9 +14,6 @@ from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.store.database import Store
-from rlpto.store.status import DecisionRow, set_volume
-from rlpto.store.users import all_users
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.eligible import eligible
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
@@ -26,6 +23,9 @@ from rlpto.service.scheduler.recorder import Recorder
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.volume import VolumeForecast
+from rlpto.store.database import Store
+from rlpto.store.status import DecisionRow, set_volume
+from rlpto.store.users import all_users
 
 OUTLOOK_KEPT_S = 30.0
 """Seconds after which the time ahead is looked at again although nothing was decided: jobs get on."""

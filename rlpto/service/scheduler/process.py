@@ -25,14 +25,14 @@ from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
-from rlpto.store.database import Store
-from rlpto.store.requests import switch_in_force
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.readying import Readying
 from rlpto.service.scheduler.session import Outside, open_session, session_files
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.requests import switch_in_force
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""

@@ -14,6 +14,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.service.scheduler.follower import Follower
 from rlpto.store.curves import add_point, thin_points
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -28,7 +29,6 @@ from rlpto.store.status import (
     set_nodes,
     set_queue,
 )
-from rlpto.service.scheduler.follower import Follower
 
 POINT_INTERVAL_S = 2.0
 """Least time between two points of a job's curves."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.service.settings import RetentionSettings
 from rlpto.store.audit import forget_keys
 from rlpto.store.database import Store
 from rlpto.store.jobs import ENDED
 from rlpto.store.logs import job_folder
-from rlpto.service.settings import RetentionSettings
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""

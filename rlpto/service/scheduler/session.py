@@ -22,9 +22,6 @@ from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.store.database import Store
-from rlpto.store.jobs import change_job, get_job, list_jobs
-from rlpto.store.status import PredictionRow, set_predictions
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.follower import Follower
 from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
@@ -35,6 +32,9 @@ from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.jobs import change_job, get_job, list_jobs
+from rlpto.store.status import PredictionRow, set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""

@@ -9,12 +9,12 @@ from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_in
 from rlpto.store.requests import Request, answer, open_requests
 from rlpto.store.status import is_drained, set_drained
-from rlpto.service.scheduler.catalogue import Catalogue
 
 MOST_AT_ONCE = 1000
 """Submitted jobs that are looked at in one go."""

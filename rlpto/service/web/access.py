@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from rlpto.store.jobs import JobRow, get_job
-from rlpto.store.users import Role, Token, User, user_of_token, user_of_token_id
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE, SAFE_METHODS
 from rlpto.service.web.state import Service, TheService
+from rlpto.store.jobs import JobRow, get_job
+from rlpto.store.users import Role, Token, User, user_of_token, user_of_token_id
 
 _BEARER = "bearer "
 _describe_bearer = HTTPBearer(auto_error=False, description="A token of `rlpto serve`, or of POST /api/v1/tokens.")

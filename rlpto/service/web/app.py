@@ -13,13 +13,13 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from rlpto import __version__
-from rlpto.store.database import Store
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.metrics import MetricsProxy, ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
 from rlpto.service.web.state import DatabaseWriter, EventNotifier, Service
+from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
     "description": "What was wrong, and what was expected.",

@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rlpto.store.database import StoreError
 from rlpto.service.web.rendering import page
+from rlpto.store.database import StoreError
 
 API = "/api/v1"
 MEDIA_TYPE = "application/problem+json"

@@ -12,11 +12,11 @@ from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Request
 
-from rlpto.store.database import Store
-from rlpto.store.events import last_event
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits
+from rlpto.store.database import Store
+from rlpto.store.events import last_event
 
 T = TypeVar("T")
 LOOK_INTERVAL_S = 0.1

@@ -263,7 +263,7 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     assert most == 2
 
 
-def test_ended_jobs_are_forgotten_and_the_database_keep_them(tmp_path: Path) -> None:
+def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 20.0), rate=0.1)
     service.parts.retention.in_memory = 5
     jobs = [submit(service, epochs=1.0) for _ in range(40)]

@@ -163,7 +163,7 @@ def all_over(service: VirtualService, users: Users) -> bool:
 
 
 def check(service: VirtualService, users: Users) -> None:
-    """the database says what happened. (That no node ever had more workers than GPUs the backend itself asserts.)"""
+    """The database says what happened. (That no node ever had more workers than GPUs the backend itself asserts.)"""
     backend = service.backend
     begun = [job for job, resumed in backend.started if not resumed]
     assert len(begun) == len(set(begun)), "every job is started anew once"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlpto.service.scheduler.retention import DAY_S, Retention
+from rlpto.service.settings import RetentionSettings
 from rlpto.store.audit import audit_trail, note
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -13,8 +15,6 @@ from rlpto.store.jobs import NewJob, change_job, get_job, insert_job
 from rlpto.store.requests import add_switch, switch_in_force, switches
 from rlpto.store.status import VolumeRow, set_volume, volume
 from rlpto.store.users import add_token, add_user
-from rlpto.service.scheduler.retention import DAY_S, Retention
-from rlpto.service.settings import RetentionSettings
 
 NOW = 400 * DAY_S
 

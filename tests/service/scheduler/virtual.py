@@ -1,4 +1,4 @@
-"""A job service in virtual time: the real scheduler, its session database and the database, over controllers in memory."""
+"""A job service in virtual time: the real scheduler and its databases over controllers in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.store.database import Store
-from rlpto.store.programs import set_program
 from rlpto.service.scheduler.catalogue import ProgramChecks
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.session import Outside, open_session
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.programs import set_program
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 
 PROGRAM: dict[str, Any] = {

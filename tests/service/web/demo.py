@@ -6,13 +6,12 @@ import math
 import random
 import time
 
-from rlpto.ray_cluster.job.output_log import OutputLog
+from rlpto.service.settings import ServiceSettings
 from rlpto.store import curves, requests, status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
-from rlpto.store.logs import job_folder
-from rlpto.service.settings import ServiceSettings
+from rlpto.store.logs import OutputLog, job_folder
 
 NODES, GPUS = 4, 2
 

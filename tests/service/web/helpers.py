@@ -11,11 +11,11 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
 from rlpto.store import requests, status
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
 from rlpto.store.users import Role, add_token, add_user
-from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
 
 PROGRAM = CatalogueProgram(
     description="A small network.",

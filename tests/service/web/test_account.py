@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlpto.service.web.routes import account
 from rlpto.store.programs import note_check
 from rlpto.store.users import add_token
-from rlpto.service.web.routes import account
 from tests.service.web.helpers import PROGRAM, Api
 from tests.service.web.test_jobs import problem
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from rlpto.service.settings import ServiceSettings
+from rlpto.service.web import rendering
 from rlpto.store import status
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.requests import open_requests
-from rlpto.service.settings import ServiceSettings
-from rlpto.service.web import rendering
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlpto.store import requests, status
 from rlpto.service.web.routes import cluster
+from rlpto.store import requests, status
 from tests.service.web.helpers import Answering, Api
 from tests.service.web.test_jobs import problem
 

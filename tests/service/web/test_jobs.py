@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.store import curves, requests, status
 from rlpto.store.jobs import change_job
-from rlpto.store.logs import job_folder
+from rlpto.store.logs import OutputLog, job_folder
 from tests.service.web.helpers import Api
 
 

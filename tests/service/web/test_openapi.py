@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from rlpto.service.web.app import openapi_text
 from rlpto.store.database import Store
 from rlpto.store.status import Heartbeat, beat
-from rlpto.service.web.app import openapi_text
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 

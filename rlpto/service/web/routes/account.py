@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 
 from fastapi import APIRouter, Request, Response
 
-from rlpto.store import audit, users
-from rlpto.store.database import Store
 from rlpto.service.web.access import Caller, TheCaller
 from rlpto.service.web.errors import Problem, not_found
 from rlpto.service.web.middleware import COOKIE
 from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
+from rlpto.store import audit, users
+from rlpto.store.database import Store
 
 router = APIRouter(tags=["account"])
 _DAY_S = 86_400.0

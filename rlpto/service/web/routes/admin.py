@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from rlpto.store import audit, programs, users
-from rlpto.store.database import Store
-from rlpto.store.status import PreviewRow, previews
 from rlpto.service.settings import CatalogueProgram, OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
 from rlpto.service.web.errors import Problem, not_found
@@ -19,6 +16,9 @@ from rlpto.service.web.routes.jobs import Cursor, Limit
 from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import entry_of, usual_epochs
+from rlpto.store import audit, programs, users
+from rlpto.store.database import Store
+from rlpto.store.status import PreviewRow, previews
 
 router = APIRouter(tags=["admin"])
 

@@ -9,15 +9,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from rlpto.store import audit, requests, status
-from rlpto.store.curves import Span, spans_between, spans_of_job
-from rlpto.store.database import Store
-from rlpto.store.jobs import get_job
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
 from rlpto.service.web.schemas import DrainBody, PolicyChange
 from rlpto.service.web.state import Service, TheService
+from rlpto.store import audit, requests, status
+from rlpto.store.curves import Span, spans_between, spans_of_job
+from rlpto.store.database import Store
+from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["cluster"])
 ANSWER_TIMEOUT_S = 10.0

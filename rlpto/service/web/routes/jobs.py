@@ -8,17 +8,17 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
+from rlpto.service.web.access import TheCaller, job_for
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
+from rlpto.service.web.state import Service, TheService
+from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
 from rlpto.store import audit, requests, status
 from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
 from rlpto.store.events import Event, add_event, events_of_job
 from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
 from rlpto.store.logs import LogLine, log_lines
-from rlpto.service.web.access import TheCaller, job_for
-from rlpto.service.web.errors import Problem
-from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
-from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
 
 router = APIRouter(tags=["jobs"])
 ASSUMES = (

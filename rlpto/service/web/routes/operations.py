@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Response
 
-from rlpto.store.status import heartbeat
 from rlpto.service.web.access import TheCaller
 from rlpto.service.web.errors import Problem
 from rlpto.service.web.state import TheService
+from rlpto.store.status import heartbeat
 
 router = APIRouter(tags=["operations"])
 SILENCE_S = 15.0

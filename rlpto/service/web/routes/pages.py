@@ -9,9 +9,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from rlpto.performance.metrics import METRIC_NAMES
-from rlpto.store import audit, programs, status, users
-from rlpto.store.events import events_of_job
-from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 from rlpto.service.web.access import Caller, caller_of, job_for
 from rlpto.service.web.errors import not_found
 from rlpto.service.web.rendering import page, static_response
@@ -21,6 +18,9 @@ from rlpto.service.web.routes.cluster import policy_answer, queue_entries, visib
 from rlpto.service.web.routes.jobs import ASSUMES
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
+from rlpto.store import audit, programs, status, users
+from rlpto.store.events import events_of_job
+from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50

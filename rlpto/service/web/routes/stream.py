@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rlpto.store.events import Event, events_after, first_event, last_event
-from rlpto.store.jobs import get_job
 from rlpto.service.web.access import Caller, TheCaller, job_for, still_valid
 from rlpto.service.web.middleware import RateLimits
 from rlpto.service.web.state import Service, TheService
+from rlpto.store.events import Event, events_after, first_event, last_event
+from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
