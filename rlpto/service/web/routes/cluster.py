@@ -59,11 +59,15 @@ class NodesAnswer:
 
 @dataclass(frozen=True)
 class Allocations:
-    """Which job held which GPUs when, newest first; job and owner are empty for another user's. names: of jobs."""
+    """Which job held which GPUs when, newest first; job and owner are empty for another user's.
+
+    names: of jobs. hosts: names of the machines of nodes.
+    """
 
     now: float
     spans: list[Span]
     names: Mapping[str, str]
+    hosts: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ async def allocations(
             found = get_job(service.store, span.job)
             names[span.job] = "" if found is None else found.name
     visible = [span if span.job in names else replace(span, job="", owner="") for span in spans]
-    return Allocations(now, visible, names)
+    hosts = {node.id: node.host for node in status.nodes(service.store) if node.host}
+    return Allocations(now, visible, names, hosts)
 
 
 @router.get("/policies")
