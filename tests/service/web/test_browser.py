@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
 STATIC = Path(rendering.__file__).parent / "static"
-CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if os.path.exists(path)), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -35,7 +36,7 @@ REFUSED = "the server responded with a status of 422"
 """What the browser notes where a form was filled in wrongly, as a test does."""
 SOON_MS = 5000
 KINDS = ("error", "warning")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: .ci/chromium")
 
 
 def test_vendored_files_are_those_that_were_published() -> None:
