@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from rlpto import __version__
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
-from rlpto.service.web.metrics import MetricsProxy, ServiceMetrics
+from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
 from rlpto.service.web.state import DatabaseWriter, EventNotifier, Service
@@ -29,7 +29,6 @@ _PROBLEM: dict[str, Any] = {
 
 def make_app(settings: ServiceSettings) -> FastAPI:
     """The web process' application; its store must be there."""
-    metrics = MetricsProxy()
     app = FastAPI(
         title="RLPTO job service",
         version=__version__,
@@ -38,11 +37,11 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
         lifespan=_lifespan,
-        middleware=[Middleware(RequestGuard, settings=settings.web, note=metrics)],
+        middleware=[Middleware(RequestGuard, settings=settings.web)],
         responses={"4XX": _PROBLEM},
     )
     app.openapi = _described(app)  # type: ignore[method-assign]
-    app.state.settings, app.state.metrics = settings, metrics
+    app.state.settings = settings
     add_handlers(app)
     api = APIRouter(prefix=API)
     for part in (jobs, cluster, stream, account, admin):
@@ -68,7 +67,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
     service = Service(settings, store, DatabaseWriter(settings.database), notifier, limits, metrics)
     app.state.service = service
-    app.state.metrics.target = metrics
     looking = asyncio.create_task(notifier.look())
     try:
         yield

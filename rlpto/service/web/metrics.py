@@ -46,18 +46,6 @@ class ServiceMetrics:
         return generate_latest(self._registry)
 
 
-class MetricsProxy:
-    """Passes answers on to the metrics of the running service, if there is one."""
-
-    def __init__(self) -> None:
-        self.target: ServiceMetrics | None = None
-
-    def __call__(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
-        if self.target is not None:
-            self.target.note(method, route, status, seconds)
-
-
 class _ClusterGauges(Collector):
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -39,13 +39,13 @@ _CLOSING = (400, 408, 413)
 
 
 class RequestGuard:
-    """ASGI middleware. note: called with method, route, status and seconds of every answer.
+    """ASGI middleware, which also counts every answer in the metrics of the application's service.
 
     Starlette's TrustedHostMiddleware is not used: it answers in plain text, and every error here is a problem in JSON.
     """
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, note: Callable[[str, str, int, float], None]) -> None:
-        self._app, self._note = app, note
+    def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
+        self._app = app
         self._hosts = {host.lower().strip("[]") for host in (*LOOPBACK, settings.host, *settings.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,9 @@ class RequestGuard:
             else:
                 await self._app(scope, _bounded(receive), send_guarded)
         finally:
-            self._note(scope["method"], _route(scope), status, time.perf_counter() - began)
+            service = getattr(scope["app"].state, "service", None)
+            if service is not None:
+                service.metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
     def _refusal(self, method: str, headers: Headers) -> tuple[int, str, str] | None:
         """Status, kind and detail of why a request is not answered; None: it is."""
