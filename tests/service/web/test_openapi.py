@@ -28,7 +28,7 @@ from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
 CASES_PER_OPERATION = 6
-"""So many that all operations together take some twenty seconds."""
+"""Some twenty seconds for all operations together; `--soak 20` sends more, drawn again at each call."""
 STREAM = "/api/v1/events"
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -58,28 +58,23 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebProces
 @pytest.mark.parametrize("user", ["ann", "root"])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_whatever_is_asked_is_answered_as_described(
-    served: tuple[WebProcess, dict[str, str]], user: str, mode: GenerationMode
+    served: tuple[WebProcess, dict[str, str]], user: str, mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
+    soak = request.config.getoption("--soak")
     web, tokens = served
     headers = {"Authorization": f"Bearer {tokens[user]}"}
     schema = schemathesis.openapi.from_dict(described())
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) >= 30
     for operation in operations:
-        ask_often(operation, mode, web.address, headers)
+        ask_often(operation, mode, web.address, headers, soak or CASES_PER_OPERATION, drawn_anew=bool(soak))
     assert "Traceback" not in web.log()
 
 
 def ask_often(
-    operation: Any,
-    mode: GenerationMode,
-    address: str,
-    headers: dict[str, str],
-    cases: int = CASES_PER_OPERATION,
-    drawn_anew: bool = False,
-) -> int:
-    """Send what schemathesis draws for an operation, as many times; how many requests that were."""
-    sent = 0
+    operation: Any, mode: GenerationMode, address: str, headers: dict[str, str], cases: int, drawn_anew: bool
+) -> None:
+    """Send what schemathesis draws for an operation, that number of times; always the same unless `drawn_anew`."""
 
     @settings(
         max_examples=cases,
@@ -91,14 +86,11 @@ def ask_often(
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
-        nonlocal sent
         if case.operation.path == STREAM:
             case.query = {**(case.query or {}), "once": "true"}
         if (case.operation.path, case.method) == ("/api/v1/policy", "PUT"):
             return  # it waits for a scheduler, which is not there
-        sent += 1
         case.call_and_validate(base_url=address, headers=headers, checks=CHECKS, timeout=10)
 
     with suppress(Unsatisfiable):  # nothing can be wrong about an operation without input
         ask()
-    return sent
