@@ -32,7 +32,7 @@ class NodeInventory:
     if the nodes do not have so much.
 
     claims: who may use what nodes offer. shape: the nodes as they are now; what was up at some time and is missing is
-    down.
+    down. hosts: names of their machines.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class NodeInventory:
         self._database = database
         self._known: dict[str, NodeInfo] = {node.id: node for node in nodes}
         self._numbers: dict[str, int] = {}
+        self.hosts: dict[str, str] = {}
         kept = database.fact(FACT)
         if kept is None:
             shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in nodes)
@@ -79,6 +80,7 @@ class NodeInventory:
     def add(self, node: NodeInfo, time: float) -> None:
         """A node of the claims is up."""
         number = self._numbers.setdefault(node.id, len(self._numbers))
+        self.hosts[node.id] = node.host
         self._reshape(time)
         self._database.node(node.id, number, node.gpus, True, time)
         self._database.event(time, "node_up", node=node.id, value=node.gpus)
