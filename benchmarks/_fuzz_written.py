@@ -37,8 +37,7 @@ from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.background import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.schema import Decision
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table
 from tests.evaluation.helpers import tiny_record
 
 

@@ -6,6 +6,7 @@ the digits for some seconds, paced, so that logical GPUs do not wait for the few
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections import Counter
@@ -160,8 +161,9 @@ def place_of(address: Mapping[str, Any]) -> tuple[object, object]:
 def verdict(switcher: Switcher, path: Path, seconds: float) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
     jobs, events, decisions = (rows(path, table) for table in ("jobs", "events", "decisions"))
-    ends = Counter(event["job"] for event in events if event["kind"] == "finished")
-    switches = [event for event in events if event["kind"] == "policy"]
+    events = [event | json.loads(event["body"]) for event in events]
+    ends = Counter(event["job"] for event in events if event.get("what") == "finished")
+    switches = [event for event in events if event.get("what") == "policy"]
     next_by = [
         next(taken["policy"] for taken in decisions if taken["time"] >= event["time"])
         == str(event["detail"]).partition(" -> ")[2]

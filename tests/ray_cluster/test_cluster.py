@@ -228,7 +228,7 @@ class TestBatchSizes:
         run_until(cluster, 4.0, CHOOSING)
         assert {job: told.batch_size for job, told in backend.controllers.items()} == {"job0": 16, "job1": 16}
         with closing(sqlite3.connect(database.path)) as reader:
-            taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY id").fetchone()
+            taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY seq").fetchone()
         assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
 
     def test_a_new_batch_size_alone_is_no_rescale_and_stops_nobody(self, database: SessionDatabase) -> None:

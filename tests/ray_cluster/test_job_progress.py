@@ -31,7 +31,7 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
         own.enter_jobs([(spec(number), 0.0) for number in range(3)])
         for number, gpus in ((0, 3), (1, 2), (0, 1)):
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
-        own.set_job("job-0", state="active", progress=2.0)
+        own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
         write_predictions(own, Predictions(10.0, {"job-0": (1.0, 35.0), "job-2": (40.0, np.nan)}))
         assert newest_database(tmp_path) == database
@@ -39,11 +39,11 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
     assert (first.id, first.name, first.state, first.gpus, first.progress) == (
         "job-0",
         "a label",
-        "active",
+        "starting",
         1,
         0.25,
     )
     assert first.left == 25.0
     assert (second.state, second.gpus, second.progress) == ("finished", 0, 1.0)
-    assert (third.state, third.gpus, third.progress) == ("expected", 0, 0.0)
+    assert (third.state, third.gpus, third.progress) == ("submitted", 0, 0.0)
     assert np.isnan([second.left, third.left]).all()

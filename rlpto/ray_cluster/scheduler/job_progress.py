@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlpto.ray_cluster.scheduler.durable_connection import unusable
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.store.database import unusable
+from rlpto.store.jobs import ENDED
 
 PREDICTIONS_KEY = "predictions"
 """Key of the newest prediction among the facts of a database."""
@@ -53,8 +54,8 @@ def read_predictions(database: Path) -> Predictions:
 class JobProgress:
     """A job as its session database has it.
 
-    id: the scheduler's; name: the user's. state: expected, active, finished or failed. gpus: it holds. progress: share
-    of its training that is done. left: s until it is expected to end, as of the newest prediction; NaN: none was made.
+    id: the scheduler's; name: the user's. state: as in `rlpto.store.jobs`. gpus: it holds. progress: share of its
+    training that is done. left: s until it is expected to end, as of the newest prediction; NaN: none was made.
     """
 
     id: str
@@ -67,17 +68,15 @@ class JobProgress:
 
 def job_progress(database: Path) -> list[JobProgress]:
     """All jobs of a session in the order in which they were submitted. Raises ClusterError if there is no database."""
-    names, rows = read_table(database, "changes")
-    held = {str(row[names.index("job")]): int(row[names.index("gpus")]) for row in rows}
     predictions = read_predictions(database)
     names, rows = read_table(database, "jobs")
     found = []
     for row in sorted((dict(zip(names, row, strict=True)) for row in rows), key=lambda row: row["number"]):
         job, state = row["id"], row["state"]
-        done = min(1.0, row["progress"] / json.loads(row["spec"])["epochs"])
+        done = min(1.0, row["progress"] / row["epochs"])
         _, finish = predictions.jobs.get(job, (math.nan, math.nan))
-        left = finish - predictions.made_at if state in ("expected", "active") else math.nan
-        found.append(JobProgress(job, row["name"], state, held.get(job, 0) if state == "active" else 0, done, left))
+        left = finish - predictions.made_at if state not in ENDED else math.nan
+        found.append(JobProgress(job, row["name"], state, 0 if state in ENDED else row["gpus_held"], done, left))
     return found
 
 

@@ -19,9 +19,9 @@ from rlpto.service.scheduler.eligible import eligible
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
 from rlpto.service.scheduler.lookahead import Lookahead
 from rlpto.service.scheduler.queue_rows import queue_rows
-from rlpto.service.scheduler.recorder import Recorder
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
+from rlpto.service.scheduler.status_writer import StatusWriter
 from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.store.database import Store
 from rlpto.store.status import DecisionRow, set_volume
@@ -40,7 +40,7 @@ class Parts:
     source: JobQueueSource
     cluster: ServingCluster
     policy: LivePolicy
-    recorder: Recorder
+    status: StatusWriter
     retention: Retention
     lookahead: Lookahead | None = None
     volume: VolumeForecast | None = None
@@ -95,7 +95,6 @@ class SchedulerLoop:
         while source.switches:
             request = source.switches.popleft()
             self._due |= policy.obey(request)
-            source.answered(request.seq)
         if self._due:
             self._watch = ProgressWatch(self._parts.cluster, policy.name)
 
@@ -118,7 +117,7 @@ class SchedulerLoop:
         parts = self._parts
         if not parts.cluster.active_jobs:
             self._decide_at = np.inf
-            parts.recorder.queued(())
+            parts.status.queued(())
             return
         try:
             self._decide_by_policy()
@@ -142,22 +141,22 @@ class SchedulerLoop:
             cluster.deciding(policy.name, latency)
             given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
         self._decide_at = self._loop.stands_until(state, policy.standing)
-        parts.recorder.queued(queue_rows(whole, cluster.ids, given, shown, policy.name, source.drained))
-        self._record(whole, Allocation(given), latency)
+        parts.status.queued(queue_rows(whole, cluster.ids, given, shown, policy.name, source.drained))
+        self._record(whole, Allocation(given), latency, applied=bool(len(state.jobs)))
 
     def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
         """Owner of every row, and the quotas of users that have one of their own."""
-        known = (self._parts.recorder.follower.known(self._parts.cluster.ids[job]) for job in state.jobs.index.tolist())
         users = all_users(self._parts.store)
         quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
-        return ["" if job is None else job.owner for job in known], quotas
+        jobs = self._parts.cluster.jobs
+        return [jobs[number].user for number in state.jobs.index.tolist()], quotas
 
-    def _record(self, state: ClusterState, allocation: Allocation, latency: float) -> None:
+    def _record(self, state: ClusterState, allocation: Allocation, latency: float, applied: bool) -> None:
         waiting = int(np.count_nonzero(allocation.gpus == 0))
         held, active, name = int(allocation.gpus.sum()), len(state.jobs), self._parts.policy.name
         steering = dict(getattr(self._parts.policy.policy, "steering", {}))
         row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
-        self._parts.recorder.decided(row, self._reward)
+        self._parts.status.decided(row, self._reward, state.time, applied)
         self._reward = None
 
     def _look_ahead(self, now: float) -> None:
@@ -166,10 +165,10 @@ class SchedulerLoop:
         if parts.lookahead is None:
             return
         parts.lookahead.tell()
-        stale = parts.recorder.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
+        stale = parts.status.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
         if not (stale and parts.cluster.active_jobs and parts.lookahead.due):
             return
-        self._seen_ahead = parts.recorder.decisions, now
+        self._seen_ahead = parts.status.decisions, now
         state = self._loop.state()
         futures = None if parts.volume is None else parts.volume.futures(state.time)
         estimates = parts.cluster.estimates
@@ -188,10 +187,9 @@ class SchedulerLoop:
             parts.catalogue.write_previews()
         if parts.volume is not None:
             set_volume(parts.store, parts.volume.rows(parts.cluster.time))
-        parts.recorder(parts.cluster)  # what is about to be forgotten is in the database
+        parts.status(parts.cluster)
         lost = parts.retention.keep(now, parts.cluster)
         if lost:
-            parts.recorder.forget(lost)
             parts.policy.forget()
             self._loop.renumbered()
             self._due = True

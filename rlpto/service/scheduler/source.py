@@ -110,8 +110,9 @@ class JobQueueSource:
         if self.closed:
             return []
         found: list[Order] = [DecideNow()] if self.stopping() else []
-        waits = False
-        for request in open_requests(self._store):
+        waits, requests = False, open_requests(self._store)
+        self._ordered.intersection_update(request.seq for request in requests)
+        for request in requests:
             if request.kind == "policy":  # they come in order, the first one once its policy is ready
                 waits = waits or not self.can_switch(request)
                 if waits:
@@ -122,10 +123,6 @@ class JobQueueSource:
                     self._ordered.add(request.seq)
                     found.append(order)
         return found
-
-    def answered(self, request: int) -> None:
-        """Somebody has answered a request."""
-        self._ordered.discard(request)
 
     def _order_of(self, request: Request) -> Order | None:
         """What the cluster has to do about a request. One that is done by that, or is in vain, is answered."""

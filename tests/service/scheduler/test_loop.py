@@ -57,6 +57,9 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
     assert all(span.ended is not None for span in spans_of_job(service.store, job))
     seen = [event.body["state"] for event in events_of_job(service.store, job) if "state" in event.body]
     assert list(dict.fromkeys(seen)) == ["queued", "starting", "running", "finished"]
+    assert seen.count("queued") == 1, "a job that has finished does not wait again"
+    times = [event.at for event in events_of_job(service.store, job)]
+    assert times == sorted(times)
     epochs = [point.epoch for point in points_after(service.store, job)]
     assert epochs == sorted(epochs)
     assert len(epochs) > 10
@@ -140,6 +143,30 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     answered = get_request(service.store, late)
     assert answered is not None
     assert answered.problem == "it has ended"
+
+
+def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
+    job = submit(service, gpus=2, max_gpus=2, epochs=50.0)
+    service.run(until(service, job, "running"))
+    ask(service.store, "cancel", "ann", service.now(), job)
+    service.run(until(service, job, "cancelled"))
+    assert row_of(service, job).gpus_held == 2, "its controller has not ended yet"
+    service.downtime = 10.0
+    service.restart()
+    service.run(lambda: not service.backend.controllers)
+    for _ in range(3):
+        service.loop.step()
+    assert row_of(service, job).gpus_held == 0
+    assert all(span.ended is not None for span in spans_of_job(service.store, job))
+
+
+def test_a_job_that_ends_while_no_scheduler_is_there_has_the_end_of_its_curve(service: VirtualService) -> None:
+    job = submit(service, gpus=2, max_gpus=2, epochs=5.0)
+    service.run(until(service, job, "running"))
+    service.downtime = 100_000.0
+    service.restart()
+    assert row_of(service, job).state == "finished"
+    assert points_after(service.store, job)[-1].epoch == pytest.approx(5.0)
 
 
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:

@@ -151,10 +151,8 @@ class VirtualService:
     def start(self) -> None:
         """Start the scheduler."""
         self.starts += 1
-        store = Store(self.settings.database, durable=False)
-        store.rows("PRAGMA synchronous = OFF")
-        self._open = [store]
-        database = SessionDatabase(self.settings.folder / "session.sqlite", lambda _: None)
+        self._open = []
+        database = SessionDatabase(self.settings.database, lambda _: None)
         self._open.append(database)
         database.rows("PRAGMA synchronous = OFF")
         outside = Outside(
@@ -169,7 +167,7 @@ class VirtualService:
             timer=self.now,
             ready=self._ready,
         )
-        self.parts, self.loop = open_session(self.settings, self.setup, store, database, outside)
+        self.parts, self.loop = open_session(self.settings, self.setup, database, outside)
 
     def kill(self) -> None:
         """Have the scheduler end wherever it is."""
