@@ -14,11 +14,10 @@ from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
-from rlpto.service.scheduler.eligible import eligible
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
 from rlpto.service.scheduler.lookahead import Lookahead
-from rlpto.service.scheduler.queue_rows import queue_rows
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
@@ -133,15 +132,16 @@ class SchedulerLoop:
             forecast, reserved = parts.volume(whole)
             whole = replace(whole, forecast=forecast, reserved=reserved)
         owners, quotas = self._owners(whole)
-        state, shown = eligible(whole, owners, quotas, self._gpus_held, source.drained)
+        state, hidden = eligible(whole, owners, quotas, self._gpus_held, source.drained)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):
             allocation, latency = policy(state)
             cluster.deciding(policy.name, latency)
+            shown = np.setdiff1d(np.arange(len(given)), list(hidden))
             given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
         self._decide_at = self._loop.stands_until(state, policy.standing)
-        parts.status.queued(queue_rows(whole, cluster.ids, given, shown, policy.name, source.drained))
+        parts.status.queued(queue_rows(whole, cluster.ids, given, hidden, policy.name))
         self._record(whole, Allocation(given), latency, applied=bool(len(state.jobs)))
 
     def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
@@ -178,17 +178,16 @@ class SchedulerLoop:
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
         parts = self._parts
-        now = self._wall()
-        if not parts.retention.due(now):
+        if not parts.retention.due():
             return
-        self._look_ahead(now)
+        self._look_ahead(parts.cluster.time)
         if parts.catalogue.changed():
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()
         if parts.volume is not None:
             set_volume(parts.store, parts.volume.rows(parts.cluster.time))
         parts.status(parts.cluster)
-        lost = parts.retention.keep(now, parts.cluster)
+        lost = parts.retention.keep(self._wall(), parts.cluster)
         if lost:
             parts.policy.forget()
             self._loop.renumbered()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,18 +32,20 @@ DAY_S = 86_400.0
 
 @dataclass
 class Retention:
-    """Forgets. folder: of the service. settings: how much is kept."""
+    """Forgets. folder: of the service. settings: how much is kept. timer: seconds by which intervals are measured."""
 
     store: Store
     folder: Path
     settings: RetentionSettings
     in_memory: int = ENDED_IN_MEMORY
+    timer: Callable[[], float] = time.monotonic
     _looked_at: float = field(default=-np.inf, init=False)
     _trimmed_at: float = field(default=-np.inf, init=False)
     _tidied: float = field(default=-np.inf, init=False)
 
-    def due(self, now: float) -> bool:
-        """True once in a while. now: time [s]."""
+    def due(self) -> bool:
+        """True once in a while."""
+        now = self.timer()
         if now < self._looked_at + HOUSE_INTERVAL_S:
             return False
         self._looked_at = now
@@ -49,8 +53,8 @@ class Retention:
 
     def keep(self, now: float, cluster: ServingCluster) -> tuple[str, ...]:
         """Forget what is too much; ids of the jobs that the cluster has forgotten."""
-        if now >= self._trimmed_at + TRIM_INTERVAL_S:
-            self._trimmed_at = now
+        if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
+            self._trimmed_at = self.timer()
             self._trim_database(now)
             self._tidy_files(now)
             cluster.database.forget(())

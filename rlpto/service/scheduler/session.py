@@ -81,7 +81,7 @@ def open_session(
     clock = outside.clock(database.number("began"))
     jobs, specs = _known_jobs(database, catalogue, outside.wall())
     latest = max((job.submit_time for job in jobs), default=0.0)
-    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), outside.wall, clock.of, latest)
+    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), outside.wall, clock, latest)
     status = StatusWriter(database, outside.wall, outside.timer, outside.address)
     cluster = ServingCluster(
         *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), None, (status,)),
@@ -100,7 +100,7 @@ def open_session(
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
     ahead = _lookahead(settings, config, queue, database, outside) if outside.look_ahead else None
-    retention = Retention(database, settings.folder, settings.retention)
+    retention = Retention(database, settings.folder, settings.retention, timer=outside.timer)
     parts = Parts(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
     served = _served(database, outside.wall(), queue.user_half_life)
     return parts, SchedulerLoop(parts, queue, config.reward, outside.wall, settings.quotas.gpus_held, served)

@@ -77,7 +77,7 @@ def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService
     service.run(until(service, jobs[1], "running"))
     rows = queue(service.store)
     assert [(row.job, row.position, row.gpus_ahead) for row in rows] == [(jobs[2], 1, 0), (jobs[3], 2, 2)]
-    assert rows[0].reason == "it asks for 2 GPUs, and 0 of 4 are free"
+    assert rows[0].reason == "it asks for 2 GPUs; jobs that run or start are given 4 of 4"
 
 
 def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService) -> None:
@@ -167,6 +167,24 @@ def test_a_job_that_ends_while_no_scheduler_is_there_has_the_end_of_its_curve(se
     service.restart()
     assert row_of(service, job).state == "finished"
     assert points_after(service.store, job)[-1].epoch == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: float) -> None:
+    first = submit(service, epochs=5.0)
+    service.run(until(service, first, "running"))
+    service.clock_error = jump
+    set_program(service.store, "late", {**PROGRAM, "options": {}}, "root", service.now())
+    began, second = service.world.wall, submit(service, epochs=1.0)
+    service.run(until(service, second, "finished"))
+    assert service.world.wall - began < 3600.0
+    found = heartbeat(service.store)
+    assert found is not None
+    assert abs(found[0] - service.now()) < 120.0
+    assert get_program(service.store, "late").checked == "usable"  # type: ignore[union-attr]
+    assert [event.at for event in events_of_job(service.store, second)] == sorted(
+        event.at for event in events_of_job(service.store, second)
+    )
 
 
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
@@ -288,6 +306,11 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
 
     service.run(over)
     assert most == 2
+    wide = submit(service, gpus=4, max_gpus=4)
+    narrow = submit(service, gpus=1)
+    service.run(until(service, narrow, "running"))
+    assert queue(service.store)[0].job == wide
+    assert queue(service.store)[0].reason == "it asks for 4 GPUs, and its owner may hold 2"
 
 
 def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:
