@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.job_progress import Predictions, job_progress, newest_database, write_predictions
+from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.status import PredictionRow, set_predictions
 
 
 def spec(number: int) -> JobSpec:
@@ -33,7 +34,9 @@ def test_state_gpus_progress_and_end_of_every_job(tmp_path: Path) -> None:
             own.change(1.0, f"job-{number}", gpus, 0.5, ())
         own.set_job("job-0", progress=2.0)
         own.set_job("job-1", state="finished", progress=8.0)
-        write_predictions(own, Predictions(10.0, {"job-0": (1.0, 35.0), "job-2": (40.0, np.nan)}))
+        set_predictions(
+            own, [PredictionRow("job-0", 10.0, "fifo", 1.0, finish=35.0), PredictionRow("job-2", 10.0, "fifo", 40.0)]
+        )
         assert newest_database(tmp_path) == database
         first, second, third = job_progress(database)
     assert (first.id, first.name, first.state, first.gpus, first.progress) == (

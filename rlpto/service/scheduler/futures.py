@@ -11,10 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlpto.arrivals.futures import rows_alike
+from rlpto.core.cluster import ClusterState
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.planning.predictor import Sampled
 from rlpto.planning.snapshot import Snapshot
+from rlpto.ray_cluster.scheduler.serving import ServingCluster
 
+GUESSED, MEASURED = 0.4, 0.05
+"""Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
+trained, as guesses are off by half, and after, as sizes that have not been measured are."""
 MOST_JOBS = 3000
 """Of one future; later ones are left out."""
 
@@ -64,6 +70,14 @@ def sample_arrivals(
         rows = rows[np.argsort(submit[rows])][:MOST_JOBS]
         found.append(Arrivals(submit[rows], donor[rows], priority[rows]))
     return tuple(found)
+
+
+def sampled_futures(futures: Futures, cluster: ServingCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
+    """The futures as the predictor takes them. state: that the snapshot was taken of."""
+    estimates = cluster.estimates
+    measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
+    found = as_believed(snapshot, futures, cluster.jobs, state.jobs.store.told_type)
+    return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))
 
 
 def as_believed(snapshot: Snapshot, futures: Futures, jobs: Sequence[Job], told_type: IntArray) -> Futures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
+from rlpto.planning.predictor import Predictor
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
+from rlpto.service.scheduler.futures import sampled_futures
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
-from rlpto.service.scheduler.lookahead import Lookahead
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
@@ -41,7 +43,7 @@ class Parts:
     policy: LivePolicy
     status: StatusWriter
     retention: Retention
-    lookahead: Lookahead | None = None
+    predictor: Predictor | None = None
     volume: VolumeForecast | None = None
 
 
@@ -159,28 +161,27 @@ class SchedulerLoop:
         self._parts.status.decided(row, self._reward, state.time, applied)
         self._reward = None
 
-    def _look_ahead(self, now: float) -> None:
-        """Tell what was found out about the time ahead; look again where something has been decided since."""
+    def _predict(self, now: float) -> None:
+        """Publish predictions; predict again where something has been decided since."""
         parts, policy = self._parts, self._parts.policy
-        if parts.lookahead is None:
+        if parts.predictor is None:
             return
-        parts.lookahead.tell()
+        parts.predictor.publish()
         stale = parts.status.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
-        if not (stale and parts.cluster.active_jobs and parts.lookahead.due):
+        if not (stale and parts.cluster.active_jobs and parts.predictor.due):
             return
         self._seen_ahead = parts.status.decisions, now
         state = self._loop.state()
         futures = None if parts.volume is None else parts.volume.futures(state.time)
-        estimates = parts.cluster.estimates
-        measured = (lambda _: True) if estimates is None else estimates.is_measured
-        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures, measured)
+        sampled = None if futures is None else partial(sampled_futures, futures, parts.cluster, state)
+        parts.predictor.begin(parts.cluster, parts.cluster.ids, policy.policy, state, policy.name, sampled)
 
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
         parts = self._parts
         if not parts.retention.due():
             return
-        self._look_ahead(parts.cluster.time)
+        self._predict(parts.cluster.time)
         if parts.catalogue.changed():
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()

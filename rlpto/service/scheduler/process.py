@@ -100,8 +100,8 @@ def _serve(parts: Parts, loop: SchedulerLoop, stop: Stop) -> None:
         loop.run(lambda: stop.asked)
     finally:
         parts.source.closed = True
-        if parts.lookahead is not None:
-            parts.lookahead.close()
+        if parts.predictor is not None:
+            parts.predictor.close()
         # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
         parts.cluster.close(keep=stop.keep)
 

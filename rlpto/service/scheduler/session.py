@@ -14,7 +14,7 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.live import looking_ahead
+from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, Rules
@@ -23,7 +23,6 @@ from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
-from rlpto.service.scheduler.lookahead import Lookahead, Outlook
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
@@ -32,7 +31,7 @@ from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
-from rlpto.store.status import PredictionRow, set_predictions
+from rlpto.store.status import set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -99,7 +98,7 @@ def open_session(
     volume = _volume(config, catalogue, shape, database, clock, outside.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _lookahead(settings, config, queue, database, outside) if outside.look_ahead else None
+    ahead = _predictor(settings, config, queue, database, outside) if outside.look_ahead else None
     retention = Retention(database, settings.folder, settings.retention, timer=outside.timer)
     parts = Parts(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
     served = _served(database, outside.wall(), queue.user_half_life)
@@ -179,38 +178,21 @@ def _volume(
     return volume
 
 
-def _lookahead(
+def _predictor(
     settings: ServiceSettings, config: Config, queue: QueueSettings, database: SessionDatabase, outside: Outside,
-) -> Lookahead:  # fmt: skip
+) -> Predictor:  # fmt: skip
     """Predictions for the database."""
 
-    def publish(found: Outlook) -> None:
-        rows = prediction_rows(found, database.wall)
+    def publish(found: Predictions) -> None:
+        rows = found.rows(database.wall)
         over = {job.id for job in database.jobs() if job.is_over}
         set_predictions(database, [row for row in rows if row.job not in over])
 
-    simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
+    simulator = prediction_settings(config.simulator).model_copy(update={"decide_on": "events"})
     every = settings.scheduler.predict_every
-    return Lookahead(
+    return Predictor(
         queue, simulator, publish, lambda _: set_predictions(database, ()), every, outside.executor, outside.timer
     )
-
-
-def prediction_rows(found: Outlook, wall_of: Callable[[float], float]) -> list[PredictionRow]:
-    """What is known of each job, at times of the wall clock."""
-
-    def wall(second: float) -> float | None:
-        return wall_of(second) if second == second and second != float("inf") else None
-
-    rows = []
-    for at, job in enumerate(found.ids):
-        bounds: dict[str, float | None] = {}
-        for name, both in (("start", found.start_bounds), ("finish", found.finish_bounds)):
-            if both is not None:
-                bounds |= {f"{name}_low": wall(float(both[0, at])), f"{name}_high": wall(float(both[1, at]))}
-        start, finish = wall(float(found.start[at])), wall(float(found.finish[at]))
-        rows.append(PredictionRow(job, wall_of(found.time), found.policy, start=start, finish=finish, **bounds))
-    return rows
 
 
 def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:
