@@ -21,7 +21,6 @@ from rlpto.io.settings import Settings
 from rlpto.policies.steering import STEERING_FEATURES, steer
 
 if TYPE_CHECKING:
-    from rlpto.agents.proposer import Proposer
     from rlpto.agents.trained import TrainedAgent
 
 
@@ -103,15 +102,6 @@ class Pretrained(Agent):
 
     def __init__(self, options: PretrainedOptions) -> None:
         super().__init__(AgentOptions(file=pretrained_file(options.agent), max_jobs=options.max_jobs))
-
-
-def proposer_of(file: Path | None) -> Proposer | None:
-    """What proposes candidates to a planner as a file says; None without one. Raises CheckpointError for a bad file."""
-    if file is None:
-        return None
-    from rlpto.agents.proposer import load_proposer
-
-    return load_proposer(file)
 
 
 def agent_file(options: AgentOptions) -> Path:

@@ -12,6 +12,10 @@ from hypothesis import settings
 # Tests run in as many processes as there are cores: threads of all of them would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Workers of local Ray clusters are forked from a process that has imported torch: a tenth of the time to start one.
+if hasattr(os, "pidfd_open"):
+    os.environ.setdefault("RLPTO_WORKER_PROGRAM", str(Path(__file__).parent / "ray_cluster" / "fork_server.py"))
+
 # Whoever starts them in the background of a shell has them ignore Ctrl-C, which some test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -19,6 +23,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A busy machine is no failure.
 settings.register_profile("rlpto", deadline=None)
 settings.load_profile("rlpto")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Tests that may go on for long: of broken inputs, and of real jobs."""
+    parser.addoption("--soak", type=int, help="months of service, drawn requests, policies on Ray: this many of each")
+    parser.addoption(
+        "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -108,9 +108,10 @@ def evaluate(
 ) -> None:
     """Run policies on the same windows and seeds, and compare them.
 
-    Finished cells are kept: the same command goes on where it was interrupted, and more policies,
-    windows or seeds add to what is there.
+    Tables, plots and the report show the policies, windows and seeds of this command. Finished cells are kept: the
+    same command continues where it was interrupted, and a cell that an earlier command has run is not run again.
     """
+    from rlpto.evaluation.runner import cells_of_earlier_runs
     from rlpto.evaluation.tables import print_results
     from rlpto.experiments.evaluate import (
         followed_file,
@@ -133,10 +134,10 @@ def evaluate(
         *_window_keys(windows, trace),
     ]
     source = _source(config, run)
-    settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
-    settled = settled if run is None else with_agents(settled, run)
-    settled = with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
-    folder = run_dir or _default_folder(settled.name, run, trace, cluster)
+    resolved = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
+    resolved = resolved if run is None else with_agents(resolved, run)
+    resolved = with_reference(resolved if switch is None else with_switches(resolved, switch), policies is not None)
+    folder = run_dir or _default_folder(resolved.name, run, trace, cluster)
     console = make_console(quiet)
 
     def show(title: str, config: Config, finished: list[FinishedCell], folder: Path) -> None:
@@ -145,6 +146,10 @@ def evaluate(
         print_results(write_results(config, finished, folder, report=report), console)
         for note in missed_switches(finished):
             console.print(note, style="yellow")
+        if earlier := cells_of_earlier_runs(folder, finished):
+            console.print(
+                f"{earlier} cells of earlier commands are kept in {folder / 'cells'} and not shown", style="dim"
+            )
         where = f"report: {folder / 'report.html'}" if report else f"tables: {folder}"
         console.print(f"\n{where}", style="bold")
 
@@ -152,7 +157,7 @@ def evaluate(
         for option, given in (("--address", address is not None), ("--keep", keep)):
             if given:
                 raise ConfigError(f"{option}: expected --cluster ray or both as well")
-        show("", settled, run_cells(settled, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
+        show("", resolved, run_cells(resolved, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
         return
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
@@ -161,11 +166,11 @@ def evaluate(
     from rlpto.experiments.on_ray import RealRun, run_real_cells
 
     with waiting(quiet) as on_wait:
-        how = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
+        options = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
         if cluster is Where.ray:
-            show("", *run_real_cells(settled, folder, how), folder)
+            show("", *run_real_cells(resolved, folder, options), folder)
             return
-        found = evaluate_both(settled, folder, how, show)
+        found = evaluate_both(resolved, folder, options, show)
     console.print()
     console.print(fidelity_table(found))
     for sentence in verdicts(found):

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlpto.agents.policy import proposer_of
-from rlpto.arrivals.futures import FutureSampler, OracleFutures
-from rlpto.arrivals.paths import RatePaths
 from rlpto.arrivals.windows import WindowForecasts
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.external_load import background_at, place_background
-from rlpto.core.futures import FUTURES, SourceName
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
@@ -28,7 +24,7 @@ from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings
-from rlpto.experiments.window_traces import WindowTrace, WindowTraces
+from rlpto.experiments.window_traces import Repetition, WindowTrace, WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -41,7 +37,6 @@ from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
@@ -67,19 +62,40 @@ class Experiment:
             Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
         )
         self.background = place_background(config.workload.background, shape)
+        self._tables: dict[tuple[bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
         """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
-        source = load_profiles(self.config.profiles.folder)
-        folder, programs = self.config.profiles.folder, self.config.ray.programs
+        source, programs = load_profiles(self.config.profiles.folder), self.config.ray.programs
         if isinstance(source, FittedProfiles):
-            measured = () if folder is None else source.models
-            guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
+            guessed = {name: programs[name].guessed_profile(name) for name in programs if name in self.guessed_models}
             served = {name: program.servers for name, program in programs.items() if program.has_servers}
             source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
+
+    @cached_property
+    def guessed_models(self) -> frozenset[str]:
+        """Programs of real jobs that nobody has measured: what is known of their speed is a guess."""
+        folder, programs = self.config.profiles.folder, set(self.config.ray.programs)
+        return frozenset(programs if folder is None else programs - set(load_profiles(folder).models))
+
+    def without_guesses(self, record: RunRecord) -> RunRecord:
+        """The record of real jobs, without those times that rest on guessed speeds."""
+        jobs = record.jobs
+        guessed = np.isin(np.array(jobs.models, dtype=np.str_), sorted(self.guessed_models))
+        alone, requested = (np.where(guessed, np.nan, time) for time in (jobs.alone_time, jobs.requested_time))
+        return replace(record, jobs=replace(jobs, alone_time=alone, requested_time=requested))
+
+    @property
+    def repetition(self) -> Repetition | None:
+        """How the recorded jobs were brought to the wanted load; None where the workload is not drawn from any."""
+        return self._window_traces.repetition
+
+    def workload_facts(self) -> dict[str, object]:
+        """For the manifest of a run: how often its recorded jobs stand in the workload."""
+        return {} if self.repetition is None else {"workload": self.repetition._asdict()}
 
     @cached_property
     def _facts(self) -> FactsCache:
@@ -112,31 +128,25 @@ class Experiment:
         """Names of the windows of a split, see `WindowTraces.names`."""
         return self._window_traces.names(split, required)
 
-    @cached_property
+    @property
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
-        return self._compiled()
+        return self.tables_for()
 
-    @cached_property
-    def tables_by_batch_size(self) -> SpeedTables:
-        """The same with the batch sizes that a policy may choose."""
-        return self._compiled(choose_batches=True)
-
-    @cached_property
-    def tables_by_servers(self) -> SpeedTables:
-        """The same with the numbers of parameter servers that a policy may choose."""
-        return self._compiled(choose_servers=True)
-
-    @cached_property
-    def tables_by_all(self) -> SpeedTables:
-        """The same with all that any policy may choose."""
-        return self._compiled(choose_batches=True, choose_servers=True)
-
-    def _compiled(self, *, choose_batches: bool = False, choose_servers: bool = False) -> SpeedTables:
-        """Tables for every kind of GPU of the cluster."""
-        (types, most), shape = self._job_types, self.shape
-        chosen = {"choose_batches": choose_batches, "choose_servers": choose_servers}
-        return compile_tables(self.profiles, types, most, shape.gpus_per_node, kinds=shape.kind_sizes, **chosen)
+    def tables_for(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
+        """The same with the batch sizes, and the numbers of parameter servers, that a policy may choose."""
+        if (batch_sizes, servers) not in self._tables:
+            (types, most), shape = self._job_types, self.shape
+            self._tables[batch_sizes, servers] = compile_tables(
+                self.profiles,
+                types,
+                most,
+                shape.gpus_per_node,
+                kinds=shape.kind_sizes,
+                choose_batches=batch_sizes,
+                choose_servers=servers,
+            )
+        return self._tables[batch_sizes, servers]
 
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
@@ -162,7 +172,8 @@ class Experiment:
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
-        return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
+        jobs, factor = self._jobs(window, seed), self.config.ray.arrivals
+        return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 
     def _jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
@@ -201,10 +212,7 @@ class Experiment:
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        if choose_servers:
-            tables = self.tables_by_all if choose_batches else self.tables_by_servers
-        else:
-            tables = self.tables_by_batch_size if choose_batches else self.tables
+        tables = self.tables_for(batch_sizes=choose_batches, servers=choose_servers)
         knowledge = self._knowledge(len(jobs), own_seed)
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
 
@@ -249,8 +257,7 @@ class Experiment:
         """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
         if isinstance(policy, Planner):
             simulator = prediction_settings(self.config.simulator) if real else self.config.simulator
-            proposer = proposer_of(policy.options.proposals)
-            return Planner(policy.options, self.config.queue, simulator, self.config.reward, proposer)
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy
@@ -262,7 +269,6 @@ class Experiment:
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        self.with_futures(policy, window, seed)
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
@@ -276,41 +282,6 @@ class Experiment:
         settings = self.config.forecast
         past = self._window_traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
-
-    def futures(
-        self, source: SourceName, window: str, seed: int, count: int = FUTURES
-    ) -> FutureSampler | OracleFutures:
-        """What gives one run on a window its sampled futures, in steps and as far ahead as `forecast` says.
-
-        `oracle` tells the truth. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
-        """
-        settings, cut = self.config.forecast, self.window_traces[window].window
-        if source == "oracle":
-            return OracleFutures(settings.horizon * settings.step)
-        own = self.window_seed(window, seed)
-        if source == "forecast":
-            return self._forecasts_on.futures(cut, futures=count, seed=own)
-        traces = self._window_traces
-        paths = RatePaths(traces.usual_rates, traces.local_start(cut), settings.step, settings.horizon)
-        return FutureSampler(paths, settings.step, futures=count, seed=own, ends=cut.end - cut.start)
-
-    def with_futures(self, policy: Policy, window: str, seed: int) -> Policy:
-        """The policy, after those in it that plan for arrivals were given those of a run on a window.
-
-        Raises as `futures`.
-        """
-        for one in policy.policies if isinstance(policy, SwitchingPolicy) else (policy,):
-            if isinstance(one, Planner) and one.options.futures is not None:
-                one.expect(self.futures(one.options.futures, window, seed, one.options.samples))
-        return policy
-
-    @cached_property
-    def _forecasts_on(self) -> WindowForecasts:
-        """Forecasts of mode on, whatever policies are shown."""
-        if self.config.forecast.mode == "on" and self.forecasts is not None:
-            return self.forecasts
-        settings = self.config.forecast.model_copy(update={"mode": "on"})
-        return WindowForecasts(settings, self.shape.capacity, self._window_traces.past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
@@ -86,7 +87,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
-        begin_run(folder, config)
+        begin_run(folder, config, experiment.workload_facts())
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = run_all(
@@ -168,7 +169,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.ray_cluster.scheduler.placement import place
     from rlpto.simulator.cluster import SimulatedCluster
 
-    config, tables = experiment.config, experiment.tables_by_all
+    config, tables = experiment.config, experiment.tables_for(batch_sizes=True, servers=True)
     ahead = prediction_settings(config.simulator)
     kind = tables.types[0]
     jobs = [
@@ -229,7 +230,7 @@ class RealCells:
             finally:
                 cluster.close(keep)
             write_tables(database, own)
-        return record
+        return experiment.without_guesses(record)
 
 
 def real_cluster(
@@ -246,12 +247,15 @@ def real_cluster(
     database: of the session; jobs keep their files beside them.
     """
     from rlpto.experiments.experiment import estimate_noise
-    from rlpto.ray_cluster.scheduler.clock import Rules
-    from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+    from rlpto.ray_cluster.scheduler.clock import SessionTiming
+    from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
+    config, source, tables = (
+        experiment.config,
+        experiment.source(),
+        experiment.tables_for(batch_sizes=True, servers=True),
+    )
     settings, timing, background = config.ray, config.simulator, config.workload.background
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)
@@ -261,17 +265,31 @@ def real_cluster(
 
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
-    rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-    remaining = config.knowledge.remaining
-    if config.knowledge.mode != "online":
-        noise = estimate_noise(config.knowledge, len(jobs), own_seed)
-        return RayCluster(
-            *(backend, jobs, specs, tables, database, rules, noise, observers),
-            source=source,
-            specs_of=specs_of,
-            background=background,
-            remaining=remaining,
-        )
+    rules = SessionTiming(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    online = None
+    if config.knowledge.mode == "online":
+        online = _online_estimates(experiment, jobs, specs)
+    noise = None if online is not None else estimate_noise(config.knowledge, len(jobs), own_seed)
+    return RayCluster(
+        backend=backend,
+        jobs=jobs,
+        specs=specs,
+        tables=tables,
+        database=database,
+        rules=rules,
+        observers=observers,
+        knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining),
+        source=None if online is not None else source,
+        specs_of=specs_of,
+        background=background,
+    )
+
+
+def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
+    """What is to be learned of jobs from their reports."""
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+
+    tables = experiment.tables_for(batch_sizes=True, servers=True)
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
     def ratio(model: str, gpu: str, other: str) -> float:
@@ -279,13 +297,8 @@ def real_cluster(
         return own / its
 
     kinds = experiment.shape.kind_sizes
-    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, kinds, ratio)
-    return RayCluster(
-        *(backend, jobs, specs, tables, database, rules, None, observers),
-        estimates=online,
-        background=background,
-        remaining=remaining,
-    )
+    programs = experiment.config.ray.programs
+    return OnlineEstimates(jobs, specs, programs, samples, tables.max_gpus, kinds, ratio)
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> Predictor:
@@ -318,7 +331,7 @@ def run_session(
     config, resumed = experiment.config, bool(cluster.database.decisions())
 
     def make(spec: str) -> Policy:
-        return experiment.with_futures(experiment.policy(spec, real=True), cell.window, cell.seed)
+        return experiment.policy(spec, real=True)
 
     deciding = switching(make(cell.policy))
 

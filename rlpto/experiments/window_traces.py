@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.arrivals.past import Past, past_of
-from rlpto.arrivals.paths import hour_of_week_rates
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import Config
@@ -20,10 +19,9 @@ from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.calibration import load_calibration
-from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
-from rlpto.workloads.load import offered_load, scale_load
+from rlpto.workloads.load import draw_trace, offered_load, scale_load
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows
@@ -36,6 +34,18 @@ class WindowTrace(NamedTuple):
 
     window: Window
     trace: Trace
+
+
+class Repetition(NamedTuple):
+    """How a workload was brought to its load: jobs that were recorded, and jobs that were taken from them."""
+
+    recorded: int
+    taken: int
+
+    @property
+    def times(self) -> float:
+        """How often each recorded job stands in the workload, on average."""
+        return self.taken / self.recorded
 
 
 class WindowTraces:
@@ -138,9 +148,26 @@ class WindowTraces:
         seed = (self._config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, self._work(trace), target, span, seed))
 
-    @cached_property
+    @property
+    def repetition(self) -> Repetition | None:
+        """How the recorded jobs were brought to the wanted load; None where no recorded ones were drawn from."""
+        workload = self._config.workload
+        if workload.source == "trace" and workload.load is not None:
+            trace, _, recorded = self._scaled
+            return Repetition(recorded, len(trace))
+        if workload.source == "files" and workload.draws:
+            taken = sum(len(cut.trace) for cut in self.by_name.values())
+            return Repetition(sum(map(len, self.by_file.values())), taken)
+        return None
+
+    @property
     def _trace(self) -> tuple[Trace, float]:
         """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
+        return self._scaled[:2]
+
+    @cached_property
+    def _scaled(self) -> tuple[Trace, float, int]:
+        """The same, and how many jobs the trace had before it was brought to the load."""
         workload = self._config.workload
         if workload.source == "synthetic":
             trace, span = self._synthetic(), workload.days * DAY
@@ -156,10 +183,11 @@ class WindowTraces:
                 raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
             trace, span = trace.slice(skipped, end), end - skipped
         trace = self._fitted(trace)
+        recorded = len(trace)
         if workload.load is not None:
             cap = workload.mapping.max_duration
             trace = scale_load(trace, workload.load, self._shape.capacity, span, self._config.seed, cap)
-        return trace, span
+        return trace, span, recorded
 
     def local_start(self, window: Window) -> float:
         """Local time at which a window begins [s since 1970-01-01]."""
@@ -167,15 +195,6 @@ class WindowTraces:
         # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
         unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
         return unknown if origin is None else local_seconds(origin)
-
-    @cached_property
-    def usual_rates(self) -> FloatArray:
-        """Jobs per second by hour of the week and class, in all train windows. Raises ConfigError without any."""
-        train = [cut for cut in self.by_name.values() if cut.window.split == "train"]
-        if not train:
-            raise ConfigError(f"{self.description}: no train windows with jobs, expected some to take usual rates from")
-        windows = [(cut.trace, cut.window.end - cut.window.start, self.local_start(cut.window)) for cut in train]
-        return hour_of_week_rates(windows, np.array(self._config.workload.mapping.priority_shares))
 
     def past(self, window: Window) -> Past:
         """What was submitted before a window, at the load of the windows; nothing where files are the windows."""

@@ -18,12 +18,11 @@ from rlpto.planning.predictor import Predictor
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
-from rlpto.service.scheduler.futures import sampled_futures
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import StatusWriter
-from rlpto.service.scheduler.volume import VolumeForecast
+from rlpto.service.scheduler.volume import VolumeForecast, sampled_futures
 from rlpto.store.database import Store
 from rlpto.store.status import DecisionRow, set_volume
 from rlpto.store.users import all_users

@@ -17,7 +17,8 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock, Rules
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
+from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -83,9 +84,9 @@ def open_session(
     source = JobQueueSource(database, catalogue, (spec.id for spec in specs), outside.wall, clock, latest)
     status = StatusWriter(database, outside.wall, outside.timer, outside.address)
     cluster = ServingCluster(
-        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), None, (status,)),
+        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), (status,)),
         clock=lambda *_: clock,
-        estimates=_estimates(catalogue, jobs, specs, shape),
+        knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
         specs_of=source.specs_of,
         reported=CurveWriter(settings.retention.points_per_job),
@@ -123,9 +124,9 @@ def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
     return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
 
 
-def _rules(config: Config) -> Rules:
+def _rules(config: Config) -> SessionTiming:
     """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
-    return Rules(config.simulator.interval, "events", poll=config.ray.poll)
+    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll)
 
 
 def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:

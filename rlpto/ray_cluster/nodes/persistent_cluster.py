@@ -1,0 +1,299 @@
+"""A Ray cluster of several nodes on this machine that stays up: `rlpto cluster up`, `status` and `down`.
+
+A state file names the cluster's folder before anything of it is there, so that whatever a command leaves that is killed
+is found by the next one. `down` ends the processes of that folder and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlpto.io.errors import ClusterError
+from rlpto.io.files import write_text
+from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
+from rlpto.ray_cluster.nodes.folders import (
+    is_folder_of,
+    make_folder,
+    mark_of,
+    new_token,
+    remove_dead_folders,
+    unused_folder,
+)
+from rlpto.ray_cluster.nodes.processes import (
+    arguments_of,
+    end_cluster,
+    end_processes,
+    free_ports,
+    head_family,
+    head_is_alive,
+    of_folder,
+    started_for,
+)
+
+HEADLESS_TIMEOUT_S = 900
+"""So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
+restart it."""
+WATCH_INTERVAL_S = 2.0
+"""Time between two looks whether nodes have died."""
+NODE_RESOURCE = "rlpto_node_"
+"""Begin of the name of the Ray resource that says which of its cluster's nodes a node is."""
+Progress = Callable[[str], None]
+"""Is told what comes next."""
+
+
+@dataclass(frozen=True)
+class StartedCluster:
+    """What `up` has started.
+
+    address: HOST:PORT of the head; empty while it starts. folder: of the token, and of Ray's sockets and logs. gpus: of
+    each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which shows that
+    the folder is this cluster's.
+    """
+
+    address: str
+    folder: str
+    gpus: tuple[int, ...]
+    cpus: int = 4
+    durable: bool = False
+    mark: str = ""
+
+    @property
+    def alive(self) -> int:
+        """How many of its processes there still are, without the watch over its nodes."""
+        return sum(__name__ not in arguments_of(pid) for pid in of_folder(self.folder))
+
+
+def state_file() -> Path:
+    """Where this user's cluster is noted: in $RLPTO_STATE, or the place for state by the XDG convention."""
+    named = os.environ.get("RLPTO_STATE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "rlpto" / "cluster.json"
+
+
+def noted_cluster() -> StartedCluster | None:
+    """The cluster of the state file, wholly started and alive or not. ClusterError if the file is broken."""
+    path = state_file()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return StartedCluster(
+            address=str(content["address"]),
+            folder=str(content["folder"]),
+            gpus=tuple(map(int, content["gpus"])),
+            cpus=int(content["cpus"]),
+            durable=bool(content["durable"]),
+            mark=str(content["mark"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ClusterError(
+            f"{path}: not the state of a cluster ({error}); remove the file if none is running"
+        ) from None
+
+
+def running_cluster() -> StartedCluster | None:
+    """The cluster that `up` has started, as long as any of it lives. ClusterError if the state file is broken."""
+    found = noted_cluster()
+    return found if found is not None and found.address and found.alive else None
+
+
+def start_cluster(
+    gpus: Sequence[int], cpus: int = 4, durable: bool = False, on_progress: Progress = lambda _: None
+) -> StartedCluster:
+    """Start a head without GPUs and one node for each entry of `gpus`.
+
+    cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
+    `restart_head`); job controllers are on a node of their own then. What an earlier start has left that was killed is
+    ended first.
+
+    Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
+    """
+    with _only_command():
+        present = noted_cluster()
+        if present is not None:
+            if present.address and present.alive:
+                raise ClusterError(
+                    f"a cluster is up already at {present.address}; end it with `rlpto cluster down` first"
+                )
+            _remove(present)
+        remove_dead_folders()
+        token = new_token()
+        started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token))
+        _note(started)
+        try:
+            make_folder(Path(started.folder), token)
+            # A head that is to come back has to come back at the same port.
+            address = _start_nodes(
+                started, free_ports(1)[0] if durable else 0, head_only=False, on_progress=on_progress
+            )
+            started = replace(started, address=address)
+            _note(started)
+            _start_watch(started)
+        except BaseException:
+            _remove(started)
+            raise
+    return started
+
+
+def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None) -> StartedCluster:
+    """Start the head of a durable cluster again after it has died; nodes, job controllers and jobs go on meanwhile.
+
+    Raises ClusterError if the cluster is not durable, its head is alive, or Ray does not come up.
+    """
+    if not started.durable:
+        raise ClusterError(
+            f"the cluster at {started.address} cannot go on with another head: expected one of `cluster up --durable`"
+        )
+    with _only_command():
+        if head_is_alive(started.folder):
+            raise ClusterError(f"the head at {started.address} is alive: expected one that has ended")
+        # What is left of the head's processes would be taken for a head that is still there.
+        end_processes(head_family(started.folder))
+        port = int(started.address.rpartition(":")[2])
+        _start_nodes(started, port, head_only=True, on_progress=on_progress)
+    return started
+
+
+def stop_cluster() -> StartedCluster | None:
+    """End every process of the noted cluster, remove its folder, and forget it: what it was, None if there was none.
+
+    Raises ClusterError if the state file is broken, or another command is at work on the cluster.
+    """
+    with _only_command():
+        found = noted_cluster()
+        if found is not None:
+            _remove(found)
+        remove_dead_folders()
+    return found
+
+
+def _remove(started: StartedCluster) -> None:
+    """End a noted cluster. Raises ClusterError, and ends nothing, if the folder that is noted is not the cluster's."""
+    folder = Path(started.folder)
+    with suppress(OSError):
+        folder.rmdir()  # a start that was killed leaves it empty
+    if os.path.lexists(folder) and not is_folder_of(folder, started.mark):
+        raise ClusterError(
+            f"{state_file()}: names the folder {folder}, which `rlpto cluster up` has not made: nothing was ended; "
+            "remove the file if no cluster is running"
+        )
+    end_cluster(started.folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    state_file().unlink(missing_ok=True)
+
+
+def _note(started: StartedCluster) -> None:
+    write_text(state_file(), json.dumps(asdict(started)) + "\n", "the cluster's state", ClusterError)
+
+
+@contextmanager
+def _only_command() -> Iterator[None]:
+    """While this process starts or ends the noted cluster, no other one does."""
+    folder = state_file().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ClusterError(f"{folder}: cannot keep the cluster's state there: {error.strerror or error}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ClusterError(
+                "another `rlpto cluster` command is at work on the cluster: wait for its end, or end it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def missing_nodes(started: StartedCluster) -> list[int]:
+    """Numbers (from 1) of the nodes of a cluster that have no raylet: they were killed, or have died."""
+    raylets = " ".join(one for pid in of_folder(started.folder) for one in arguments_of(pid))
+    return [number for number in range(1, len(started.gpus) + 1) if f"{NODE_RESOURCE}{number}," not in raylets]
+
+
+def _start_watch(started: StartedCluster) -> None:
+    """Start a process that starts nodes of the cluster again; it ends with the cluster."""
+    log = Path(started.folder, "watch.log")
+    with started_for(started.folder), log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(asdict(started))],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def watch_nodes(started: StartedCluster) -> None:
+    """Start nodes of a cluster again that have died, until its folder is gone. The head is not started again."""
+    while is_folder_of(Path(started.folder), started.mark):
+        time.sleep(WATCH_INTERVAL_S)
+        if missing_nodes(started) and head_is_alive(started.folder):
+            time.sleep(WATCH_INTERVAL_S)  # a node that is being ended with all others is none to start again
+            for number in missing_nodes(started) if head_is_alive(started.folder) else ():
+                print(f"node {number} of {len(started.gpus)} is gone: starting it again", flush=True)
+                _start_again(started, number)
+
+
+def _start_again(started: StartedCluster, number: int) -> None:
+    from rlpto.ray_cluster.nodes.ray_node import start_node
+
+    with ray_environment(started.folder, more=_durable(started)):
+        try:
+            resources = {f"{NODE_RESOURCE}{number}": 1}
+            gpus = started.gpus[number - 1]
+            start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
+        except Exception as error:  # Ray raises nothing more special; the next look tries again
+            print(f"node {number} does not start: {error}", flush=True)
+
+
+def _durable(started: StartedCluster) -> dict[str, str]:
+    """Variables of the nodes of a durable cluster: Ray's own fault tolerance of the head without a second database
+    (alpha in Ray 2.60)."""
+    if not started.durable:
+        return {}
+    return {
+        "RAY_gcs_storage": "rocksdb",
+        "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_TIMEOUT_S),
+    }
+
+
+def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_progress: Progress) -> str:
+    """Start a cluster's nodes, which outlive this process: the head's address. port: of the head; 0: any."""
+    from rlpto.ray_cluster.nodes.ray_node import start_node
+
+    options: dict[str, Any] = {"cpus": started.cpus, "stays": True}
+    gpus = () if head_only else started.gpus
+    with ray_environment(started.folder, more=_durable(started)):
+        try:
+            on_progress("starting the head")
+            address = str(start_node(port=port, **options).gcs_address)
+            if started.durable and not head_only:
+                on_progress("starting the node for job controllers")
+                start_node(address, resources={CONTROL: 1}, **options)
+            for number, count in enumerate(gpus, 1):
+                on_progress(f"starting node {number} of {len(gpus)}")
+                start_node(address, gpus=count, resources={f"{NODE_RESOURCE}{number}": 1}, **options)
+        except Exception as error:  # Ray raises nothing more special
+            raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
+    return address
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    watch_nodes(StartedCluster(**(told | {"gpus": tuple(told["gpus"])})))
