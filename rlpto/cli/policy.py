@@ -41,9 +41,8 @@ def switch(
 ) -> None:
     """Let another policy decide from the next decision on; running processes are not touched."""
     with connect(service, certificate) as client, waiting() as doing:
-        doing(
-            f"making {policy} ready, which may take minutes the first time; {client.policy()['policy']} decides meanwhile"
-        )
+        before = client.policy()["policy"]
+        doing(f"making {policy} ready, which may take minutes the first time; {before} decides meanwhile")
         found = client.switch(policy, reason)
     make_console().print(f"{found['policy']} decides now (switch {found['number']})")
 
