@@ -111,7 +111,7 @@ class TestClocks:
         assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
         assert record.jobs.finish_time.max() == pytest.approx(cluster.time, abs=0.2)
         with closing(sqlite3.connect(database.path)) as reader:
-            times = [at for (at,) in reader.execute("SELECT time FROM events ORDER BY rowid")]
+            times = [at for (at,) in reader.execute("SELECT time FROM events WHERE time IS NOT NULL ORDER BY seq")]
         assert times == sorted(times)
         assert times[-1] <= cluster.time
 

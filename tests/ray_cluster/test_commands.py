@@ -191,7 +191,8 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     assert steps_of(run) == [EPOCHS * STEPS] * 2
     database = database_of(run)
     assert database is not None
-    events = [json.loads(event[-1]) for event in read_table(database, "events")[1]]
+    names, rows = read_table(database, "events")
+    events = [json.loads(row[names.index("body")]) for row in rows]
     kinds = [event.get("what") for event in events]
     assert kinds.count("scheduler_returned") == 2
     assert [event["detail"] for event in events if event.get("what") == "policy"] == ["elastic_fifo -> las"]
