@@ -14,14 +14,14 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
 from rlpto.agents.logs import EpisodeTerms
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
-from rlpto.agents.trained import KINDS, TrainedAgent, agent_of, load_weights
-from rlpto.agents.training import Outcome, Status, Training, check_device
+from rlpto.agents.trained import TrainedAgent, agent_of, load_weights
+from rlpto.agents.training import Status, Training, TrainingResult, check_device
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.settings import EnvSettings
@@ -82,7 +82,7 @@ def fine_tune(
     texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`rlpto.agents.training`).
 
     setup, settings: as `starting_agent` makes them. interval: seconds between regular decisions. resume: from the last

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -27,11 +27,6 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.reading import check_finite
 from rlpto.policies.steering import STEERING_FEATURES
 
-CHECKPOINT = "rlpto checkpoint 1"
-"""Format of a checkpoint: an agent, and all that its training needs to go on."""
-AGENT = "rlpto agent 1"
-"""Format of an exported agent."""
-KINDS = (CHECKPOINT, AGENT)
 LARGEST_WEIGHT = 1e6
 """Of a network, either way; trained ones stay below a hundred."""
 WEIGHTS = "policy"

@@ -49,12 +49,17 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a training ended. finished: False if it was asked to stop. metrics: of the last evaluation."""
+class TrainingResult:
+    """How a training ended. finished: False if it was asked to stop. best: largest validation reward per job.
+
+    best_steps: steps after which it was reached; 0: the best checkpoint is the start, not trained.
+    metrics: of the last evaluation.
+    """
 
     steps: int
     finished: bool
     best: float | None
+    best_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -69,7 +74,7 @@ def train(
     texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
 
     resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped.
@@ -213,7 +218,7 @@ class Training:
         *,
         begun: bool,
         save_each_update: bool = False,
-    ) -> Outcome:
+    ) -> TrainingResult:
         """Roll out and update until `total` steps, or until `stop` says so between two rollouts.
 
         texts: as for `train`. begun: it goes on from a checkpoint. A rollout that the callback ends is not learned
@@ -310,9 +315,10 @@ class Training:
         self.logger.dump(self.model.num_timesteps)
         self.tell("done")
 
-    def outcome(self, finished: bool) -> Outcome:
+    def outcome(self, finished: bool) -> TrainingResult:
         """What to tell the caller."""
-        return Outcome(self.model.num_timesteps, finished, self.notes.best, self._last_row())
+        notes = self.notes
+        return TrainingResult(self.model.num_timesteps, finished, notes.best, notes.best_steps, self._last_row())
 
     def _last_row(self) -> Mapping[str, float]:
         return self.notes.history[-1] if self.notes.history else {}

@@ -19,10 +19,10 @@ from _fuzz_mutations import (
 from _fuzz_registry import broken_file, broken_json, broken_yaml, prepared, put_file, small_environment, target
 from numpy.random import Generator
 
-from rlpto.agents.archive import read_archive, write_archive
+from rlpto.agents.archive import AGENT, read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
+from rlpto.agents.trained import action_space, agent_manifest, load_agent, observation_space, weight_arrays
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure

@@ -78,7 +78,7 @@ def kinds() -> dict[str, Kind]:
     special = {spec.partition(":")[0] for kind in BY_KIND.values() for spec in kind.policies if spec != CHOOSING}
     complete = [name for name, policy in available().items() if is_complete(policy)]
     plain = [name for name in complete if name not in special]
-    return BY_KIND | {"plain": Kind((*plain, "pretrained:philly"))}
+    return BY_KIND | {"plain": Kind((*plain, "pretrained:synthetic"))}
 
 
 def run(_: int) -> tuple[list[Check], dict[str, object]]:

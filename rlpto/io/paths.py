@@ -21,7 +21,7 @@ _OTHER_EXAMPLES = ("service",)
 
 def example_config(name: str | Path) -> Path | None:
     """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
-    `pretrained/philly`. None if there is none."""
+    `pretrained/synthetic`. None if there is none."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None

@@ -18,9 +18,8 @@ import ray
 import yaml
 from ray.util import list_named_actors
 
-from rlpto.agents.archive import read_archive
+from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.trained import CHECKPOINT
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
