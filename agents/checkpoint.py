@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rlpto import __version__
+from rlpto.agents import compat
 from rlpto.agents.archive import AGENT, CHECKPOINT, Archive, read_archive, state_of, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
@@ -79,7 +80,7 @@ def save_checkpoint(
         "best": notes.best,
         "history": [{key: _plain(value) for key, value in row.items()} for row in notes.history],
         "learner": {
-            "updates": model._n_updates,
+            "updates": compat.updates(model),
             "episodes": list(model.ep_info_buffer or ()),
             "optimizer": optimizer["param_groups"],
         },
@@ -97,7 +98,7 @@ def save_checkpoint(
             for name, value in values.items()
         },
         **{f"environments/{name}": array for name, array in env_state.items()},
-        "episode_starts": np.asarray(model._last_episode_starts),
+        "episode_starts": compat.episode_starts(model),
         "random/torch": torch.get_rng_state().numpy(),
         **{f"random/cuda/{i}": state.numpy() for i, state in enumerate(_cuda_states(model))},
         "random/numpy": np.asarray(numpy_key),
@@ -128,10 +129,11 @@ def read_checkpoint(path: Path, identity: Identity) -> Archive:
     return archive
 
 
-def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
+def restore(model: TimedPPO, archive: Archive, path: Path, *, new_episode: bool = False) -> Notes:
     """Put a new learner of the same training where the checkpoint was made, random numbers included.
 
-    Raises CheckpointError if the file lacks something.
+    new_episode: its environments begin new episodes, as those over a real cluster do. Raises CheckpointError if the
+    file lacks something.
     """
     load_weights(_network(model), archive, path)
     try:
@@ -140,10 +142,9 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
             {"state": _optimizer_state(archive), "param_groups": [_group(group) for group in learner["optimizer"]]}
         )
         model.num_timesteps = int(archive.manifest["steps"])
-        model._n_updates = int(learner["updates"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        model._last_obs = _environment(model).set_state(environments)
-        model._last_episode_starts = archive.arrays["episode_starts"]
+        observation, starts = _environment(model).set_state(environments), archive.arrays["episode_starts"]
+        compat.restore(model, int(learner["updates"]), observation, np.ones_like(starts) if new_episode else starts)
         if model.ep_info_buffer is not None:
             model.ep_info_buffer.extend(learner["episodes"])
         numpy_name, *numpy_rest = states["numpy"]

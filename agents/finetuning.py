@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlpto.agents import compat
 from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
 from rlpto.agents.logs import EpisodeTerms
@@ -103,15 +103,11 @@ def fine_tune(
     run = Training(setup, settings, folder, identity, model, terms, None, on_progress)
     if archive is None:
         run.tell("starting")
-        total, callback = model._setup_learn(settings.steps, [terms, Stop(stop or _never)])
+        total, callback = compat.begin_learning(model, settings.steps, [terms, Stop(stop or _never)])
     else:
         # Its first observation comes with the checkpoint: a second reset would begin a second episode.
-        run.notes = restore(model, archive, folder / LAST)
-        model._last_episode_starts = np.ones(1, dtype=np.bool_)
-        model._num_timesteps_at_start = model.num_timesteps
-        total, callback = model._setup_learn(
-            settings.steps - model.num_timesteps, [terms, Stop(stop or _never)], reset_num_timesteps=False
-        )
+        run.notes = restore(model, archive, folder / LAST, new_episode=True)
+        total, callback = compat.resume_learning(model, settings.steps, [terms, Stop(stop or _never)])
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None, save_each_update=True)
 
 

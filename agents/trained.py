@@ -117,26 +117,14 @@ def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     return agent_of(read_archive(path, KINDS), path, max_jobs)
 
 
-def whole_weights(weights: FloatArray) -> FloatArray:
-    """Steering weights [..., STEERING_FEATURES] of a file, which may be from before the index looked at accuracy."""
-    if weights.ndim == 0 or weights.shape[-1] != len(ACTION_FEATURES):
-        return weights
-    lacking = len(STEERING_FEATURES) - len(ACTION_FEATURES)
-    return np.concatenate([weights, np.zeros((*weights.shape[:-1], lacking))], axis=-1)
-
-
 def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
     check_meaning(path, manifest)
     try:
-        settings = dict(manifest["env"])
-        if settings.pop("action", "index") != "index":
-            raise ValueError("its action mode is no longer there: the last version with it is commit ce49f1b")
-        settings.pop("levels", None)  # of those modes
-        env = EnvSettings.model_validate(settings)
+        env = EnvSettings.model_validate(manifest["env"])
         network = NetworkSettings.model_validate(manifest["network"])
-        start = whole_weights(np.array(manifest["start"], dtype=np.float64))
+        start = np.array(manifest["start"], dtype=np.float64)
         smooth = bool(manifest["smooth_noise"])
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -12,6 +12,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
 from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
 from rlpto.agents.evolution import evolve, evolves
@@ -104,11 +105,11 @@ def train(
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
     terms = EpisodeTerms()
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
-    total, callback = model._setup_learn(settings.steps, terms)
+    total, callback = compat.begin_learning(model, settings.steps, terms)
     run = Training(setup, settings, folder, identity, model, terms, evaluator, on_progress)
     if archive is not None:
         run.notes = restore(model, archive, folder / LAST)
-        model._num_timesteps_at_start = model.num_timesteps  # for the speed that is logged
+        compat.note_start(model)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
 
 
@@ -145,7 +146,7 @@ def learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> 
         raise
     if what := _not_finite(model):
         raise TrainingError(_stopped(model, what, folder))
-    model._update_current_progress_remaining(model.num_timesteps, total)
+    compat.set_progress(model, total)
     model.train()
     if what := _not_finite(model):
         raise TrainingError(_stopped(model, what, folder))
@@ -164,10 +165,9 @@ def _not_finite(model: TimedPPO) -> str | None:
     }.items():
         if not np.isfinite(array).all():
             return name
-    if isinstance(model._last_obs, dict):
-        for key, part in model._last_obs.items():
-            if not np.isfinite(part).all():
-                return f"observation {key}"
+    for key, part in compat.last_observation(model).items():
+        if not np.isfinite(part).all():
+            return f"observation {key}"
     loss = model.logger.name_to_value.get("train/loss", 0.0)
     if not np.isfinite(loss):
         return "loss"
