@@ -30,11 +30,12 @@ test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m cluster tests/ray_cluster tests/service
 
-lint: $(VENV)/.dev  ## formatting, style, types, and which package may import which
+lint: $(VENV)/.dev  ## formatting, style, types, which package may import which, and how large each may be
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/limits.py
 
 serve: $(VENV)/.service  ## run the job service of configs/service.yaml: prints its address and a token
 	$(BIN)/rlpto serve configs/service.yaml

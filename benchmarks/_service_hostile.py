@@ -11,8 +11,8 @@ import schemathesis
 from _common import Check
 from schemathesis import GenerationMode
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.status import Heartbeat, beat
+from rlpto.store.database import Store
+from rlpto.store.status import Heartbeat, beat
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import web_process
 from tests.service.web.test_openapi import COMMITTED, ask_often
@@ -28,7 +28,7 @@ def drawn_requests() -> tuple[list[Check], dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         settings = make_settings(Path(folder) / "service", web={"posts_per_second": 10_000})
         tokens = fill(settings)
-        beat(Books(settings.books), Heartbeat(1, 0.0), time.time() + 7200.0)
+        beat(Store(settings.database), Heartbeat(1, 0.0), time.time() + 7200.0)
         schema = schemathesis.openapi.from_dict(json.loads(COMMITTED.read_text(encoding="utf-8")))
         operations = [found.ok() for found in schema.get_all_operations()]
         with web_process(settings) as web:

@@ -13,7 +13,7 @@ RUNS = 200
 
 
 def months_of_service() -> tuple[list[Check], dict[str, object]]:
-    """Whether no GPU is given twice, no job is lost, and the books say what happened, in all of them."""
+    """Whether no GPU is given twice, no job is lost, and the database says what happened, in all of them."""
     seen: list[Users] = []
     wrong: list[str] = []
 
@@ -29,7 +29,7 @@ def months_of_service() -> tuple[list[Check], dict[str, object]]:
         wrong.append(str(error))
     return [
         Check("runs of 24 days", len(seen), "", RUNS, True),
-        Check("runs in which a GPU is given twice, a job is lost, or the books are wrong", len(wrong), "", 0, False),
+        Check("runs in which a GPU is given twice, a job is lost, or the database is wrong", len(wrong), "", 0, False),
     ], {
         "jobs": sum(len(users.jobs) for users in seen),
         "cancelled": sum(len(users.cancelled) for users in seen),

@@ -22,10 +22,10 @@ from _common import Check
 
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.service.books.programs import set_program
-from rlpto.service.books.status import predictions
 from rlpto.service.scheduler.futures import Futures
+from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.store.programs import set_program
+from rlpto.store.status import predictions
 from tests.ray_cluster.fakes import FakeController
 from tests.service.scheduler.virtual import Act, VirtualBackend, VirtualService, config
 
@@ -112,7 +112,7 @@ def world(policy: str, seed: int, look_every: float) -> Iterator[tuple[VirtualSe
         for name, pace in zip(names, paces.tolist(), strict=True):
             program = {"training": f"some.{name}:Program", "epochs": 50, "pace": pace}
             program |= {"samples": STEPS * BATCH, "batch_size": BATCH}
-            set_program(service.books, name, {"program": program, "options": {}}, "admin", service.now())
+            set_program(service.store, name, {"program": program, "options": {}}, "admin", service.now())
         service.loop.step()
         try:
             yield service, rng
@@ -129,7 +129,7 @@ def asked(rng: np.random.Generator) -> NewJob:
 
 
 def submitting(at: float, job: NewJob) -> Act:
-    return at, lambda service: insert_job(service.books, job, service.now())
+    return at, lambda service: insert_job(service.store, job, service.now())
 
 
 def poisson(rng: np.random.Generator, begins: float, hours: float) -> list[Act]:
@@ -138,8 +138,8 @@ def poisson(rng: np.random.Generator, begins: float, hours: float) -> list[Act]:
 
 
 def all_rows(service: VirtualService) -> dict[str, JobRow]:
-    ids = [row[0] for row in service.books.rows("SELECT id FROM jobs")]
-    return {job: row for job in ids if (row := get_job(service.books, job)) is not None}
+    ids = [row[0] for row in service.store.rows("SELECT id FROM jobs")]
+    return {job: row for job in ids if (row := get_job(service.store, job)) is not None}
 
 
 def errors_alone(policy: str, seed: int) -> list[float]:
@@ -153,7 +153,7 @@ def errors_alone(policy: str, seed: int) -> list[float]:
 
         def over() -> bool:
             nonlocal looked
-            rows = predictions(service.books)
+            rows = predictions(service.store)
             newest = max((row.as_of for row in rows.values()), default=0.0)
             if newest > looked:
                 looked = newest
@@ -179,21 +179,21 @@ def covered(policy: str, seed: int) -> list[tuple[bool, float, bool | None]]:
         service.run(lambda: service.now() >= until)
 
         def told() -> bool:
-            return any(row.as_of > until for row in predictions(service.books).values())
+            return any(row.as_of > until for row in predictions(service.store).values())
 
         service.backend.acts = poisson(rng, service.now(), 1.0)
         service.run(told)
-        rows = predictions(service.books)
+        rows = predictions(service.store)
         volume = service.parts.volume
         assert volume is not None
         futures = volume.futures(service.now() - began, salt=1)
         if futures is None:
             return []
         service.backend.acts = drawn_acts(service, futures)
-        service.run(lambda: all((row := get_job(service.books, job)) is not None and row.is_over for job in rows))
+        service.run(lambda: all((row := get_job(service.store, job)) is not None and row.is_over for job in rows))
         found = []
         for job, row in rows.items():
-            came = get_job(service.books, job)
+            came = get_job(service.store, job)
             assert came is not None
             assert came.ended is not None
             assert came.started is not None

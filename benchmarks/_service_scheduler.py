@@ -1,6 +1,6 @@
-"""The scheduler of a job service after 10,000 finished jobs: memory, restart, and the longest wait for the books.
+"""The scheduler of a job service after 10,000 finished jobs: memory, restart, and the longest wait for the database.
 
-The scheduler, its session's database and the books are those of a service; controllers are in memory and time is
+The scheduler, with its databases, is that of a service; controllers are in memory and time is
 virtual, so that ten thousand trainings take minutes.
 """
 
@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlpto.service.books.jobs import NewJob, count_jobs, insert_job
+from rlpto.store.jobs import NewJob, count_jobs, insert_job
 from tests.service.scheduler.virtual import VirtualService, config
 
 JOBS, AT_ONCE = 10_000, 20
@@ -27,13 +27,13 @@ def resident_mb() -> float:
 
 def finish(service: VirtualService, jobs: int) -> None:
     """Submit so many jobs in lots, and serve until all have finished."""
-    done = count_jobs(service.books, ("finished",))
+    done = count_jobs(service.store, ("finished",))
     for lot in range(0, jobs, AT_ONCE):
-        with service.books.transaction():
+        with service.store.transaction():
             for number in range(AT_ONCE):
-                insert_job(service.books, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
+                insert_job(service.store, NewJob(f"user-{number % 5}", "a job", "tiny", 1.0), service.now())
         wanted = done + lot + AT_ONCE
-        service.run(lambda wanted=wanted: count_jobs(service.books, ("finished",)) >= wanted)
+        service.run(lambda wanted=wanted: count_jobs(service.store, ("finished",)) >= wanted)
 
 
 def scheduler_after_many_jobs(jobs: int = JOBS) -> dict[str, float]:
@@ -44,17 +44,17 @@ def scheduler_after_many_jobs(jobs: int = JOBS) -> dict[str, float]:
         before, began = resident_mb(), time.perf_counter()
         finish(service, jobs - jobs // 10)
         grown, took = resident_mb() - before, time.perf_counter() - began
-        waited = service.parts.books.longest_wait_s
-        insert_job(service.books, NewJob("ann", "a job", "tiny", 1.0), service.now())
+        waited = service.parts.store.longest_wait_s
+        insert_job(service.store, NewJob("ann", "a job", "tiny", 1.0), service.now())
         began = time.perf_counter()
         service.restart()
         decided = service.parts.recorder.decisions
         service.run(lambda: service.parts.recorder.decisions > decided)
         restart = time.perf_counter() - began
-        size = service.settings.books.stat().st_size / 1e6
+        size = service.settings.database.stat().st_size / 1e6
         service.close()
     return {
-        "growth_mb": grown, "restart_s": restart, "longest_wait_s": waited, "books_mb": size,
+        "growth_mb": grown, "restart_s": restart, "longest_wait_s": waited, "database_mb": size,
         "ms_per_job": 1000 * took / (jobs - jobs // 10),
     }  # fmt: skip
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from _common import Check
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import NewJob, State, change_job, insert_job
-from rlpto.service.books.users import add_token, add_user
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import NewJob, State, change_job, insert_job
+from rlpto.store.users import add_token, add_user
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
@@ -35,7 +35,7 @@ CHANGES, LIVE_MS = 20, 1000.0
 
 @contextmanager
 def service(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, dict[str, str]]]:
-    """A web process with books of its own, and tokens by user."""
+    """A web process with a database of its own, and tokens by user."""
     with tempfile.TemporaryDirectory() as folder:
         settings = make_settings(Path(folder) / "service", quotas={"jobs_queued": 100_000}, **changes)
         tokens = fill(settings)
@@ -46,17 +46,19 @@ def service(**changes: object) -> Iterator[tuple[WebProcess, ServiceSettings, di
 def load() -> Found:
     """So many clients that submit as fast as they are answered, each with a token of its own."""
     with service(web={"posts_per_second": 10_000}) as (web, settings, _):
-        books = Books(settings.books)
+        store = Store(settings.database)
         secrets = []
         for number in range(CLIENTS):
-            add_user(books, f"user-{number}", "user", time.time())
-            secrets.append(add_token(books, f"user-{number}", "", time.time())[1])
+            add_user(store, f"user-{number}", "user", time.time())
+            secrets.append(add_token(store, f"user-{number}", "", time.time())[1])
         took: list[float] = []
-        apart = multiprocessing.get_context("spawn")  # threads here would wait for the interpreter, not for the books
+        apart = multiprocessing.get_context(
+            "spawn"
+        )  # threads here would wait for the interpreter, not for the database
         wait = apart.Value("d", 0.0)
         until = time.monotonic() + SECONDS
         threads = [threading.Thread(target=_submit_until, args=(web.address, one, until, took)) for one in secrets]
-        beside = apart.Process(target=_write_beside, args=(settings.books, until, wait))
+        beside = apart.Process(target=_write_beside, args=(settings.database, until, wait))
         beside.start()
         for thread in threads:
             thread.start()
@@ -88,11 +90,11 @@ def _submit_until(address: str, token: str, until: float, took: list[float]) -> 
 
 def _write_beside(path: Path, until: float, wait: Any) -> None:
     """Write as the scheduler does, ten times a second."""
-    books = Books(path, durable=False)
+    store = Store(path, durable=False)
     while time.monotonic() < until:
-        books.write("INSERT OR REPLACE INTO status VALUES ('load', ?, '1')", (time.time(),))
+        store.write("INSERT OR REPLACE INTO status VALUES ('load', ?, '1')", (time.time(),))
         time.sleep(0.1)
-    wait.value = books.longest_wait_s
+    wait.value = store.longest_wait_s
 
 
 def history() -> Found:
@@ -100,14 +102,14 @@ def history() -> Found:
     with tempfile.TemporaryDirectory() as folder:
         settings = make_settings(Path(folder) / "service")
         tokens = fill(settings)
-        books = Books(settings.books, durable=False)
-        with books.transaction():
+        store = Store(settings.database, durable=False)
+        with store.transaction():
             for number in range(HISTORY):
                 owner, at = ("ann", "bob")[number % 2], 1e9 + number
                 job = insert_job(
-                    books, NewJob(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
+                    store, NewJob(owner, f"job {number}", "digits", 5.0, labels={"n": str(number % 9)}), at
                 )
-                change_job(books, job.id, at, state=("finished", "failed")[number % 7 == 0], ended=at + 60)
+                change_job(store, job.id, at, state=("finished", "failed")[number % 7 == 0], ended=at + 60)
         with web_process(settings) as web:
             took = [
                 _time_pages(web, tokens["root"], query)
@@ -190,7 +192,7 @@ def paint() -> Found:
 
 
 def live() -> Found:
-    """From an event in the books to the page that shows it, in Chromium, on a job's page."""
+    """From an event in the database to the page that shows it, in Chromium, on a job's page."""
     from playwright.sync_api import sync_playwright
 
     if CHROMIUM is None:
@@ -199,7 +201,7 @@ def live() -> Found:
     took = []
     with service() as (web, settings, tokens), sync_playwright() as started:
         job = fill_demo(settings)["running"]
-        books = Books(settings.books, durable=False)
+        store = Store(settings.database, durable=False)
         browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page()
         secret = {"token": tokens["root"]}
@@ -209,14 +211,14 @@ def live() -> Found:
         for number in range(CHANGES):
             state: State = ("queued", "running")[number % 2]
             began = time.perf_counter()
-            with books.transaction():
-                change_job(books, job, time.time(), state=state)
-                add_event(books, "job", time.time(), job, "ann", {"state": state})
+            with store.transaction():
+                change_job(store, job, time.time(), state=state)
+                add_event(store, "job", time.time(), job, "ann", {"state": state})
             page.wait_for_selector(f"#job[data-state={state}]")
             took.append(1000 * (time.perf_counter() - began))
             time.sleep(0.3)  # what comes at once is shown at once
         browser.close()
-        books.close()
+        store.close()
     return [Check("event to page, slowest of 20", max(took), "ms", LIVE_MS, False)], {
         "event to page, median [ms]": round(statistics.median(took))
     }

@@ -19,11 +19,11 @@ from typing import Any
 from _common import Check
 
 from rlpto.client import Client
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import events_after, last_event
-from rlpto.service.books.jobs import ENDED, count_by_state
-from rlpto.service.books.status import decisions, heartbeat
-from rlpto.service.books.users import add_token, add_user
+from rlpto.store.database import Store
+from rlpto.store.events import events_after, last_event
+from rlpto.store.jobs import ENDED, count_by_state
+from rlpto.store.status import decisions, heartbeat
+from rlpto.store.users import add_token, add_user
 from tests.service.served import TINY, Served, served
 
 Found = tuple[list[Check], dict[str, object]]
@@ -73,8 +73,8 @@ def switch(agent: str = AGENT) -> Found:
             changed += len(before ^ started.workers())
             busy.append(took)
             since = float(found["since"])
-            started.until(lambda since=since: bool(decisions(started.books, since)))
-            decided += decisions(started.books, since)[0].policy == policy
+            started.until(lambda since=since: bool(decisions(started.store, since)))
+            decided += decisions(started.store, since)[0].policy == policy
         rows = started.over(*jobs, seconds=PATIENCE_S)
         idle = [started.switch(policy)[0] for policy in SWITCHED]
     ended = Counter(row.state for row in rows)
@@ -106,7 +106,7 @@ def compiling() -> Found:
             jobs.append(started.submit(WAITING_EPOCHS))
             last = time.time()
             while waiting.is_alive():
-                beat = heartbeat(started.books)
+                beat = heartbeat(started.store)
                 last = last if beat is None else max(last, beat[0])
                 silences.append(time.time() - last)
                 time.sleep(LOOK_S)
@@ -158,7 +158,7 @@ def submissions(whole: bool = False) -> Found:
 
 
 def _states(started: Served) -> Counter[str]:
-    return Counter(count_by_state(started.books))
+    return Counter(count_by_state(started.store))
 
 
 def _kill_while(started: Served, made: list[str]) -> Counter[str]:
@@ -179,10 +179,10 @@ def _kill_while(started: Served, made: list[str]) -> Counter[str]:
 
 
 def _verdict(started: Served, made: list[str], kills: Counter[str], enough: int) -> list[Check]:
-    """What the books say of all jobs. enough: of them are to have trained."""
-    books = started.books
-    kept = {row["id"]: row for row in books.rows("SELECT id, name, state, started FROM jobs")}
-    starts = books.rows(
+    """What the database says of all jobs. enough: of them are to have trained."""
+    store = started.store
+    kept = {row["id"]: row for row in store.rows("SELECT id, name, state, started FROM jobs")}
+    starts = store.rows(
         "SELECT job, count(*) FROM events WHERE kind = 'job' AND json_extract(body, '$.state') = 'starting' "
         "GROUP BY job"
     )
@@ -208,13 +208,13 @@ def queued() -> Found:
         running = [started.submit(100_000.0, program="slow") for _ in range(NODES * GPUS)]
         started.until(lambda: started.states(*running) == {"running"})
         secrets = []
-        with started.books.transaction():
+        with started.store.transaction():
             for number in range(CLIENTS):
-                add_user(started.books, f"user-{number}", "user", time.time())
-                secrets.append(add_token(started.books, f"user-{number}", "", time.time())[1])
+                add_user(started.store, f"user-{number}", "user", time.time())
+                secrets.append(add_token(started.store, f"user-{number}", "", time.time())[1])
         took: list[float] = []
         until = time.monotonic() + SECONDS
-        watching = Watching(started.settings.books)
+        watching = Watching(started.settings.database)
         threads = [
             threading.Thread(target=_submit_steadily, args=(started.address, secret, number, until, took))
             for number, secret in enumerate(secrets)
@@ -224,8 +224,8 @@ def queued() -> Found:
         for thread in threads:
             thread.join()
         watching.end(len(took))
-        since = {row[0]: row[1] for row in started.books.rows("SELECT id, submitted FROM jobs")}
-        beat = heartbeat(started.books)
+        since = {row[0]: row[1] for row in started.store.rows("SELECT id, submitted FROM jobs")}
+        beat = heartbeat(started.store)
         assert beat is not None
         waited = [seen - since[job] for job, seen in watching.seen.items() if job in since]
         for job in running:
@@ -235,7 +235,7 @@ def queued() -> Found:
         Check("p95 of a submission then", 1000 * _p95(took), "ms", 150.0, False),
         Check("jobs seen in the queue", len(waited), "", len(took), True),
         Check("submitted to queued, p95", _p95(waited), "s", QUEUED_S, False),
-        Check("scheduler's longest wait for the books", 1000 * beat[1].longest_wait, "ms", WAIT_MS, False),
+        Check("scheduler's longest wait for the database", 1000 * beat[1].longest_wait, "ms", WAIT_MS, False),
     ], {"submitted to queued, median, slowest [s]": (round(statistics.median(waited), 3), round(max(waited), 3))}
 
 
@@ -244,27 +244,27 @@ def _p95(values: list[float]) -> float:
 
 
 class Watching(threading.Thread):
-    """Notes when each job is in the queue, as somebody sees it who reads the books. seen: s, by job."""
+    """Notes when each job is in the queue, as somebody sees it who reads the database. seen: s, by job."""
 
-    def __init__(self, books: Path) -> None:
+    def __init__(self, store: Path) -> None:
         super().__init__()
-        self._path, self._enough = books, float("inf")
+        self._path, self._enough = store, float("inf")
         self.seen: dict[str, float] = {}
         self.start()
 
     def run(self) -> None:
         """Look until all are queued."""
-        books = Books(self._path, durable=False)
-        last, by = last_event(books), time.monotonic() + PATIENCE_S
+        store = Store(self._path, durable=False)
+        last, by = last_event(store), time.monotonic() + PATIENCE_S
         while len(self.seen) < self._enough and time.monotonic() < by:
-            events = events_after(books, last)
+            events = events_after(store, last)
             now = time.time()
             for event in events:
                 last = event.seq
                 if event.kind == "job" and event.job and event.body.get("state") == "queued":
                     self.seen.setdefault(event.job, now)
             time.sleep(0 if events else LOOK_S)
-        books.close()
+        store.close()
 
     def end(self, jobs: int) -> None:
         """Wait until so many have been seen."""

@@ -21,6 +21,13 @@ settings.register_profile("rlpto", deadline=None)
 settings.load_profile("rlpto")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Tests that may go on for long: of broken inputs, and of real jobs."""
+    parser.addoption(
+        "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
+    )
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder with real traces and profiles; skips where this machine has none."""

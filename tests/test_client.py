@@ -15,12 +15,11 @@ from typer.testing import CliRunner
 from rlpto.cli.main import make_app
 from rlpto.client import Client, ServiceError, note_service
 from rlpto.io.errors import RlptoError
-from rlpto.ray_cluster.job.output_log import OutputLog
-from rlpto.service.books import curves, status
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import change_job
-from rlpto.service.books.logs import job_folder
+from rlpto.store import curves, status
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import change_job
+from rlpto.store.logs import OutputLog, job_folder
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
@@ -28,8 +27,8 @@ from tests.service.web.serving import WebProcess, web_process
 class Running:
     """A service that answers."""
 
-    def __init__(self, web: WebProcess, folder: Path, tokens: dict[str, str], books: Books) -> None:
-        self.web, self.folder, self.tokens, self.books = web, folder, tokens, books
+    def __init__(self, web: WebProcess, folder: Path, tokens: dict[str, str], store: Store) -> None:
+        self.web, self.folder, self.tokens, self.store = web, folder, tokens, store
 
     def client(self, user: str = "ann", **given: Any) -> Client:
         return Client(self.web.address, self.tokens[user], **given)
@@ -39,8 +38,8 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     settings = make_settings(tmp_path_factory.mktemp("service"))
     tokens = fill(settings)
-    with web_process(settings) as web, Answering(settings.books):
-        yield Running(web, settings.folder, tokens, Books(settings.books))
+    with web_process(settings) as web, Answering(settings.database):
+        yield Running(web, settings.folder, tokens, Store(settings.database))
 
 
 @pytest.fixture
@@ -64,11 +63,11 @@ def refused(*arguments: str) -> RlptoError:
     return error
 
 
-def finish(books: Books, job: str, state: str = "finished") -> None:
+def finish(store: Store, job: str, state: str = "finished") -> None:
     """What the scheduler does when a job is over."""
-    with books.transaction():
-        change_job(books, job, time.time(), state=state, ended=time.time(), reason="as asked")
-        add_event(books, "job", time.time(), job, "ann", {"state": state})
+    with store.transaction():
+        change_job(store, job, time.time(), state=state, ended=time.time(), reason="as asked")
+        add_event(store, "job", time.time(), job, "ann", {"state": state})
 
 
 class TestClient:
@@ -96,11 +95,11 @@ class TestClient:
             writer = OutputLog(job_folder(running.folder, job))
             for number in range(3):
                 writer.write(f"epoch {number}", time.time())
-                curves.add_point(running.books, job, time.time(), number, 1, loss=1.0)
+                curves.add_point(running.store, job, time.time(), number, 1, loss=1.0)
             assert [line["text"] for line in client.logs(job)] == ["epoch 0", "epoch 1", "epoch 2"]
             assert [line["n"] for line in client.logs(job, -1)] == [3]
             assert [point["epoch"] for point in client.curves(job)] == [0, 1, 2]
-            finish(running.books, job)
+            finish(running.store, job)
             assert len(list(client.logs(job, follow=True))) == 3, "it ends with the job"
 
     def test_policies(self, running: Running) -> None:
@@ -171,11 +170,11 @@ class TestCommand:
     def test_waiting_ends_with_the_outcome(self, command: Any, running: Running, state: str, code: int) -> None:
         def end() -> None:
             time.sleep(0.5)
-            books = Books(running.folder / "service.sqlite", durable=False)
+            store = Store(running.folder / "service.sqlite", durable=False)
             with running.client() as client:
                 for job in client.jobs(limit=1):
-                    finish(books, job["id"], state)
-            books.close()
+                    finish(store, job["id"], state)
+            store.close()
 
         ending = Thread(target=end)
         ending.start()
@@ -184,15 +183,15 @@ class TestCommand:
 
     def test_a_job_from_show_to_history(self, command: Any, running: Running) -> None:
         job = json.loads(command("submit", "-p", "digits", "--json"))["id"]
-        status.set_queue(running.books, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
+        status.set_queue(running.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
         said = status.PredictionRow(job, time.time(), "fifo", start=time.time() + 600, finish=time.time() + 7200)
-        status.set_predictions(running.books, [said])
+        status.set_predictions(running.store, [said])
         assert "place 1, 3 GPUs ahead" in command("job", "show", job)
         assert "in 10 min" in command("queue", "--start")
         assert "This assumes that" in command("queue", "--start")
         assert "priority low now" in command("job", "priority", job, "low")
         assert "will end" in command("job", "cancel", job)
-        finish(running.books, job, "cancelled")
+        finish(running.store, job, "cancelled")
         assert "is cancelled already" in command("job", "cancel", job)
         assert job in command("history", "--state", "cancelled")
         assert job not in command("history", "--state", "finished")
@@ -218,6 +217,6 @@ class TestCommand:
 
 
 def _finish_elsewhere(running: Running, job: str, state: str) -> None:
-    books = Books(running.folder / "service.sqlite", durable=False)
-    finish(books, job, state)
-    books.close()
+    store = Store(running.folder / "service.sqlite", durable=False)
+    finish(store, job, state)
+    store.close()

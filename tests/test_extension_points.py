@@ -40,6 +40,11 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     leave_out = shutil.ignore_patterns("__pycache__", "*.zip")
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
+    for package in PACKAGES[1:-1]:  # links in a checkout, folders in an unpacked source distribution
+        inside = folder / "rlpto" / package
+        if not inside.is_symlink():
+            shutil.rmtree(inside)
+            inside.symlink_to(Path("..") / package)
     return folder
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -12,9 +13,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the files that git knows, as a clean clone has them."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that git knows, as a clean clone has them."""
+    source = tmp_path_factory.mktemp("source")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("no git checkout: what belongs to the distribution cannot be told from what lies about")
@@ -27,8 +28,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).symlink_to(os.readlink(path))
         else:
             (source / name).write_bytes(path.read_bytes())
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from the clone."""
+    out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(out)]
-    subprocess.run([*command, str(source)], check=True, capture_output=True)
+    subprocess.run([*command, str(clone)], check=True, capture_output=True)
     (built,) = out.glob("*.whl")
     return built
 
@@ -39,8 +47,33 @@ def test_a_wheel_has_every_package_config_and_agent_of_the_checkout(wheel: Path)
         expected = {f"rlpto/{path.relative_to(REPOSITORY)}" for path in (REPOSITORY / folder).glob(pattern)}
         assert expected
         assert expected <= held
+    data = {
+        str(path.relative_to(REPOSITORY))
+        for path in (REPOSITORY / "rlpto").rglob("*")
+        if path.suffix in (".html", ".css", ".js", ".yaml", ".svg")
+    }
+    assert any("templates/parts" in name for name in data)
+    assert data <= held
     assert "rlpto/configs/pretrained/synthetic.zip" in held
     assert {name.split("/")[0] for name in held} == {"rlpto", next(n for n in held if "dist-info" in n).split("/")[0]}
+
+
+def test_an_unpacked_source_distribution_has_all_files_and_runs_its_tests(clone: Path, tmp_path: Path) -> None:
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / built.name.removesuffix(".tar.gz")
+    made = ("build", "rlpto.egg-info")
+    names = [path.relative_to(clone) for path in clone.rglob("*") if path.is_file()]
+    listed = {str(name) for name in names if name.parts[0] not in made}
+    assert {name for name in listed if not (folder / name).is_file()} == set()
+    tests = ["tests/core/test_jobs.py", "tests/workloads/test_importers.py", "tests/test_deploy.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_modules_of_the_same_names_from_elsewhere_break_nothing(wheel: Path, tmp_path: Path) -> None:

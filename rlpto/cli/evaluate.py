@@ -108,9 +108,10 @@ def evaluate(
 ) -> None:
     """Run policies on the same windows and seeds, and compare them.
 
-    Finished cells are kept: the same command goes on where it was interrupted, and more policies,
-    windows or seeds add to what is there.
+    Tables, plots and the report show the policies, windows and seeds of this command. Finished cells are kept: the
+    same command continues where it was interrupted, and a cell that an earlier command has run is not run again.
     """
+    from rlpto.evaluation.runner import cells_of_earlier_runs
     from rlpto.evaluation.tables import print_results
     from rlpto.experiments.evaluate import (
         followed_file,
@@ -145,6 +146,10 @@ def evaluate(
         print_results(write_results(config, finished, folder, report=report), console)
         for note in missed_switches(finished):
             console.print(note, style="yellow")
+        if earlier := cells_of_earlier_runs(folder, finished):
+            console.print(
+                f"{earlier} cells of earlier commands are kept in {folder / 'cells'} and not shown", style="dim"
+            )
         where = f"report: {folder / 'report.html'}" if report else f"tables: {folder}"
         console.print(f"\n{where}", style="bold")
 

@@ -73,7 +73,7 @@ class JobRecords:
         GPUs for nothing, its start's rescale delay included: no schedule can beat it (where epoch ends
         are rounded, by more than half the resolution per epoch).
     requested_time: [M] s to finish alone with exactly its requested GPUs, start delay included. Both are of the epochs
-        that a job has trained, if it has finished.
+        that a job has trained, if it has finished. Both are NaN where a job's speed is only guessed.
     trained_epochs: [M] done by the end of the run; of a job that stopped early, fewer than `epochs`, those it declared.
     full_accuracy: [M] in [0, 1], after all declared epochs by the profile's curve; NaN where a job never stops early.
     """

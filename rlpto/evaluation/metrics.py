@@ -240,10 +240,12 @@ def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict
     for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
     its own, for runs that finish all jobs: accuracy by all gains; time by the sum of the alone times;
     resources by one GPU held for that long (no job runs shorter or with less); rescale and shortfall by 0. Metrics
-    that cannot be bounded this way are NaN.
+    that cannot be bounded this way are NaN. Empty where the alone time of a job is not known: there is no bound.
     """
     jobs = record.jobs
     alone, count = jobs.alone_time, len(jobs.submit_time)
+    if np.isnan(alone).any():
+        return {}
     nan = float("nan")
     values = {metric.name: nan for metric in METRICS}
     values.update(_jct_metrics(alone))

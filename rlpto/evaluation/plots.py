@@ -97,15 +97,17 @@ def all_plots(results: Results, records: Mapping[str, Sequence[RunRecord]]) -> l
             "reward",
             "Reward and its parts",
             "Mean over cells. Bars: the four parts; diamond: the total with its "
-            f"{LEVEL:.0%} interval. Right is better. The lower bound bounds each part on its own.",
+            f"{LEVEL:.0%} interval. Right is better."
+            + (" The lower bound bounds each part on its own." if results.bounded else ""),
             reward_bars(results.summaries),
         ),
         Plot(
             "jct_cdf",
             "Job completion times",
             "Share of jobs finished within a time after their submit, all cells pooled; further left is better. "
-            "Grey: every job alone on the cluster. Curves that end below 100 % have unfinished jobs.",
-            jct_cdf(records),
+            + ("Grey: every job alone on the cluster. " if results.bounded else "")
+            + "Curves that end below 100 % have unfinished jobs.",
+            jct_cdf(records, results.bounded),
         ),
         Plot(
             "queueing",
@@ -160,22 +162,27 @@ def reward_bars(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def jct_cdf(records: Mapping[str, Sequence[RunRecord]]) -> Figure:
-    """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound."""
+def jct_cdf(records: Mapping[str, Sequence[RunRecord]], bounded: bool = True) -> Figure:
+    """Share of all jobs finished within a time (log) after their submit, one line per policy, and the bound if there
+    is one."""
     figure, axes = new_figure()
     colours = palette(list(records))
     lowest, highest = np.inf, 0.0
-    bound = np.concatenate([record.jobs.alone_time for record in next(iter(records.values()))])
-    lines = {LOWER_BOUND: bound} | {
+    lines = {
         policy: np.concatenate([completion_times(record.jobs) for record in runs]) for policy, runs in records.items()
     }
-    for i, (policy, times) in enumerate(lines.items()):
+    if bounded:
+        alone = np.concatenate([record.jobs.alone_time for record in next(iter(records.values()))])
+        lines = {LOWER_BOUND: alone, **lines}
+    styles = {policy: _line_style(i) for i, policy in enumerate(records)} | {LOWER_BOUND: "--"}
+    for policy, times in lines.items():
         finished = np.sort(times[np.isfinite(times)])
         if len(finished) == 0:
             continue
         share = np.arange(1, len(finished) + 1) / len(times)
-        dashed = "--" if policy == LOWER_BOUND else _line_style(i - 1)
-        axes.step(*_thinned(finished, share), where="post", label=policy, color=colours[policy], linestyle=dashed)
+        axes.step(
+            *_thinned(finished, share), where="post", label=policy, color=colours[policy], linestyle=styles[policy]
+        )
         lowest, highest = min(lowest, float(finished[0])), max(highest, float(finished[-1]))
     axes.set_xscale("log")
     if highest > 0:

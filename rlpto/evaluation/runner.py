@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from rich.console import Console
@@ -25,13 +25,16 @@ from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import METRIC, lower_bound, measure
 from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.io.errors import CheckpointError, ConfigError
-from rlpto.io.files import is_there, write_text
+from rlpto.io.files import file_there, is_there, write_text
 from rlpto.io.interrupts import Interrupted
 from rlpto.io.reading import read_text
 from rlpto.io.yaml_file import dotted_key
 
 FORMAT = 1
 """Version of the cell files."""
+CELLS_FILE = "cells.json"
+"""The cells of the last evaluation into a run folder, which its tables and its report cover. Cells of earlier ones
+stay in the folder `cells`, and are used when they are asked for again."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,7 +56,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class FinishedCell:
-    """A cell with its metrics and the lower bound of its workload; the record stays on disk until asked for."""
+    """A cell with its metrics and the lower bound of its workload (empty where it has none); the record stays on disk
+    until asked for."""
 
     cell: Cell
     metrics: dict[str, float]
@@ -105,8 +109,10 @@ def evaluate(
     if fresh:
         _remove_cells(folder)
     task = _Task(run_cell, folder, config_fingerprint(config), weights)
-    found = {cell: _read_cell(folder, cell.key, task.fingerprint, cell) for cell in cells}
+    found = {cell: _read_cell(folder, cell, task.fingerprint) for cell in cells}
     done = {cell: finished for cell, finished in found.items() if finished is not None}
+    listed = _CellList(fingerprint=task.fingerprint, cells=list(cells))
+    write_text(out / CELLS_FILE, listed.model_dump_json(indent=1) + "\n", "the list of cells")
     missing = [cell for cell in cells if cell not in done]
     try:
         with _progress_bar(progress, len(cells), len(done)) as tick:
@@ -122,17 +128,28 @@ def evaluate(
 
 
 def load_cells(out: Path) -> list[FinishedCell]:
-    """All finished cells of a run folder, ordered by policy, window and seed.
+    """The cells of the last evaluation into a run folder, in its order.
 
-    Raises CheckpointError if there are none, one is unreadable, or they are of different configurations.
+    Raises CheckpointError if there is none, a cell is missing or unreadable, or they are of different configurations.
     """
-    folder = out / "cells"
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise CheckpointError(f"{folder}: no finished cells, expected a folder that an evaluation has written")
-    fingerprint = _read_stored(paths[0]).fingerprint
-    cells = [_read_cell(folder, path.stem, fingerprint) for path in paths]
-    return sorted((cell for cell in cells if cell is not None), key=lambda finished: finished.cell)
+    folder, path = out / "cells", out / CELLS_FILE
+    if not file_there(path):
+        raise CheckpointError(f"{out}: no {CELLS_FILE}, expected a folder that an evaluation has written")
+    listed = _read_stored(path, _CellList)
+    finished: list[FinishedCell] = []
+    for cell in listed.cells:
+        found = _read_cell(folder, cell, listed.fingerprint)
+        if found is None:
+            raise CheckpointError(
+                f"{out}: cell {cell} is not finished; run the evaluation again with the same run folder to go on"
+            )
+        finished.append(found)
+    return finished
+
+
+def cells_of_earlier_runs(out: Path, finished: Sequence[FinishedCell]) -> int:
+    """How many cells a run folder keeps that are not among those of its last evaluation."""
+    return len({path.stem for path in (out / "cells").glob("*.json")} - {done.cell.key for done in finished})
 
 
 _Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -150,6 +167,18 @@ class _StoredCell(BaseModel):
     cell: Cell
     metrics: dict[str, _Figure]
     bound: dict[str, _Figure]
+
+
+class _CellList(BaseModel):
+    """The file `cells.json`."""
+
+    model_config = ConfigDict(strict=True)
+
+    fingerprint: str
+    cells: list[Cell]
+
+
+Stored = TypeVar("Stored", _StoredCell, _CellList)
 
 
 @dataclass(frozen=True)
@@ -244,31 +273,32 @@ def _remove_cells(folder: Path) -> None:
             raise CheckpointError(f"{path}: cannot be removed: {error.strerror or error}") from error
 
 
-def _read_cell(folder: Path, key: str, fingerprint: str, cell: Cell | None = None) -> FinishedCell | None:
-    """The finished cell stored under `key`, or None; CheckpointError if it is not usable here."""
-    path, archive = folder / f"{key}.json", folder / f"{key}.npz"
+def _read_cell(folder: Path, cell: Cell, fingerprint: str) -> FinishedCell | None:
+    """A cell as it was stored, or None if it was not; CheckpointError if it is not usable here."""
+    path, archive = folder / f"{cell.key}.json", folder / f"{cell.key}.npz"
     if not is_there(path):
         return None
-    stored = _read_stored(path)
+    stored = _read_stored(path, _StoredCell)
     if stored.fingerprint != fingerprint:
         raise _unusable(path, "was written with another configuration or version")
-    if stored.metrics.keys() != METRIC.keys() or stored.bound.keys() != METRIC.keys():
+    if stored.metrics.keys() != METRIC.keys() or (stored.bound and stored.bound.keys() != METRIC.keys()):
         raise _unusable(path, "holds other metrics")
     if not is_record(archive):
         raise _unusable(archive, "missing or not a readable run record")
-    if cell is not None and stored.cell != cell:
+    if stored.cell != cell:
         raise _unusable(path, f"holds cell {stored.cell}, expected {cell}")
     return FinishedCell(stored.cell, stored.metrics, stored.bound, archive)
 
 
-def _read_stored(path: Path) -> _StoredCell:
-    text = read_text(path, "a cell; use another run folder, or --fresh to replace", CheckpointError)
+def _read_stored(path: Path, kind: type[Stored]) -> Stored:
+    expected = "a cell" if kind is _StoredCell else "a list of cells"
+    text = read_text(path, f"{expected}; use another run folder, or --fresh to replace", CheckpointError)
     try:
-        return _StoredCell.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
         wrong = error.errors()[0]
         key = f"{dotted_key(wrong['loc'])}: " if wrong["loc"] else ""
-        raise _unusable(path, f"expected a cell of an evaluation ({key}{wrong['msg']})") from None
+        raise _unusable(path, f"expected {expected} of an evaluation ({key}{wrong['msg']})") from None
 
 
 def _unusable(path: Path, reason: str) -> CheckpointError:

@@ -79,7 +79,8 @@ class Results:
 
     cells: the frame of all cells. summaries: by descending mean reward, the lower bound last.
     comparisons: every policy against `reference`, by metric name.
-    forecast: what was known of arrivals to come: off, on, or perfect, an oracle.
+    forecast: what was known of arrivals to come: off, on, or perfect, an oracle. notes: what else makes these results
+    less than they seem.
     """
 
     cells: pd.DataFrame
@@ -88,6 +89,12 @@ class Results:
     reference: str
     knowledge: str
     forecast: str = "off"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bounded(self) -> bool:
+        """True if there is a lower bound, which takes true speeds."""
+        return any(summary.is_bound for summary in self.summaries)
 
     @property
     def told(self) -> str:
@@ -113,7 +120,8 @@ class Results:
 
 
 def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off") -> pd.DataFrame:
-    """One row per cell: policy, knowledge, window, seed and every metric; the lower bound as a further policy.
+    """One row per cell: policy, knowledge, window, seed and every metric; the lower bound, where every cell has one, as
+    a further policy.
 
     knowledge: what policies were told (exact, noisy, online). The bound itself needs exact knowledge.
     forecast: on or perfect make a further column, the last one; off makes none.
@@ -128,7 +136,8 @@ def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off
             (cell.window, cell.seed), {"policy": LOWER_BOUND, "knowledge": "exact", **place, **done.bound}
         )
     columns = ["policy", "knowledge", "window", "seed", *METRIC]
-    found = pd.DataFrame([*rows, *bounds.values()], columns=columns)
+    bounded = all(done.bound for done in finished)
+    found = pd.DataFrame([*rows, *(bounds.values() if bounded else ())], columns=columns)
     return found if forecast == "off" else found.assign(forecast=forecast)
 
 
@@ -138,10 +147,12 @@ def results(
     reference: str | None = None,
     seed: int = 0,
     forecast: str = "off",
+    notes: Sequence[str] = (),
 ) -> Results:
     """Summaries and paired differences of finished cells.
 
-    reference: policy the others are compared with; None: the first one. forecast: off, on or perfect.
+    reference: policy the others are compared with; None: the first one. forecast: off, on or perfect. notes: further
+    warnings.
     Raises ConfigError without cells, for an unknown reference, and if policies ran on different cells.
     """
     if not finished:
@@ -154,12 +165,12 @@ def results(
         _summary(str(policy), rows, seed)
         for policy, rows in cells.sort_values(["window", "seed"]).groupby("policy", sort=False)
     ]
-    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, forecast)
+    return Results(cells, sorted(summaries, key=_rank), comparisons, reference, knowledge, forecast, tuple(notes))
 
 
 def warnings(results: Results) -> list[str]:
     """Plain sentences on what makes these results less than they seem; empty if nothing does."""
-    notes = []
+    notes = list(results.notes)
     for summary in results.policies:
         left = results.cells.loc[results.cells["policy"] == summary.policy, "unfinished"]
         if left.sum() > 0:

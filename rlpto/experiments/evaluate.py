@@ -14,12 +14,16 @@ from rlpto.evaluation.tables import Results, results, write_csv, write_json
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
 from rlpto.experiments.run_folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
+from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
 
 if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
+
+REPEATED = 1.5
+"""From so many times on, recorded jobs that stand in a workload more than once are warned of."""
 
 
 def followed_file(file: Path) -> list[str]:
@@ -106,7 +110,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
     experiment.check_simulated()
     if not fresh:
         refuse_foreign(folder, config)
-    begin_run(folder, config)
+    begin_run(folder, config, experiment.workload_facts())
     return evaluate(
         cells,
         partial(run_cell, config),
@@ -123,7 +127,15 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
     reference = shown_label(_spec_called(config, config.evaluation.reference))
-    found = results(finished, config.knowledge.mode, reference, seed=config.seed, forecast=config.forecast.mode)
+    repetition = prepare(config).repetition
+    found = results(
+        finished,
+        config.knowledge.mode,
+        reference,
+        seed=config.seed,
+        forecast=config.forecast.mode,
+        notes=[] if repetition is None or repetition.times < REPEATED else [_repetition_text(repetition)],
+    )
     write_csv(found, folder)
     write_json(found, folder / "results.json")
     if report:
@@ -138,7 +150,10 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
             config=resolved_yaml(config),
             commands=[command_line()],
             versions=versions(),
-            facts=run_facts(config),
+            facts={
+                **run_facts(config),
+                **({} if repetition is None else {"Recorded jobs": _repetition_text(repetition)}),
+            },
         )
         write_report(folder / "report.html", found, plots, about)
     return found
@@ -178,6 +193,17 @@ def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
     labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
     return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
+
+
+def _repetition_text(repetition: Repetition) -> str:
+    """How often the recorded jobs of a workload stand in it."""
+    text = f"The workload has {repetition.taken:,} jobs, made of {repetition.recorded:,} recorded ones"
+    if repetition.times < REPEATED:
+        return f"{text}."
+    return (
+        f"{text}: each stands in it {repetition.times:.0f} times on average, with other times of arrival, so that many "
+        "jobs are alike."
+    )
 
 
 def _workload_text(config: Config) -> str:

@@ -28,7 +28,7 @@ from rlpto.core.server_slots import check_servers_fit
 from rlpto.evaluation.runner import Cell
 from rlpto.experiments.cache_key import outcome_of
 from rlpto.experiments.config import Config, KnowledgeSettings
-from rlpto.experiments.window_traces import WindowTrace, WindowTraces
+from rlpto.experiments.window_traces import Repetition, WindowTrace, WindowTraces
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, JobError, TraceError
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -72,14 +72,34 @@ class Experiment:
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
         """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
-        source = load_profiles(self.config.profiles.folder)
-        folder, programs = self.config.profiles.folder, self.config.ray.programs
+        source, programs = load_profiles(self.config.profiles.folder), self.config.ray.programs
         if isinstance(source, FittedProfiles):
-            measured = () if folder is None else source.models
-            guessed = guessed_profiles({name: program for name, program in programs.items() if name not in measured})
+            guessed = guessed_profiles({name: programs[name] for name in programs if name in self.guessed_models})
             served = {name: program.servers for name, program in programs.items() if program.has_servers}
             source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})
+
+    @cached_property
+    def guessed_models(self) -> frozenset[str]:
+        """Programs of real jobs that nobody has measured: what is known of their speed is a guess."""
+        folder, programs = self.config.profiles.folder, set(self.config.ray.programs)
+        return frozenset(programs if folder is None else programs - set(load_profiles(folder).models))
+
+    def without_guesses(self, record: RunRecord) -> RunRecord:
+        """The record of real jobs, without those times that rest on guessed speeds."""
+        jobs = record.jobs
+        guessed = np.isin(np.array(jobs.models, dtype=np.str_), sorted(self.guessed_models))
+        alone, requested = (np.where(guessed, np.nan, time) for time in (jobs.alone_time, jobs.requested_time))
+        return replace(record, jobs=replace(jobs, alone_time=alone, requested_time=requested))
+
+    @property
+    def repetition(self) -> Repetition | None:
+        """How the recorded jobs were brought to the wanted load; None where the workload is not drawn from any."""
+        return self._window_traces.repetition
+
+    def workload_facts(self) -> dict[str, object]:
+        """For the manifest of a run: how often its recorded jobs stand in the workload."""
+        return {} if self.repetition is None else {"workload": self.repetition._asdict()}
 
     @cached_property
     def _facts(self) -> FactsCache:

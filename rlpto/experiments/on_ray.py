@@ -86,7 +86,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
-        begin_run(folder, config)
+        begin_run(folder, config, experiment.workload_facts())
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = run_all(
@@ -229,7 +229,7 @@ class RealCells:
             finally:
                 cluster.close(keep)
             write_tables(database, own)
-        return record
+        return experiment.without_guesses(record)
 
 
 def real_cluster(

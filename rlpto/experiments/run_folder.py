@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 
 from rlpto import __version__
 from rlpto.experiments.cache_key import Result, differing_keys
@@ -24,13 +25,17 @@ VERSIONS_FILE = "versions.json"
 """Versions of what made the run, and the command line."""
 
 
-def begin_run(folder: Path, config: Config) -> None:
-    """Write the configuration, the versions and the command. Raises CheckpointError if that is not possible."""
+def begin_run(folder: Path, config: Config, facts: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Write the configuration, the versions, the command and further facts of the run.
+
+    Raises CheckpointError if that is not possible.
+    """
     write_text(folder / CONFIG_FILE, resolved_yaml(config), "the configuration")
     content = {
         **versions(),
         "commit": git_commit(),
         "command": command_line(),
+        **facts,
         "policy_files": {**_policy_files_there(folder), **policy_files(config)},
     }
     write_text(folder / VERSIONS_FILE, json.dumps(content, indent=2) + "\n", "versions")

@@ -38,6 +38,18 @@ class WindowTrace(NamedTuple):
     trace: Trace
 
 
+class Repetition(NamedTuple):
+    """How a workload was brought to its load: jobs that were recorded, and jobs that were taken from them."""
+
+    recorded: int
+    taken: int
+
+    @property
+    def times(self) -> float:
+        """How often each recorded job stands in the workload, on average."""
+        return self.taken / self.recorded
+
+
 class WindowTraces:
     """What a workload was recorded as. Traces are read when first needed.
 
@@ -138,9 +150,26 @@ class WindowTraces:
         seed = (self._config.seed, zlib.crc32(name.encode()))
         return WindowTrace(Window(name, split, 0.0, span), draw_trace(trace, self._work(trace), target, span, seed))
 
-    @cached_property
+    @property
+    def repetition(self) -> Repetition | None:
+        """How the recorded jobs were brought to the wanted load; None where no recorded ones were drawn from."""
+        workload = self._config.workload
+        if workload.source == "trace" and workload.load is not None:
+            trace, _, recorded = self._scaled
+            return Repetition(recorded, len(trace))
+        if workload.source == "files" and workload.draws:
+            taken = sum(len(cut.trace) for cut in self.by_name.values())
+            return Repetition(sum(map(len, self.by_file.values())), taken)
+        return None
+
+    @property
     def _trace(self) -> tuple[Trace, float]:
         """The trace that windows are cut from, at the wanted load, and the seconds it covers."""
+        return self._scaled[:2]
+
+    @cached_property
+    def _scaled(self) -> tuple[Trace, float, int]:
+        """The same, and how many jobs the trace had before it was brought to the load."""
         workload = self._config.workload
         if workload.source == "synthetic":
             trace, span = self._synthetic(), workload.days * DAY
@@ -156,10 +185,11 @@ class WindowTraces:
                 raise ConfigError(f"workload.skip_days: {workload.skip_days:g}, but the trace has {end / DAY:.4g} days")
             trace, span = trace.slice(skipped, end), end - skipped
         trace = self._fitted(trace)
+        recorded = len(trace)
         if workload.load is not None:
             cap = workload.mapping.max_duration
             trace = scale_load(trace, workload.load, self._shape.capacity, span, self._config.seed, cap)
-        return trace, span
+        return trace, span, recorded
 
     def local_start(self, window: Window) -> float:
         """Local time at which a window begins [s since 1970-01-01]."""

@@ -1,4 +1,4 @@
-"""The first start of a service: its folder, its books, the programs of its settings, and an admin with a token."""
+"""The first start of a service: its folder, its store, the programs of its settings, and an admin with a token."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from rlpto.io.errors import ConfigError
-from rlpto.service.books.database import Books
-from rlpto.service.books.programs import set_program
-from rlpto.service.books.users import add_token, add_user, all_users, user_of_token
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.programs import set_program
+from rlpto.store.users import add_token, add_user, all_users, user_of_token
 
 FIRST_ADMIN = "admin"
 TOKEN_FILE = "admin-token"
@@ -22,16 +22,16 @@ def prepare(settings: ServiceSettings) -> str:
     """Make what is missing; the token of the first admin, which stands in the folder's `admin-token`, readable by its
     owner alone.
 
-    Raises ConfigError where the folder cannot be written, BooksError for books that cannot be read.
+    Raises ConfigError where the folder cannot be written, StoreError for a database that cannot be read.
     """
     make_folder(settings.folder)
-    books = Books(settings.books)
+    store = Store(settings.database)
     try:
         for name, program in settings.programs.items():
-            set_program(books, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
-        return _admin_token(books, settings.folder / TOKEN_FILE)
+            set_program(store, name, program.model_dump(mode="json"), BY_SETTINGS, time.time())
+        return _admin_token(store, settings.folder / TOKEN_FILE)
     finally:
-        books.close()
+        store.close()
 
 
 def make_folder(folder: Path) -> None:
@@ -42,18 +42,18 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: cannot make the folder of the service: {refused.strerror}") from None
 
 
-def _admin_token(books: Books, path: Path) -> str:
+def _admin_token(store: Store, path: Path) -> str:
     """The token in a file, if it is still good; else a new one of the first admin."""
     now = time.time()
     if path.exists():
         kept = path.read_text(encoding="ascii", errors="replace").strip()
-        found = user_of_token(books, kept, now)
+        found = user_of_token(store, kept, now)
         if found is not None and found[0].role == "admin":
             return kept
-    with books.transaction():
-        if not any(user.name == FIRST_ADMIN for user in all_users(books)):
-            add_user(books, FIRST_ADMIN, "admin", now)
-        _, secret = add_token(books, FIRST_ADMIN, "made by rlpto serve", now)
+    with store.transaction():
+        if not any(user.name == FIRST_ADMIN for user in all_users(store)):
+            add_user(store, FIRST_ADMIN, "admin", now)
+        _, secret = add_token(store, FIRST_ADMIN, "made by rlpto serve", now)
     unfinished = path.with_name(f".{path.name}.part")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -13,8 +13,8 @@ from rlpto.io.settings import Settings
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import read_yaml
 
-BOOKS = "service.sqlite"
-"""Name of the books in the folder of the service."""
+DATABASE = "service.sqlite"
+"""Name of the database in the folder of the service."""
 PLAIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Names of users, programs and options."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -130,7 +130,7 @@ class QuotaSettings(Settings):
 
 
 class RetentionSettings(Settings):
-    """How much the books keep. What is older is removed, the oldest first."""
+    """How much the database keeps. What is older is removed, the oldest first."""
 
     jobs: int = Field(100_000, ge=100)
     """Jobs that are over, with their events, points and spans."""
@@ -171,7 +171,7 @@ class ServiceSettings(Settings):
     """A job service."""
 
     folder: Path = Path("runs/service")
-    """Where books, logs and checkpoints are kept, relative to the working directory, as runs are."""
+    """Where store, logs and checkpoints are kept, relative to the working directory, as runs are."""
     experiment: ConfigPath
     """Experiment file, or example, whose cluster, queue, reward, simulator, forecast and ray hold here."""
     on_stop: Literal["keep", "end"] = "keep"
@@ -189,9 +189,9 @@ class ServiceSettings(Settings):
     """Programs that are in the catalogue from the start on; an admin may add others."""
 
     @property
-    def books(self) -> Path:
+    def database(self) -> Path:
         """The database."""
-        return self.folder / BOOKS
+        return self.folder / DATABASE
 
 
 def load_service(path: Path | str) -> ServiceSettings:

@@ -32,7 +32,7 @@ def test_a_run_folder_holds_everything_about_a_run(rlpto, project: Path) -> None
     folder = project / "runs/small"
     assert {path.name for path in folder.iterdir()} == {
         *("config.resolved.yaml", "versions.json", "cells", "plots", "report.html", "results.json"),
-        *("cells.csv", "summary.csv", "paired.csv"),
+        *("cells.json", "cells.csv", "summary.csv", "paired.csv"),
     }
     frame = pd.read_csv(folder / "cells.csv")
     counts = frame.groupby("policy").size()
@@ -63,6 +63,29 @@ def test_a_second_call_runs_only_what_is_missing(rlpto, project: Path) -> None:
     assert all(after[name] == written for name, written in before.items())
     rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--fresh")
     assert all(written > before[name] for name, written in cells(project / "runs/small").items())
+
+
+def test_tables_and_comparisons_show_what_the_last_command_asked_for(rlpto) -> None:
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,srtf")
+    answer = rlpto("evaluate", "exp.yaml", "--no-report", "--policies", "fifo,las")
+    assert "2 cells of earlier commands are kept in runs/small/cells and not shown" in answer.out
+    rlpto("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,las,srtf", "--run-dir", "other")
+    assert set(pd.read_csv("runs/small/cells.csv")["policy"]) == {"fifo", "las", "lower bound"}
+    compared = rlpto("compare", "runs/small", "other")
+    assert "las" in compared.out
+    assert "srtf" not in compared.out.partition("Policies by run")[2]
+
+
+def test_jobs_that_are_repeated_to_reach_a_load_are_said_to_be(rlpto, project: Path) -> None:
+    answer = rlpto("evaluate", "exp.yaml", "--policies", "fifo", "--set", "workload.load=4")
+    assert answer.code == 0, answer.err
+    sentence = "made of 60 recorded ones: each stands in it"
+    assert sentence in " ".join(answer.out.split())
+    assert sentence in (project / "runs/small/report.html").read_text()
+    assert sentence in " ".join(json.loads((project / "runs/small/results.json").read_text())["warnings"])
+    workload = json.loads((project / "runs/small/versions.json").read_text())["workload"]
+    assert workload["recorded"] == 60
+    assert workload["taken"] > 120
 
 
 def test_processes_give_the_same_results(rlpto) -> None:

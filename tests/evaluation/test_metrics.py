@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,12 @@ def test_lower_bound_runs_every_job_alone_from_its_submit() -> None:
     assert bound["reward"] == pytest.approx(6 - 2.5 * 300 / 3600)
     assert np.isnan(bound["utilisation"])
     assert bound.keys() == METRIC.keys()
+
+
+def test_there_is_no_lower_bound_where_speeds_are_guessed() -> None:
+    record = tiny_record()
+    guessed = replace(record, jobs=replace(record.jobs, alone_time=np.array([50.0, np.nan, 150.0])))
+    assert lower_bound(guessed, RewardWeights()) == {}
 
 
 def test_lower_bound_has_no_reward_without_weights() -> None:

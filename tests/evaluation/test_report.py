@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_policies_setting_metrics_and_reproduction_are_all_there(html: str) -> N
                  *(metric.description for metric in METRICS)):  # fmt: skip
         assert word in text
     assert "only 2 independent samples per policy" in text
+
+
+def test_without_a_bound_nothing_names_it(finished: list[FinishedCell]) -> None:
+    unbounded = [replace(done, bound={}) for done in finished[:-1]] + finished[-1:]
+    shown = results(unbounded, "online")
+    assert [summary.policy for summary in shown.summaries if summary.policy == LOWER_BOUND] == []
+    text = Page(report_html(shown, make_plots(shown, unbounded), ABOUT)).text
+    assert LOWER_BOUND not in text
+    assert "alone on the cluster" not in text.partition("What the figures mean")[0]
 
 
 def test_each_policy_but_the_reference_has_its_sentence(html: str, toy_results: Results) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
-from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
+from rlpto.evaluation.runner import Cell, FinishedCell, cells_of_earlier_runs, evaluate, load_cells
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
 from rlpto.io.interrupts import Interrupted
 
@@ -61,7 +61,18 @@ def test_finished_cells_are_not_run_again_and_lists_may_grow(tmp_path: Path) -> 
     assert again.ran == [Cell("new", "w0", 0)]
     # Compared as text, in which undefined figures are equal.
     assert repr(second[: len(first)]) == repr(first)
-    assert repr(load_cells(tmp_path)) == repr(sorted(second, key=lambda finished: finished.cell))
+    assert repr(load_cells(tmp_path)) == repr(second)
+
+
+def test_a_folder_shows_the_cells_of_its_last_evaluation(tmp_path: Path) -> None:
+    run(tmp_path, Counting())
+    second = run(tmp_path, Counting(), cells=CELLS[3:])
+    assert repr(load_cells(tmp_path)) == repr(second)
+    assert cells_of_earlier_runs(tmp_path, second) == 3
+    with pytest.raises(Interrupted):
+        run(tmp_path, Counting(at=0, error=KeyboardInterrupt()), cells=[*CELLS, Cell("new", "w0", 0)])
+    with pytest.raises(CheckpointError, match=r"cell new · w0 · seed 0 is not finished"):
+        load_cells(tmp_path)
 
 
 def test_interruption_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -169,7 +180,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         run(tmp_path, Counting(), cells=[CELLS[0], CELLS[0]])
     with pytest.raises(ConfigError, match="jobs 0"):
         run(tmp_path, Counting(), jobs=0)
-    with pytest.raises(CheckpointError, match="no finished cells"):
+    with pytest.raises(CheckpointError, match=r"no cells\.json"):
         load_cells(tmp_path / "nowhere")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlpto.evaluation.metrics import lower_bound
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup, load_config
 from rlpto.experiments.experiment import Experiment, prepare, run_cell
 from rlpto.io.errors import ConfigError, JobError
@@ -57,6 +58,19 @@ def test_whatever_the_metric_the_jobs_have_the_same_work_and_other_times() -> No
     alone, longer = (x.run_policy(x.policy(policy), window, 0).jobs.alone_time for x in experiments)
     assert np.all(longer >= alone * (1 - 1e-9))
     assert longer.sum() > 1.01 * alone.sum()
+
+
+def test_times_of_real_jobs_that_rest_on_guessed_speeds_are_left_out() -> None:
+    config = load_config(CONFIGS / "ray_smoke.yaml")
+    experiment = Experiment(config)
+    assert experiment.guessed_models == set(config.ray.programs)
+    record = experiment.run_policy(experiment.policy("fifo"), "jobs", 0)
+    assert np.isfinite(record.jobs.alone_time).all()
+    real = experiment.without_guesses(record)
+    assert np.isnan(real.jobs.alone_time).all()
+    assert np.isnan(real.jobs.requested_time).all()
+    assert lower_bound(record)
+    assert not lower_bound(real)
 
 
 def test_a_trace_may_name_metrics_job_by_job(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.ray_cluster.job.output_log import LOG, OLDER, OutputLog
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.output import MOST_LINES, PrintedLines
-from rlpto.service.books.logs import log_lines
+from rlpto.store.logs import LOG, OLDER, OutputLog, log_lines
 from tests.ray_cluster.running import make_spec, running
 
 

@@ -17,11 +17,11 @@ import yaml
 
 from rlpto.client import ENDED, Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import JobRow, get_job
-from rlpto.service.books.status import heartbeat, policies
 from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
 from rlpto.service.settings import load_service
+from rlpto.store.database import Store
+from rlpto.store.jobs import JobRow, get_job
+from rlpto.store.status import heartbeat, policies
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-c", "from rlpto.cli.main import run; run()")
@@ -60,7 +60,7 @@ def write_settings(folder: Path, nodes: int, gpus: int, **more: Any) -> Path:
 class Served:
     """A service that a test starts, kills parts of, and ends. settings: its file. variables: of its processes.
 
-    client: of the admin. books: for reading what happened. process: the parent.
+    client: of the admin. store: for reading what happened. process: the parent.
     """
 
     def __init__(self, settings: Path, variables: Mapping[str, str] | None = None) -> None:
@@ -75,7 +75,7 @@ class Served:
         self.start()
         self.client: Client
         self.reconnect()
-        self.books = Books(self.settings.books, durable=False)
+        self.store = Store(self.settings.database, durable=False)
 
     def start(self) -> None:
         """Start `rlpto serve`, and wait until it says that it is up."""
@@ -113,11 +113,11 @@ class Served:
 
     def ready(self) -> None:
         """Wait until the scheduler process of now is at work, and has told which policies there are."""
-        self.until(lambda: self.scheduler() != 0 and bool(policies(self.books)), START_S)
+        self.until(lambda: self.scheduler() != 0 and bool(policies(self.store)), START_S)
 
     def scheduler(self) -> int:
         """Process id of the scheduler that has given the last sign of life; 0: it has ended."""
-        beat = heartbeat(self.books)
+        beat = heartbeat(self.store)
         return 0 if beat is None or start_time(beat[1].process) is None else beat[1].process
 
     def web(self) -> int:
@@ -147,8 +147,8 @@ class Served:
         return str(self.client.submit(program, epochs=epochs, gpus=gpus, **more)["id"])
 
     def row(self, job: str) -> JobRow:
-        """A job as the books have it."""
-        found = get_job(self.books, job)
+        """A job as the database has it."""
+        found = get_job(self.store, job)
         assert found is not None
         return found
 
@@ -187,7 +187,7 @@ class Served:
                 self.end()
         finally:
             self.client.close()
-            self.books.close()
+            self.store.close()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.service.books.status import volume
+from rlpto.store.status import volume
 from tests.service import served as module
 from tests.service.served import Served, served
 
@@ -26,7 +26,7 @@ def test_arrivals_are_forecast_and_bound_what_is_predicted(tmp_path: Path, monke
             jobs.append(service.submit(1.0))
             time.sleep(STEP_S)
         service.until(lambda: bounded(service, jobs))
-        rows = volume(service.books, 0.0)
+        rows = volume(service.store, 0.0)
         assert np.allclose(np.diff([row.at for row in rows]), STEP_S), "every step once, and none left out"
         assert sum(row.seen is not None for row in rows) >= 10
         ahead = [row for row in rows if row.seen is None]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from rlpto.ray_cluster.nodes.processes import TITLE, free_ports, of_folder, titled
-from rlpto.service.books.curves import points_after
+from rlpto.store.curves import points_after
 from tests.service.served import REPOSITORY, Served, write_settings
 
 GPUS = 2
@@ -99,7 +99,7 @@ def test_after_ctrl_c_jobs_are_left_as_the_settings_say(cluster: Joined, tmp_pat
         service.reconnect()
         (row,) = service.over(job)
         assert (row.state, row.recoveries) == ("finished", 0)
-        epochs = [point.epoch for point in points_after(service.books, job)]
+        epochs = [point.epoch for point in points_after(service.store, job)]
         assert epochs == sorted(epochs), "no epoch is trained twice"
         assert epochs[-1] == pytest.approx(EPOCHS)
         assert epochs[0] < progress

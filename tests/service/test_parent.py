@@ -12,7 +12,7 @@ from rlpto.service.preparing import prepare
 from rlpto.service.settings import ServiceSettings
 from tests.service.web.helpers import make_settings
 
-BOOKS_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
+CATALOGUE_PROGRAM = {"digits": {"program": {"training": "a:B"}}}
 
 
 def child(tmp_path: Path, *arguments: str) -> Child:
@@ -84,7 +84,7 @@ class TestServe:
 
 class TestPreparing:
     def test_the_first_token_is_kept_and_readable_by_its_owner_alone(self, tmp_path: Path) -> None:
-        settings = make_settings(tmp_path / "new", programs=BOOKS_PROGRAM)
+        settings = make_settings(tmp_path / "new", programs=CATALOGUE_PROGRAM)
         token = prepare(settings)
         file = settings.folder / "admin-token"
         assert (file.stat().st_mode & 0o777, file.read_text().strip()) == (0o600, token)

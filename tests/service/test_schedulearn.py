@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from rlpto.ray_cluster.scheduler.session_database import read_table
-from rlpto.service.books.curves import points_after, spans_of_job
-from rlpto.service.books.jobs import JobRow
-from rlpto.service.books.logs import log_lines
-from rlpto.service.books.requests import switches
-from rlpto.service.books.status import decisions, predictions, queue
 from rlpto.service.scheduler.session import session_files
+from rlpto.store.curves import points_after, spans_of_job
+from rlpto.store.jobs import JobRow
+from rlpto.store.logs import log_lines
+from rlpto.store.requests import switches
+from rlpto.store.status import decisions, predictions, queue
 from tests.service.served import REPOSITORY, TINY, Served, served
 
 NODES, GPUS = 3, 2
@@ -71,25 +71,25 @@ def test_s1_policies_are_switched_while_30_jobs_run_and_wait(service: Served) ->
     service.until(lambda: service.states(*running) == {"running"})
     waiting = [service.submit(1.0) for _ in range(30 - NODES)]
     service.until(lambda: service.states(*waiting) == {"queued"})
-    assert [row.job for row in queue(service.books)] == waiting
+    assert [row.job for row in queue(service.store)] == waiting
     before, took = service.workers(), {}
     assert len(before) == NODES * GPUS
     for policy in ("elastic_fifo", "round_robin", "fifo"):
         took[policy], found = service.switch(policy)
         assert service.workers() == before, "a switch leaves running processes alone"
-        service.until(lambda found=found: bool(decisions(service.books, found["since"])))
-        assert decisions(service.books, found["since"])[0].policy == policy, "the next decision is the new policy's"
+        service.until(lambda found=found: bool(decisions(service.store, found["since"])))
+        assert decisions(service.store, found["since"])[0].policy == policy, "the next decision is the new policy's"
     assert max(took.values()) < CALL_S, took
     switched = time.time()
-    service.until(lambda: any(row.as_of > switched for row in predictions(service.books).values()))
-    assert predictions(service.books).keys() >= set(waiting)
+    service.until(lambda: any(row.as_of > switched for row in predictions(service.store).values()))
+    assert predictions(service.store).keys() >= set(waiting)
     rows = service.over(*running, *waiting)
     assert Counter(row.state for row in rows) == {"finished": 30}
     assert sum(row.recoveries for row in rows) == 0
     assert len(list(service.client.jobs(states=["finished"]))) == 30, "none was lost, none is there twice"
     for policy in ("round_robin", "fifo"):
         assert service.switch(policy)[0] < CALL_S, "idle, too"
-    asked = [one.policy for one in switches(service.books, limit=6)]
+    asked = [one.policy for one in switches(service.store, limit=6)]
     assert asked == ["fifo", "round_robin", "fifo", "round_robin", "elastic_fifo", "fifo"]
 
 
@@ -101,14 +101,14 @@ def busy_share(service: Served, rows: list[JobRow], gpus: int, most: int) -> flo
         min(gpus, most * (len(ends) - at)) * (end - before) for at, (before, end) in enumerate(pairwise([began, *ends]))
     )
     held = sum(
-        span.gpus * ((span.ended or 0.0) - span.started) for row in rows for span in spans_of_job(service.books, row.id)
+        span.gpus * ((span.ended or 0.0) - span.started) for row in rows for span in spans_of_job(service.store, row.id)
     )
     return held / useful
 
 
 def all_spans_ended(service: Served, rows: list[JobRow]) -> bool:
     """Whether it is known of all GPUs that jobs held until when."""
-    return all(span.ended is not None for row in rows for span in spans_of_job(service.books, row.id))
+    return all(span.ended is not None for row in rows for span in spans_of_job(service.store, row.id))
 
 
 def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
@@ -118,7 +118,7 @@ def test_s2_elastic_fifo_uses_what_fifo_leaves_idle(service: Served) -> None:
         service.switch(policy)
         rows = service.over(*submit_together(service, work))
         assert {row.state for row in rows} == {"finished"}
-        service.until(lambda rows=rows: all_spans_ended(service, rows))  # what they held is in the books
+        service.until(lambda rows=rows: all_spans_ended(service, rows))  # what they held is in the database
         began = min(row.started or 0.0 for row in rows)
         ends = [(row.ended or 0.0) - began for row in rows]
         found[policy] = max(ends), sum(ends) / len(ends), busy_share(service, rows, NODES * GPUS, 4)
@@ -138,7 +138,7 @@ def test_s3_round_robin_gives_servers_equally_many_jobs(service: Served) -> None
         later = submit_together(service, [(1.0, 1, 1)] * NODES) if policy == "round_robin" else []
         rows = service.over(*jobs, *later)
         assert {row.state for row in rows} == {"finished"}
-        packed[policy] = Counter(spans_of_job(service.books, job)[0].node for job in (*jobs, *later))
+        packed[policy] = Counter(spans_of_job(service.store, job)[0].node for job in (*jobs, *later))
     assert len(packed["fifo"]) == 2, "a job more than fits on one server"
     counts = packed["round_robin"].values()
     assert (len(counts), max(counts) - min(counts)) == (NODES, 0)
@@ -198,14 +198,14 @@ def test_s6_whichever_process_of_the_service_is_killed_jobs_train_on(service: Se
     rows = service.over(job, *others)
     assert {row.state for row in rows} == {"finished"}
     assert service.row(job).recoveries == 0
-    epochs = [point.epoch for point in points_after(service.books, job)]
+    epochs = [point.epoch for point in points_after(service.store, job)]
     assert epochs == sorted(epochs), "no epoch is trained twice"
     assert epochs[-1] == pytest.approx(120.0)
     assert progress < epochs[-1]
     lines = log_lines(service.settings.folder, job, 1, 1000)
     assert [line.n for line in lines] == list(range(1, len(lines) + 1))
     assert sum("epoch" in line.text and "accuracy" in line.text for line in lines) >= 10
-    service.until(lambda: all(span.ended is not None for span in spans_of_job(service.books, job)))
+    service.until(lambda: all(span.ended is not None for span in spans_of_job(service.store, job)))
 
 
 def test_s5_the_first_job_takes_three_commands_and_five_minutes(tmp_path: Path) -> None:

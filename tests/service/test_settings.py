@@ -26,7 +26,7 @@ def test_the_example_is_found_by_its_name_and_its_programs_can_be_read() -> None
 
 def test_defaults_listen_on_loopback_alone(tmp_path: Path) -> None:
     found = load(tmp_path, "")
-    assert (found.web.host, found.books) == ("127.0.0.1", Path("runs/service/service.sqlite"))
+    assert (found.web.host, found.database) == ("127.0.0.1", Path("runs/service/service.sqlite"))
 
 
 @pytest.mark.parametrize(

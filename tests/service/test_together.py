@@ -1,4 +1,4 @@
-"""What users ask for by REST, and what the scheduler makes of it, over the same books; its time is virtual."""
+"""What users ask for by REST, and what the scheduler makes of it, over the same database; its time is virtual."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from typing import Any
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
-from rlpto.ray_cluster.job.output_log import OutputLog
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
+from rlpto.store.logs import OutputLog
 
 RECORD = "controller.json"
 FAILURES = "failures.log"

@@ -1,1 +1,1 @@
-"""The scheduler process of the job service: takes jobs and requests from the books, and writes what happens."""
+"""The scheduler process of the job service: takes jobs and requests from the database, and writes what happens."""

@@ -13,7 +13,7 @@ from rlpto.io.errors import RlptoError
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until a signal; 2: what is wrong with settings, books or cluster is said on stderr."""
+    """Serve until a signal; 2: what is wrong with settings, database or cluster is said on stderr."""
     if len(arguments) != 1:
         print("usage: python -m rlpto.service.scheduler SETTINGS.yaml", file=sys.stderr)
         return 2

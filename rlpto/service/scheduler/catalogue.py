@@ -23,10 +23,10 @@ from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.workload import program_spec
 from rlpto.ray_cluster.settings import ProgramSettings
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import JobRow
-from rlpto.service.books.programs import ProgramRow, all_programs, get_program, note_check
-from rlpto.service.books.status import PreviewRow, set_previews
+from rlpto.store.database import Store
+from rlpto.store.jobs import JobRow
+from rlpto.store.programs import ProgramRow, all_programs, get_program, note_check
+from rlpto.store.status import PreviewRow, set_previews
 
 PREVIEW_GPUS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs of which previews tell, as far as the cluster has them."""
@@ -67,21 +67,21 @@ class Catalogue:
     """
 
     def __init__(
-        self, books: Books, config: Config, shape: ClusterShape, session: str, folder: Path, checks: ProgramChecks
+        self, store: Store, config: Config, shape: ClusterShape, session: str, folder: Path, checks: ProgramChecks
     ) -> None:
-        self._books, self._config, self._shape = books, config, shape
+        self._store, self._config, self._shape = store, config, shape
         self._session, self._folder, self._checks = session, folder, checks
         self._rows: dict[str, ProgramRow] = {}
         self._wrong: dict[str, str] = {}
         self._checking: set[str] = set()
         self.programs: dict[str, ProgramSettings] = {}
         self.most_gpus = max(shape.most_gpus, 1)
-        self.refresh(all_programs(books))
+        self.refresh(all_programs(store))
         self.tables = self._compiled()
 
     def changed(self) -> bool:
         """Take in what admins have changed, and what checks have found; True if `tables` are others now."""
-        rows = all_programs(self._books)
+        rows = all_programs(self._store)
         for row in rows:
             self._note_check(row)
         if {row.name: row.version for row in rows} == {name: row.version for name, row in self._rows.items()}:
@@ -115,12 +115,12 @@ class Catalogue:
         if problem is None and row.name in self.programs:
             problem = self._checks.problem(self.programs[row.name].training)
         if problem is not None:
-            note_check(self._books, row.name, row.version, "refused" if problem else "usable", problem)
+            note_check(self._store, row.name, row.version, "refused" if problem else "usable", problem)
 
     def problem(self, row: JobRow) -> str | None:
         """Why a job cannot run; empty: it can; None: that is being found out."""
         if row.program not in self._rows:
-            new = get_program(self._books, row.program) is not None  # since the catalogue was last read
+            new = get_program(self._store, row.program) is not None  # since the catalogue was last read
             return None if new else f"no program {row.program} in the catalogue"
         if row.program in self._wrong:
             return f"program {row.program}: {self._wrong[row.program]}"
@@ -190,11 +190,11 @@ class Catalogue:
         """What trainings of every program would take: for the form in which jobs are submitted."""
         profiles, per_node = self._experiment().profiles, self._shape.gpus_per_node
         counts = [gpus for gpus in PREVIEW_GPUS if gpus <= self.most_gpus]
-        with self._books.transaction():
+        with self._store.transaction():
             for name in self.programs:
                 try:
                     found = predict_training(profiles, name, counts, METRIC_NAMES, per_node)
                 except RlptoError:
                     found = []  # nothing is known of it: the form shows no preview
                 rows = [PreviewRow(name, one.metric, one.gpus, one.hours, one.gpu_hours) for one in found]
-                set_previews(self._books, name, rows)
+                set_previews(self._store, name, rows)

@@ -9,11 +9,11 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.io.errors import RlptoError
 from rlpto.policies.registry import available, is_complete
-from rlpto.service.books.audit import note
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.requests import Request, add_switch, answer, is_open, switch_in_force
-from rlpto.service.books.status import PolicyRow, set_policies
+from rlpto.store.audit import note
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.requests import Request, add_switch, answer, is_open, switch_in_force
+from rlpto.store.status import PolicyRow, set_policies
 
 FALLBACK = "fifo"
 """Decides where another policy fails."""
@@ -49,7 +49,7 @@ class LivePolicy:
 
     def __init__(
         self,
-        books: Books,
+        store: Store,
         make: Callable[[str], Policy],
         rows: list[PolicyRow],
         first: str,
@@ -57,11 +57,11 @@ class LivePolicy:
         seed: int = 0,
         ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        self._books, self._make, self._wall, self._seed, self._ready = books, make, wall, seed, ready
+        self._store, self._make, self._wall, self._seed, self._ready = store, make, wall, seed, ready
         self._specs = {row.name: row.spec for row in rows}
         self.switched = 0
-        set_policies(books, rows)
-        before = switch_in_force(books)
+        set_policies(store, rows)
+        before = switch_in_force(store)
         self.name = first if before is None else before.policy
         try:
             self.policy = self._made(self.name)
@@ -88,21 +88,21 @@ class LivePolicy:
     def obey(self, request: Request) -> bool:
         """Put another policy in force, as asked for, or say why not; True if it is in force."""
         name = str(request.body.get("policy", ""))
-        present, wanted = switch_in_force(self._books), request.body.get("number")
+        present, wanted = switch_in_force(self._store), request.body.get("number")
         if wanted is not None and (present is None or present.number != wanted):
-            answer(self._books, request.seq, self._wall(), f"the policy was switched before: {self.name} is in force")
+            answer(self._store, request.seq, self._wall(), f"the policy was switched before: {self.name} is in force")
             return False
         try:
             policy = self._made(name)
         except Exception as error:  # whatever a plug-in or a broken run raises is the asker's to know
-            answer(self._books, request.seq, self._wall(), " ".join(str(error).split()) or type(error).__name__)
+            answer(self._store, request.seq, self._wall(), " ".join(str(error).split()) or type(error).__name__)
             return False
-        with self._books.transaction():
-            if not is_open(self._books, request.seq):
+        with self._store.transaction():
+            if not is_open(self._store, request.seq):
                 return False  # whoever asked did not wait
             self.policy, self.name = policy, name
             self._note(request.by, str(request.body.get("reason", "")), request.at)
-            answer(self._books, request.seq, self._wall())
+            answer(self._store, request.seq, self._wall())
         return True
 
     def fall_back(self, error: Exception) -> None:
@@ -116,11 +116,11 @@ class LivePolicy:
     def _note(self, by: str, reason: str, asked: float) -> None:
         """Note that the present policy is in force from now on."""
         now = self._wall()
-        with self._books.transaction():
-            switch = add_switch(self._books, self.name, by, reason, asked, now)
+        with self._store.transaction():
+            switch = add_switch(self._store, self.name, by, reason, asked, now)
             body = {"number": switch.number, "policy": self.name, "before": switch.before, "by": by, "reason": reason}
-            add_event(self._books, "policy", now, body=body)
-            note(self._books, by, "policy.switch", self.name, now, body)
+            add_event(self._store, "policy", now, body=body)
+            note(self._store, by, "policy.switch", self.name, now, body)
         self.switched += 1
 
     def forget(self) -> None:

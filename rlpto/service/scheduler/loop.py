@@ -14,9 +14,6 @@ from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.service.books.database import Books
-from rlpto.service.books.status import DecisionRow, set_volume
-from rlpto.service.books.users import all_users
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.service.scheduler.eligible import eligible
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
@@ -24,8 +21,11 @@ from rlpto.service.scheduler.lookahead import Lookahead
 from rlpto.service.scheduler.queue_rows import queue_rows
 from rlpto.service.scheduler.recorder import Recorder
 from rlpto.service.scheduler.retention import Retention
-from rlpto.service.scheduler.source import BooksSource
+from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.volume import VolumeForecast
+from rlpto.store.database import Store
+from rlpto.store.status import DecisionRow, set_volume
+from rlpto.store.users import all_users
 
 OUTLOOK_KEPT_S = 30.0
 """Seconds after which the time ahead is looked at again although nothing was decided: jobs get on."""
@@ -35,9 +35,9 @@ OUTLOOK_KEPT_S = 30.0
 class Parts:
     """What a scheduler is made of."""
 
-    books: Books
+    store: Store
     catalogue: Catalogue
-    source: BooksSource
+    source: JobQueueSource
     cluster: ServingCluster
     policy: LivePolicy
     recorder: Recorder
@@ -148,7 +148,7 @@ class SchedulerLoop:
     def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
         """Owner of every row, and the quotas of users that have one of their own."""
         known = (self._parts.recorder.follower.known(self._parts.cluster.ids[job]) for job in state.jobs.index.tolist())
-        users = all_users(self._parts.books)
+        users = all_users(self._parts.store)
         quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
         return ["" if job is None else job.owner for job in known], quotas
 
@@ -187,8 +187,8 @@ class SchedulerLoop:
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()
         if parts.volume is not None:
-            set_volume(parts.books, parts.volume.rows(parts.cluster.time))
-        parts.recorder(parts.cluster)  # what is about to be forgotten is in the books
+            set_volume(parts.store, parts.volume.rows(parts.cluster.time))
+        parts.recorder(parts.cluster)  # what is about to be forgotten is in the database
         lost = parts.retention.keep(now, parts.cluster)
         if lost:
             parts.recorder.forget(lost)

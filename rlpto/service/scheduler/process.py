@@ -25,14 +25,14 @@ from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
-from rlpto.service.books.database import Books
-from rlpto.service.books.requests import switch_in_force
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.readying import Readying
 from rlpto.service.scheduler.session import Outside, open_session, session_files
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.requests import switch_in_force
 
 STATE_VARIABLE, STATE_FILE = "RLPTO_STATE", "cluster.json"
 """Where the cluster that a service has started is noted: not where that of `rlpto cluster up` is."""
@@ -60,7 +60,7 @@ class Stop:
 
 
 def serve(settings: ServiceSettings) -> None:
-    """Serve until a signal. Raises RlptoError for what is wrong with settings, books or cluster."""
+    """Serve until a signal. Raises RlptoError for what is wrong with settings, database or cluster."""
     config = load_config(settings.experiment)
     folder = settings.folder.absolute()
     settings = settings.model_copy(update={"folder": folder})
@@ -68,7 +68,7 @@ def serve(settings: ServiceSettings) -> None:
     stop = Stop(settings.on_stop == "keep" and not local)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        books = stack.enter_context(closing(Books(settings.books, durable=False)))
+        store = stack.enter_context(closing(Store(settings.database, durable=False)))
         if local:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
@@ -77,7 +77,7 @@ def serve(settings: ServiceSettings) -> None:
         database = stack.enter_context(SessionDatabase(session_files(folder)))
         experiment = Experiment(config)
         readying = Readying(lambda spec: compile_ahead(experiment, [spec]), _quiet)
-        _make_ready(readying, settings, books)
+        _make_ready(readying, settings, store)
         outside = Outside(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
@@ -88,7 +88,7 @@ def serve(settings: ServiceSettings) -> None:
             address=settings.scheduler.address or "local",
             ready=readying,
         )
-        parts, loop = open_session(settings, config, books, database, outside)
+        parts, loop = open_session(settings, config, store, database, outside)
         _serve(parts, loop, stop)
     if local and not stop.keep:
         end_local_nodes(folder)
@@ -113,12 +113,12 @@ def _make(experiment: Experiment, spec: str) -> Policy:
     return experiment.policy(spec, real=True)
 
 
-def _make_ready(readying: Readying, settings: ServiceSettings, books: Books) -> None:
+def _make_ready(readying: Readying, settings: ServiceSettings, store: Store) -> None:
     """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
 
     One that cannot decide is told so when it is asked for.
     """
-    extra, before = settings.scheduler.policies, switch_in_force(books)
+    extra, before = settings.scheduler.policies, switch_in_force(store)
     known = {row.name: row.spec for row in catalogue_of(extra)}
     present = settings.scheduler.policy if before is None else before.policy
     for name in dict.fromkeys((FALLBACK, present)):

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlpto.core.cluster import ClusterState
 from rlpto.io.arrays import BoolArray, IntArray
-from rlpto.service.books.status import QueueRow
+from rlpto.store.status import QueueRow
 
 
 def queue_rows(

@@ -14,11 +14,12 @@ from rlpto.io.arrays import FloatArray
 from rlpto.performance.efficiency import efficiency
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.service.books.curves import add_point, thin_points
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import change_job
-from rlpto.service.books.status import (
+from rlpto.service.scheduler.follower import Follower
+from rlpto.store.curves import add_point, thin_points
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import change_job
+from rlpto.store.status import (
     DecisionRow,
     Heartbeat,
     NodeRow,
@@ -28,7 +29,6 @@ from rlpto.service.books.status import (
     set_nodes,
     set_queue,
 )
-from rlpto.service.scheduler.follower import Follower
 
 POINT_INTERVAL_S = 2.0
 """Least time between two points of a job's curves."""
@@ -53,12 +53,12 @@ class Watched:
 
 @dataclass
 class Recorder:
-    """Writes what happens on a cluster to the books; an observer of the cluster.
+    """Writes what happens on a cluster to the database; an observer of the cluster.
 
     wall: time [s] now. points: most of a job. address: of the cluster, for people.
     """
 
-    books: Books
+    store: Store
     follower: Follower
     wall: Callable[[], float]
     points: int
@@ -73,12 +73,12 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._since = self.wall()
-        set_queue(self.books, ())
+        set_queue(self.store, ())
 
     def __call__(self, cluster: ServingCluster) -> None:
         """Write down what has happened since the last call."""
         now = self.wall()
-        with self.books.transaction():
+        with self.store.transaction():
             self.follower.follow()
             active = {cluster.ids[number]: number for number in np.flatnonzero(cluster.columns.active).tolist()}
             for job, number in active.items():
@@ -93,9 +93,9 @@ class Recorder:
     def beat(self, now: float) -> None:
         """Give a sign of life."""
         self._beat_at = now
-        self._longest_wait_s = max(self._longest_wait_s, self.books.longest_wait_s)
+        self._longest_wait_s = max(self._longest_wait_s, self.store.longest_wait_s)
         alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, self._longest_wait_s)
-        beat(self.books, alive, now)
+        beat(self.store, alive, now)
 
     def _take(self, cluster: ServingCluster, number: int, report: JobReport) -> None:
         """Write down a report of a job that goes on."""
@@ -114,16 +114,16 @@ class Recorder:
         served, rescales = float(store.attained_service[number]), int(store.rescales[number])
         sums = {"gpu_seconds": served, "rescales": rescales, "recoveries": report.recoveries}
         figures = {"loss": _known(report.loss), "accuracy": _known(report.accuracy)}
-        change_job(self.books, job, report.time, progress=report.progress, **figures, **sums)
+        change_job(self.store, job, report.time, progress=report.progress, **figures, **sums)
         self._add_point(report, cluster.spec_of(job).batch_size, seen)
         if seen.points >= POINTS_BETWEEN_LOOKS:
             seen.points = 0
-            thin_points(self.books, job, self.points)
+            thin_points(self.store, job, self.points)
 
     def _add_point(self, report: JobReport, base: int, seen: Watched) -> None:
         seen.point_at, seen.epoch, seen.points = report.time, report.progress, seen.points + 1
         add_point(
-            self.books,
+            self.store,
             report.job,
             report.time,
             report.progress,
@@ -139,7 +139,7 @@ class Recorder:
         seen, report = self._watched.pop(job), cluster.reports.get(job)
         if report is not None and report.progress != seen.epoch:
             self._add_point(report, cluster.spec_of(job).batch_size, seen)
-        thin_points(self.books, job, self.points)
+        thin_points(self.store, job, self.points)
 
     def forget(self, jobs: Sequence[str]) -> None:
         """Jobs are over, and nothing more will come of them."""
@@ -152,16 +152,16 @@ class Recorder:
         rows = node_rows(cluster)
         if rows != self._nodes:
             self._nodes = rows
-            set_nodes(self.books, rows, now)
+            set_nodes(self.store, rows, now)
 
     def queued(self, rows: Sequence[QueueRow]) -> None:
         """Write down the queue, if it is another."""
         if tuple(rows) == self._queue:
             return
         before, self._queue = self._queue, tuple(rows)
-        with self.books.transaction():
-            set_queue(self.books, rows, before)
-            add_event(self.books, "queue", self.wall(), body={"waiting": len(rows)})
+        with self.store.transaction():
+            set_queue(self.store, rows, before)
+            add_event(self.store, "queue", self.wall(), body={"waiting": len(rows)})
 
     def decided(self, row: DecisionRow, reward: FloatArray | None) -> None:
         """Write down a decision. reward: [TERMS] of the time since the one before."""
@@ -169,10 +169,10 @@ class Recorder:
         if reward is not None:
             parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
             row = replace(row, reward=float(reward.sum()), parts=parts)
-        with self.books.transaction():
-            add_decision(self.books, row)
+        with self.store.transaction():
+            add_decision(self.store, row)
             body = {"policy": row.policy, "held": row.held, "active": row.active, "waiting": row.waiting}
-            add_event(self.books, "decision", row.at, body=body)
+            add_event(self.store, "decision", row.at, body=body)
 
 
 def goodput(report: JobReport, base: int) -> float:

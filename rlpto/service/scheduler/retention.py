@@ -1,4 +1,4 @@
-"""How much is kept: of ended jobs in memory and in the session's database, of everything in the books, of files."""
+"""How much is kept: of ended jobs in memory and in the session's database, of everything in the database, of files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
-from rlpto.service.books.audit import forget_keys
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import ENDED
-from rlpto.service.books.logs import job_folder
 from rlpto.service.settings import RetentionSettings
+from rlpto.store.audit import forget_keys
+from rlpto.store.database import Store
+from rlpto.store.jobs import ENDED
+from rlpto.store.logs import job_folder
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
@@ -21,10 +21,10 @@ DECISIONS_IN_SESSION = 1000
 """Decisions, and events, that the session's database keeps: each names all active jobs, and a restart reads all."""
 HOUSE_INTERVAL_S = 1.0
 """Least time between two looks at what there is to do beside deciding."""
-BOOKS_INTERVAL_S = 600.0
-"""Least time between two rounds of forgetting in the books."""
+TRIM_INTERVAL_S = 600.0
+"""Least time between two rounds of forgetting in the database."""
 ROWS_AT_ONCE = 500
-"""Jobs that are removed from the books in one transaction: the web process waits meanwhile."""
+"""Jobs that are removed from the database in one transaction: the web process waits meanwhile."""
 KEYS_KEPT_S = 7 * 86_400.0
 """How long an idempotency key is remembered."""
 DAY_S = 86_400.0
@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 class Retention:
     """Forgets. folder: of the service. settings: how much is kept."""
 
-    books: Books
+    store: Store
     folder: Path
     settings: RetentionSettings
     in_memory: int = ENDED_IN_MEMORY
@@ -51,9 +51,9 @@ class Retention:
 
     def keep(self, now: float, cluster: ServingCluster) -> tuple[str, ...]:
         """Forget what is too much; ids of the jobs that the cluster has forgotten."""
-        if now >= self._trimmed_at + BOOKS_INTERVAL_S:
+        if now >= self._trimmed_at + TRIM_INTERVAL_S:
             self._trimmed_at = now
-            self._trim_books(now)
+            self._trim_database(now)
             self._tidy_files(now)
             cluster.database.forget((), DECISIONS_IN_SESSION)
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
@@ -63,39 +63,39 @@ class Retention:
         kept = list(newest.values())[-(self.in_memory // 2) :]
         return cluster.forget_ended(DECISIONS_IN_SESSION, frozenset(kept))
 
-    def _trim_books(self, now: float) -> None:
+    def _trim_database(self, now: float) -> None:
         """Remove the oldest rows of what there is too much of."""
-        books, kept = self.books, self.settings
+        store, kept = self.store, self.settings
         for table, most in (("events", kept.events), ("decisions", kept.decisions)):
-            books.write(f"DELETE FROM {table} WHERE seq <= (SELECT max(seq) FROM {table}) - ?", (most,))
-        books.write(
+            store.write(f"DELETE FROM {table} WHERE seq <= (SELECT max(seq) FROM {table}) - ?", (most,))
+        store.write(
             "DELETE FROM spans WHERE ended IS NOT NULL AND seq <= (SELECT max(seq) FROM spans) - ?", (kept.spans,)
         )
-        books.write("DELETE FROM audit WHERE seq <= (SELECT max(seq) FROM audit) - ?", (kept.audit,))
-        books.write("DELETE FROM switches WHERE number <= (SELECT max(number) FROM switches) - ?", (kept.audit,))
+        store.write("DELETE FROM audit WHERE seq <= (SELECT max(seq) FROM audit) - ?", (kept.audit,))
+        store.write("DELETE FROM switches WHERE number <= (SELECT max(number) FROM switches) - ?", (kept.audit,))
         old = now - kept.logs_days * DAY_S
-        books.write("DELETE FROM volume WHERE at < ?", (old,))
-        books.write("DELETE FROM requests WHERE done_at < ?", (old,))
-        books.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
-        forget_keys(books, now - KEYS_KEPT_S)
+        store.write("DELETE FROM volume WHERE at < ?", (old,))
+        store.write("DELETE FROM requests WHERE done_at < ?", (old,))
+        store.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
+        forget_keys(store, now - KEYS_KEPT_S)
         marks = ", ".join("?" * len(ENDED))
-        over = books.row(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", ENDED)
+        over = store.row(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", ENDED)
         left = max(0 if over is None else int(over[0]) - kept.jobs, 0)
         while left > 0:
             query = f"SELECT seq, id FROM jobs WHERE state IN ({marks}) ORDER BY seq LIMIT ?"
-            rows = books.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
+            rows = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
             left -= len(rows)
-            with books.transaction():
+            with store.transaction():
                 for table in ("points", "spans", "events", "predictions"):
-                    books.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in rows))
-                books.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in rows))
-                books.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in rows))
+                    store.write(f"DELETE FROM {table} WHERE job = ?", *((job,) for _, job in rows))
+                store.write("DELETE FROM labels WHERE job = ?", *((seq,) for seq, _ in rows))
+                store.write("DELETE FROM jobs WHERE seq = ?", *((seq,) for seq, _ in rows))
             for _, job in rows:
                 shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
 
     def _tidy_files(self, now: float) -> None:
         """Remove logs and checkpoints of jobs that ended long ago."""
         until = now - self.settings.logs_days * DAY_S
-        for (job,) in self.books.rows("SELECT id FROM jobs WHERE ended >= ? AND ended < ?", (self._tidied, until)):
+        for (job,) in self.store.rows("SELECT id FROM jobs WHERE ended >= ? AND ended < ?", (self._tidied, until)):
             shutil.rmtree(job_folder(self.folder, job), ignore_errors=True)
         self._tidied = until

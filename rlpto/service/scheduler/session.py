@@ -22,9 +22,6 @@ from rlpto.ray_cluster.scheduler.clock import Clock, Rules
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import change_job, get_job, list_jobs
-from rlpto.service.books.status import PredictionRow, set_predictions
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.follower import Follower
 from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
@@ -32,9 +29,12 @@ from rlpto.service.scheduler.lookahead import Lookahead, Outlook
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.recorder import Recorder
 from rlpto.service.scheduler.retention import Retention
-from rlpto.service.scheduler.source import BooksSource
+from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.jobs import change_job, get_job, list_jobs
+from rlpto.store.status import PredictionRow, set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -70,7 +70,7 @@ class Outside:
 
 
 def open_session(
-    settings: ServiceSettings, config: Config, books: Books, database: SessionDatabase, outside: Outside
+    settings: ServiceSettings, config: Config, store: Store, database: SessionDatabase, outside: Outside
 ) -> tuple[Parts, SchedulerLoop]:
     """A scheduler that goes on where the last one left.
 
@@ -78,15 +78,15 @@ def open_session(
     """
     shape, queue = _shape(config, database), _queue(settings, config)
     folder = settings.folder / "jobs"
-    catalogue = Catalogue(books, config, shape, outside.session, folder, outside.checks)
+    catalogue = Catalogue(store, config, shape, outside.session, folder, outside.checks)
     catalogue.write_previews()
     clock = outside.clock(database.number("began"))
-    jobs, specs = _known_jobs(books, database, catalogue, outside.wall())
+    jobs, specs = _known_jobs(store, database, catalogue, outside.wall())
     latest = max((job.submit_time for job in jobs), default=0.0)
     second_of, wall_of = clock.of, lambda second: clock.began + second
-    source = BooksSource(books, catalogue, (spec.id for spec in specs), outside.wall, second_of, latest)
+    source = JobQueueSource(store, catalogue, (spec.id for spec in specs), outside.wall, second_of, latest)
     recorder = Recorder(
-        books, Follower(books, database, wall_of, source.answered), outside.wall, settings.retention.points_per_job,
+        store, Follower(store, database, wall_of, source.answered), outside.wall, settings.retention.points_per_job,
         outside.address,
     )  # fmt: skip
     cluster = ServingCluster(
@@ -97,15 +97,15 @@ def open_session(
         specs_of=source.specs_of,
     )
     rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(books, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
+    policy = LivePolicy(store, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
     source.can_switch = policy.can_obey
-    volume = _volume(config, catalogue, shape, books, clock, outside.wall())
+    volume = _volume(config, catalogue, shape, store, clock, outside.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
     ahead = _lookahead(settings, config, queue, recorder, wall_of, outside) if outside.look_ahead else None
-    retention = Retention(books, settings.folder, settings.retention)
-    parts = Parts(books, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
-    served = _served(books, outside.wall(), queue.user_half_life)
+    retention = Retention(store, settings.folder, settings.retention)
+    parts = Parts(store, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
+    served = _served(store, outside.wall(), queue.user_half_life)
     return parts, SchedulerLoop(parts, queue, config.reward, outside.wall, settings.quotas.gpus_held, served)
 
 
@@ -133,17 +133,17 @@ def _rules(config: Config) -> Rules:
 
 
 def _known_jobs(
-    books: Books, database: SessionDatabase, catalogue: Catalogue, now: float
+    store: Store, database: SessionDatabase, catalogue: Catalogue, now: float
 ) -> tuple[list[Job], list[JobSpec]]:
     """The jobs of the session, as they were entered; of those that nobody knows any more nothing is left."""
     jobs, specs, unknown = [], [], []
     for job, text, submitted in database.rows("SELECT id, spec, submit_time FROM jobs ORDER BY number"):
-        row = get_job(books, job)
+        row = get_job(store, job)
         if row is None or row.program not in catalogue.programs:
             unknown.append(job)
             if row is not None and not row.is_over:
                 reason = f"program {row.program} is not in the catalogue any more"
-                change_job(books, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
+                change_job(store, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
             continue
         jobs.append(catalogue.job(row, submitted))
         specs.append(JobSpec(**json.loads(text)))
@@ -163,12 +163,12 @@ def _estimates(catalogue: Catalogue, jobs: list[Job], specs: list[JobSpec], shap
 
 
 def _volume(
-    config: Config, catalogue: Catalogue, shape: ClusterShape, books: Books, clock: Clock, now: float
+    config: Config, catalogue: Catalogue, shape: ClusterShape, store: Store, clock: Clock, now: float
 ) -> VolumeForecast | None:
     """The forecast of arrivals, if there is to be one, that knows what has been submitted so far."""
     if config.forecast.mode != "on":
         return None
-    rows = list_jobs(books, limit=MOST_LOOKED_BACK)[::-1]
+    rows = list_jobs(store, limit=MOST_LOOKED_BACK)[::-1]
     complete = rows[0].submitted if len(rows) == MOST_LOOKED_BACK else clock.began
     since = max(now - LOOKS_BACK_S, complete, clock.began)
     volume = VolumeForecast(config.forecast, shape.capacity, clock.began, config.seed, clock.of(since))
@@ -186,17 +186,17 @@ def _lookahead(
     settings: ServiceSettings, config: Config, queue: QueueSettings, recorder: Recorder,
     wall_of: Callable[[float], float], outside: Outside,
 ) -> Lookahead:  # fmt: skip
-    """Predictions for the books."""
-    books = recorder.books
+    """Predictions for the database."""
+    store = recorder.store
 
     def publish(found: Outlook) -> None:
         rows = prediction_rows(found, wall_of)
-        set_predictions(books, [row for row in rows if recorder.follower.goes_on(row.job)])
+        set_predictions(store, [row for row in rows if recorder.follower.goes_on(row.job)])
 
     simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
     every = settings.scheduler.predict_every
     return Lookahead(
-        queue, simulator, publish, lambda _: set_predictions(books, ()), every, outside.executor, outside.timer
+        queue, simulator, publish, lambda _: set_predictions(store, ()), every, outside.executor, outside.timer
     )
 
 
@@ -217,10 +217,10 @@ def prediction_rows(found: Outlook, wall_of: Callable[[float], float]) -> list[P
     return rows
 
 
-def _served(books: Books, now: float, half_life: float) -> Mapping[str, float]:
+def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:
     """GPU-seconds that the ended jobs of every user count still."""
     found: dict[str, float] = {}
-    rows = books.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))
+    rows = store.rows("SELECT owner, ended, gpu_seconds FROM jobs WHERE ended > ?", (now - HALF_LIVES * half_life,))
     for owner, ended, seconds in rows:
         found[owner] = found.get(owner, 0.0) + seconds * 0.5 ** ((now - ended) / half_life)
     return found

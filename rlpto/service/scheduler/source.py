@@ -1,4 +1,4 @@
-"""Jobs and requests from the books, as a cluster takes them: see `rlpto.core.cluster.OrderSource`."""
+"""Jobs and requests from the database, as a cluster takes them: see `rlpto.core.cluster.OrderSource`."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import JobRow, State, change_job, get_job, jobs_in
-from rlpto.service.books.requests import Request, answer, open_requests
-from rlpto.service.books.status import is_drained, set_drained
 from rlpto.service.scheduler.catalogue import Catalogue
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import JobRow, State, change_job, get_job, jobs_in
+from rlpto.store.requests import Request, answer, open_requests
+from rlpto.store.status import is_drained, set_drained
 
 MOST_AT_ONCE = 1000
 """Submitted jobs that are looked at in one go."""
 
 
-class BooksSource:
-    """What users have submitted and asked for, from the books.
+class JobQueueSource:
+    """What users have submitted and asked for, from the database.
 
     given: ids of jobs that the cluster has already. wall: time [s] now. second_of: the cluster's second at a time.
 
     known_until: the present second. switches: requests for another policy that nobody has answered. drained: no job is
-    to start. closed: nothing more is taken from the books. stopping: whether the cluster is to come back at once.
+    to start. closed: nothing more is taken from the database. stopping: whether the cluster is to come back at once.
     heard: is told the jobs that are given. can_switch: whether a policy that is asked for is ready to decide.
     """
 
     def __init__(
         self,
-        books: Books,
+        store: Store,
         catalogue: Catalogue,
         given: Iterable[str],
         wall: Callable[[], float],
         second_of: Callable[[float], float],
         since: float = 0.0,
     ) -> None:
-        self._books, self._catalogue = books, catalogue
+        self._store, self._catalogue = store, catalogue
         self._given, self._wall, self._second_of = set(given), wall, second_of
         self._latest = since
         self._ordered: set[int] = set()
@@ -49,7 +49,7 @@ class BooksSource:
         self.heard: Callable[[list[Job]], None] = lambda _: None
         self.can_switch: Callable[[Request], bool] = lambda _: True
         self.closed = False
-        self.drained = is_drained(books)
+        self.drained = is_drained(store)
 
     @property
     def known_until(self) -> float:
@@ -64,7 +64,7 @@ class BooksSource:
         if self.closed:
             return []
         states: tuple[State, State] = ("submitted", "checking")
-        rows, jobs = jobs_in(self._books, states, limit=MOST_AT_ONCE), []
+        rows, jobs = jobs_in(self._store, states, limit=MOST_AT_ONCE), []
         new = [row for row in rows if row.id not in self._given]
         if len(rows) < MOST_AT_ONCE:
             self._given.intersection_update(row.id for row in rows)
@@ -97,9 +97,9 @@ class BooksSource:
     def _set(self, row: JobRow, state: State, reason: str) -> None:
         at = self._wall()
         over = {"ended": at} if state in ("rejected", "cancelled") else {}
-        with self._books.transaction():
-            change_job(self._books, row.id, at, state=state, reason=reason, **over)
-            add_event(self._books, "job", at, row.id, row.owner, {"state": state, "reason": reason})
+        with self._store.transaction():
+            change_job(self._store, row.id, at, state=state, reason=reason, **over)
+            add_event(self._store, "job", at, row.id, row.owner, {"state": state, "reason": reason})
 
     def specs_of(self, jobs: Sequence[Job], first: int) -> list[JobSpec]:  # noqa: ARG002
         """What the controllers of jobs need that have just been given."""
@@ -111,7 +111,7 @@ class BooksSource:
             return []
         found: list[Order] = [DecideNow()] if self.stopping() else []
         waits = False
-        for request in open_requests(self._books):
+        for request in open_requests(self._store):
             if request.kind == "policy":  # they come in order, the first one once its policy is ready
                 waits = waits or not self.can_switch(request)
                 if waits:
@@ -135,24 +135,24 @@ class BooksSource:
         if request.kind == "drain":
             self._drain(request)
             return DecideNow()
-        row = None if request.job is None else get_job(self._books, request.job)
+        row = None if request.job is None else get_job(self._store, request.job)
         if row is None or row.is_over:
-            answer(self._books, request.seq, self._wall(), "it has ended" if row else "there is no such job")
+            answer(self._store, request.seq, self._wall(), "it has ended" if row else "there is no such job")
             return None
         if request.kind == "priority":
             priority = PRIORITY_CLASSES.index(str(request.body["priority"]))
-            answer(self._books, request.seq, self._wall())
+            answer(self._store, request.seq, self._wall())
             return Reclass(row.id, priority)
         if row.state in ("submitted", "checking") and row.id not in self._given:
-            with self._books.transaction():
+            with self._store.transaction():
                 self._set(row, "cancelled", f"cancelled by {request.by}")
-                answer(self._books, request.seq, self._wall())
+                answer(self._store, request.seq, self._wall())
             return None
         return Withdraw(row.id)
 
     def _drain(self, request: Request) -> None:
         self.drained, at = bool(request.body.get("on", True)), self._wall()
-        with self._books.transaction():
-            set_drained(self._books, self.drained, request.by, at)
-            add_event(self._books, "drain", at, body={"on": self.drained})
-            answer(self._books, request.seq, at)
+        with self._store.transaction():
+            set_drained(self._store, self.drained, request.by, at)
+            add_event(self._store, "drain", at, body={"on": self.drained})
+            answer(self._store, request.seq, at)

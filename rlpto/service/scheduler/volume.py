@@ -1,4 +1,4 @@
-"""What is forecast of arrivals in a service: from the jobs that the books have given, month after month."""
+"""What is forecast of arrivals in a service: from the jobs that the database has given, month after month."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.service.books.status import VolumeRow
 from rlpto.service.scheduler.futures import Futures, sample_arrivals
+from rlpto.store.status import VolumeRow
 
 FUTURES = 19
 """Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""

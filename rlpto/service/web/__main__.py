@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
         """Handle a signal."""
         service = getattr(self._app.state, "service", None)
         if service is not None:
-            service.bell.close()
+            service.notifier.close()
         super().handle_exit(sig, frame)
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from rlpto.service.books.jobs import JobRow, get_job
-from rlpto.service.books.users import Role, Token, User, user_of_token
 from rlpto.service.web.guard import COOKIE, SAFE_METHODS
 from rlpto.service.web.problems import Problem, not_found
 from rlpto.service.web.state import Service, TheService
+from rlpto.store.jobs import JobRow, get_job
+from rlpto.store.users import Role, Token, User, user_of_token
 
 _BEARER = "bearer "
 _describe_bearer = HTTPBearer(auto_error=False, description="A token of `rlpto serve`, or of POST /api/v1/tokens.")
@@ -40,7 +40,7 @@ def caller_of(service: Service, request: Request) -> Caller | None:
         kinds = ("token",)
     else:
         secret, kinds = request.cookies.get(COOKIE, ""), ("session",)
-    found = user_of_token(service.books, secret, service.now()) if secret else None
+    found = user_of_token(service.store, secret, service.now()) if secret else None
     if found is None or found[1].kind not in kinds:
         return None
     return Caller(*found)
@@ -82,7 +82,7 @@ AnAdmin = Annotated[Caller, Depends(_of_role("admin"))]
 
 def job_for(service: Service, caller: Caller, job: str) -> JobRow:
     """A job that the caller may see. Raises Problem 404 for any other, whether it is there or not."""
-    found = get_job(service.books, job)
+    found = get_job(service.store, job)
     if found is None or not (caller.user.sees_all or found.owner == caller.name):
         raise not_found("job")
     return found

@@ -13,7 +13,6 @@ from fastapi.openapi.utils import get_openapi
 from starlette.middleware import Middleware
 
 from rlpto import __version__
-from rlpto.service.books.database import Books
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.guard import Guard
@@ -21,7 +20,8 @@ from rlpto.service.web.limits import Limits
 from rlpto.service.web.metrics import Metrics, Noted
 from rlpto.service.web.problems import API, MEDIA_TYPE, ProblemBody, add_handlers
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
-from rlpto.service.web.state import Bell, Service
+from rlpto.service.web.state import EventNotifier, Service
+from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
     "description": "What was wrong, and what was expected.",
@@ -30,7 +30,7 @@ _PROBLEM: dict[str, Any] = {
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
-    """The web process' application; its books must be there."""
+    """The web process' application; its database must be there."""
     noted = Noted()
     app = FastAPI(
         title="RLPTO job service",
@@ -64,21 +64,21 @@ def openapi_text(settings: ServiceSettings) -> str:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
-    books = Books(settings.books)
-    metrics = Metrics(books)
-    bell = Bell(books)
+    store = Store(settings.database)
+    metrics = Metrics(store)
+    notifier = EventNotifier(store)
     limits = Limits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, books, GroupCommit(settings.books), bell, limits, metrics)
+    service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
     app.state.service = service
     app.state.noted.by = metrics
-    looking = asyncio.create_task(bell.look())
+    looking = asyncio.create_task(notifier.look())
     try:
         yield
     finally:
-        bell.close()
+        notifier.close()
         looking.cancel()
         service.commit.close()
-        books.close()
+        store.close()
 
 
 def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlpto.service.books.database import Books
+from rlpto.store.database import Store
 
 T = TypeVar("T")
-_Write = tuple[Callable[[Books], Any], "asyncio.Future[Any]"]
+_Write = tuple[Callable[[Store], Any], "asyncio.Future[Any]"]
 MOST_TOGETHER = 256
 """Writes of one transaction: the scheduler waits for at most so many."""
 BREATH_S = 0.003
@@ -21,7 +21,7 @@ BREATH_S = 0.003
 
 
 class GroupCommit:
-    """A thread that alone writes to the books, durably. One for an event loop."""
+    """A thread that alone writes to the database, durably. One for an event loop."""
 
     def __init__(self, path: Path) -> None:
         self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
@@ -29,7 +29,7 @@ class GroupCommit:
         self._thread = threading.Thread(target=self._run, args=(path,), name="group-commit", daemon=True)
         self._thread.start()
 
-    async def __call__(self, write: Callable[[Books], T]) -> T:
+    async def __call__(self, write: Callable[[Store], T]) -> T:
         """Run `write` in a transaction, maybe together with others; its result, once that is on disk.
 
         What it raises is raised here, and nothing of it is kept.
@@ -44,7 +44,7 @@ class GroupCommit:
         self._thread.join()
 
     def _run(self, path: Path) -> None:
-        books = None
+        store = None
         while (first := self._waiting.get()) is not None:
             together, goes_on = [first], True
             while len(together) < MOST_TOGETHER and goes_on:
@@ -57,26 +57,26 @@ class GroupCommit:
                 else:
                     together.append(another)
             try:
-                books = books or Books(path)
-                results = _write_all(books, [write for write, _ in together])
+                store = store or Store(path)
+                results = _write_all(store, [write for write, _ in together])
             except Exception as error:  # such as a full disk: everybody is told, and the next ones try again
                 results = [error] * len(together)
             self._loop.call_soon_threadsafe(_tell, [future for _, future in together], results)
             time.sleep(BREATH_S)
             if not goes_on:
                 break
-        if books is not None:
-            books.close()
+        if store is not None:
+            store.close()
 
 
-def _write_all(books: Books, writes: list[Callable[[Books], Any]]) -> list[Any]:
+def _write_all(store: Store, writes: list[Callable[[Store], Any]]) -> list[Any]:
     """Results of all writes, in one transaction; of those that raise: the exception."""
     results: list[Any] = []
-    with books.transaction():
+    with store.transaction():
         for write in writes:
             try:
-                with books.savepoint():
-                    results.append(write(books))
+                with store.savepoint():
+                    results.append(write(store))
             except Exception as error:  # it is one request's own
                 results.append(error)
     return results

@@ -1,4 +1,4 @@
-"""Counts for Prometheus: what the web process has answered, and how the books say that the cluster stands."""
+"""Counts for Prometheus: what the web process has answered, and how the database says that the cluster stands."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import STATES, count_by_state
-from rlpto.service.books.requests import switch_in_force
-from rlpto.service.books.status import heartbeat, nodes
+from rlpto.store.database import Store
+from rlpto.store.jobs import STATES, count_by_state
+from rlpto.store.requests import switch_in_force
+from rlpto.store.status import heartbeat, nodes
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Metrics:
-    """Counters of one web process, and gauges that are read from the books when they are asked for."""
+    """Counters of one web process, and gauges that are read from the database when they are asked for."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, store: Store) -> None:
         self._registry = CollectorRegistry()
         self._answers = Counter(
             "rlpto_http_requests", "Answers.", ["method", "route", "status"], registry=self._registry
@@ -32,7 +32,7 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._registry.register(_OfBooks(books))
+        self._registry.register(_ClusterGauges(store))
 
     def note(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -58,34 +58,34 @@ class Noted:
             self.by.note(method, route, status, seconds)
 
 
-class _OfBooks(Collector):
-    def __init__(self, books: Books) -> None:
-        self._books = books
+class _ClusterGauges(Collector):
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """What the books say now."""
+        """What the database says now."""
         jobs = GaugeMetricFamily("rlpto_jobs", "Jobs by state.", labels=["state"])
-        counts = count_by_state(self._books)
+        counts = count_by_state(self._store)
         for state in STATES:
             jobs.add_metric([state], counts.get(state, 0))
         yield jobs
-        all_nodes = nodes(self._books)
+        all_nodes = nodes(self._store)
         alive = [node for node in all_nodes if node.alive]
         yield GaugeMetricFamily("rlpto_nodes_alive", "Nodes that are up.", len(alive))
         yield GaugeMetricFamily("rlpto_gpus", "GPUs of nodes that are up.", sum(node.gpus for node in alive))
         held = sum(sum(node.jobs.values()) for node in alive)
         yield GaugeMetricFamily("rlpto_gpus_held", "GPUs that jobs hold.", held)
-        switch = switch_in_force(self._books)
+        switch = switch_in_force(self._store)
         yield GaugeMetricFamily("rlpto_policy_switches", "Number of the last switch.", switch.number if switch else 0)
-        found = heartbeat(self._books)
+        found = heartbeat(self._store)
         if found is not None:
             at, beat = found
             yield GaugeMetricFamily("rlpto_scheduler_age_seconds", "Since its last sign of life.", time.time() - at)
             yield GaugeMetricFamily("rlpto_scheduler_decisions", "Since it started.", beat.decisions)
             yield GaugeMetricFamily(
-                "rlpto_scheduler_longest_wait_seconds", "Longest wait for the books.", beat.longest_wait
+                "rlpto_scheduler_longest_wait_seconds", "Longest wait for the database.", beat.longest_wait
             )
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on the books."""
+        """Nothing: what there is depends on the database."""
         return []

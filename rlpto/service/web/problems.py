@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from rlpto.service.books.database import BooksError
 from rlpto.service.web.rendering import page
+from rlpto.store.database import StoreError
 
 API = "/api/v1"
 MEDIA_TYPE = "application/problem+json"
@@ -77,7 +77,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Problem, _own)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(BooksError, _books)
+    app.add_exception_handler(StoreError, _store)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -108,10 +108,10 @@ async def _http(request: Request, error: Exception) -> Response:
     return problem_response(error.status_code, phrase.lower().replace(" ", "-"), str(error.detail), error.headers)
 
 
-async def _books(_: Request, error: Exception) -> Response:
+async def _store(_: Request, error: Exception) -> Response:
     _LOG.error("%s", error)
-    detail = "the books of the service cannot be read or written now; try again with the same Idempotency-Key"
-    return problem_response(503, "books-busy", detail, {"Retry-After": "1"})
+    detail = "the database of the service cannot be read or written now; try again with the same Idempotency-Key"
+    return problem_response(503, "database-busy", detail, {"Retry-After": "1"})
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -10,30 +10,30 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import last_event
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.limits import Limits
 from rlpto.service.web.metrics import Metrics
+from rlpto.store.database import Store
+from rlpto.store.events import last_event
 
 LOOK_INTERVAL_S = 0.1
 """Time between two looks for new events."""
 
 
-class Bell:
+class EventNotifier:
     """Rings when there are new events, so that streams need not look themselves."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._rung = asyncio.Event()
-        self.last = last_event(books)
+        self.last = last_event(store)
         self.closing = False
 
     async def look(self) -> None:
         """Look for new events for ever."""
         while not self.closing:
-            last = last_event(self._books)
+            last = last_event(self._store)
             if last != self.last:
                 self.last = last
                 self._ring()
@@ -60,13 +60,13 @@ class Bell:
 class Service:
     """Everything that answers a request.
 
-    books: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
+    store: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
     """
 
     settings: ServiceSettings
-    books: Books
+    store: Store
     commit: GroupCommit
-    bell: Bell
+    notifier: EventNotifier
     limits: Limits
     metrics: Metrics
     now: Callable[[], float] = time.time

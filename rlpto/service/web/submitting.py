@@ -1,4 +1,4 @@
-"""From what a user asks for to a job in the books: the catalogue, roles and quotas decide."""
+"""From what a user asks for to a job in the database: the catalogue, roles and quotas decide."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import math
 from functools import lru_cache
 
-from rlpto.service.books.audit import keep_key, submitted_before
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
-from rlpto.service.books.programs import get_program
-from rlpto.service.books.status import previews
-from rlpto.service.books.users import User
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.values import JobBody
+from rlpto.store.audit import keep_key, submitted_before
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
+from rlpto.store.programs import get_program
+from rlpto.store.status import previews
+from rlpto.store.users import User
 
 _USUAL_EPOCHS = 10.0
 
@@ -33,9 +33,9 @@ def usual_epochs(entry: CatalogueProgram) -> float:
     return float(epochs) if isinstance(epochs, int | float) else _USUAL_EPOCHS
 
 
-def checked_job(books: Books, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
+def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBody) -> NewJob:
     """The job that a body asks for. Raises Problem for what catalogue, role or quota do not allow."""
-    program = get_program(books, body.program)
+    program = get_program(store, body.program)
     if program is None or not program.enabled:
         raise Problem(403, "program-not-allowed", f"the catalogue has no program {body.program}")
     if program.checked == "refused":
@@ -73,14 +73,14 @@ def checked_job(books: Books, settings: ServiceSettings, user: User, body: JobBo
     )
 
 
-def previews_for(books: Books, job: NewJob) -> list[dict[str, str | int | float]]:
+def previews_for(store: Store, job: NewJob) -> list[dict[str, str | int | float]]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
-    program = get_program(books, job.program)
+    program = get_program(store, job.program)
     whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
     share = job.epochs / whole
     return [
         {"metric": row.metric, "gpus": row.gpus, "hours": row.hours * share, "gpu_hours": row.gpu_hours * share}
-        for row in previews(books, job.program)
+        for row in previews(store, job.program)
     ]
 
 
@@ -90,25 +90,25 @@ def digest_of(body: JobBody) -> str:
 
 
 def submit(
-    books: Books, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
+    store: Store, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
 ) -> tuple[JobRow, bool]:
     """Write a job; whether it is new: the same key and body give the job there already is.
 
     Raises Problem for a key that was used for another body, and for more jobs than the user may have.
     """
-    seen = None if key is None else submitted_before(books, user.name, key)
+    seen = None if key is None else submitted_before(store, user.name, key)
     if seen is not None:
-        before = get_job(books, seen[1])
+        before = get_job(store, seen[1])
         if seen[0] != digest or before is None:
             raise Problem(422, "key-reused", "this Idempotency-Key was used for another submission")
         return before, False
     quota = user.jobs_queued or settings.quotas.jobs_queued
-    if count_open(books, user.name) >= quota:
+    if count_open(store, user.name) >= quota:
         raise Problem(403, "quota-exceeded", f"{quota} of your jobs are not over; more are not taken until some are")
-    row = insert_job(books, job, at)
-    add_event(books, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
+    row = insert_job(store, job, at)
+    add_event(store, "job", at, row.id, row.owner, {"state": row.state, "name": row.name})
     if key is not None:
-        keep_key(books, user.name, key, digest, row.id, at)
+        keep_key(store, user.name, key, digest, row.id, at)
     return row, True
 
 

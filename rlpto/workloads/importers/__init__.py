@@ -1,17 +1,23 @@
-"""Importers of public trace formats: one module each, by whose name the format goes. Imports nothing heavy.
+"""Importers of public trace formats. Imports nothing heavy.
 
-A new one is a module here with a FORMAT; see `base.Format`.
+A new one is a row of `tables.py`, or a module here, called like the format, with a FORMAT; see `base.Format`.
 """
 
 from __future__ import annotations
 
 import pkgutil
 
-_SHARED = ("base", "csvfile", "registry")
+from rlpto.workloads.importers.tables import TABLES
+
+_SHARED = ("base", "csvfile", "registry", "tables")
 """Modules that are no formats, but what formats share."""
 
 
 def format_names() -> tuple[str, ...]:
     """Names of all importable formats, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(__path__))
-    return tuple(sorted(name for name in names if name not in _SHARED))
+    return tuple(sorted((*TABLES, *own_modules())))
+
+
+def own_modules() -> list[str]:
+    """Formats with a module of their own."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _SHARED]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import TraceError
-from rlpto.workloads.importers.base import Lines, read_log
+from rlpto.workloads.importers.base import EPOCH, Format, ImportResult, Lines, is_blank, numbers, read_log, times
+from rlpto.workloads.importers.tables import Table
 
 _MOST_COLUMNS = 1000
 _LONGEST_LINE = 100_000
@@ -78,6 +80,52 @@ def read_csv(
         rows[row] = blank
     at = {name: header.index(name) for name in wanted}
     return CsvTable({name: [row[i] for row in rows] for name, i in at.items()}, lines)
+
+
+def table_format(name: str, table: Table) -> Format:
+    """A format that is described by a table of its columns."""
+
+    def read(path: Path, skip_bad_lines: bool) -> ImportResult:
+        return _read_jobs(name, table, read_csv(path, table.required, skip_bad_lines, table.optional))
+
+    return Format(table.description, read, lambda head: head.startswith(table.begins))
+
+
+def _read_jobs(name: str, table: Table, found: CsvTable) -> ImportResult:
+    lines = found.lines
+
+    def moments(column: str, blank: bool = True) -> FloatArray:
+        if table.dates:
+            return times(lines, column, found[column], blank, table.hours_from_utc)
+        return numbers(lines, column, found[column], blank=np.nan if blank else None)
+
+    start, end = (moments(column) if column else None for column in (table.start, table.end))
+    duration = np.full(len(lines.number), np.nan)
+    if table.duration:
+        duration = numbers(lines, table.duration, found[table.duration], blank=np.nan if table.unknown else None)
+    if start is not None and end is not None:
+        lines.reject(
+            end < start,
+            lambda i: f"{table.end} {found[table.end][i]!r}, expected {table.start} {found[table.start][i]!r} or later",
+        )
+        duration = np.where(np.isfinite(start) & np.isfinite(end), end - start, duration)
+    gpus = numbers(
+        lines, table.gpus, found[table.gpus], blank=0.0 if table.unknown else None, whole=not table.fractions
+    )
+    if table.gpu_share:
+        gpus = gpus * numbers(lines, table.gpu_share, found[table.gpu_share], blank=0.0) / 1000
+    texts = {"name": table.name, "user": table.user, "group": table.group}
+    columns: dict[str, AnyArray] = {
+        "name": np.array([f"{name.partition('_')[0]}-{line}" for line in lines.number], dtype=object),
+        **{own: np.array(found[column], dtype=object) for own, column in texts.items() if column in found},
+        "submit_time": moments(table.submit, blank=False),
+        "duration": duration,
+        "gpus": np.ceil(np.round(gpus, 9)),
+    }
+    lines.without_gpus(columns["gpus"] == 0)
+    if table.start:
+        lines.never_ran(is_blank(found[table.start]))
+    return lines.finish(columns, origin=EPOCH if table.dates else None)
 
 
 def _plain_fields(line: str) -> list[str]:

@@ -7,10 +7,15 @@ from importlib import import_module
 from pathlib import Path
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.importers import format_names
+from rlpto.workloads.importers import format_names, own_modules
 from rlpto.workloads.importers.base import Format, ImportResult, read_log
+from rlpto.workloads.importers.csvfile import table_format
+from rlpto.workloads.importers.tables import TABLES
 
-FORMATS: dict[str, Format] = {name: import_module(f"{__package__}.{name}").FORMAT for name in format_names()}
+_OWN: dict[str, Format] = {name: import_module(f"{__package__}.{name}").FORMAT for name in own_modules()}
+FORMATS: dict[str, Format] = {
+    name: _OWN[name] if name in _OWN else table_format(name, TABLES[name]) for name in format_names()
+}
 """Importers by the name that `rlpto trace import` takes."""
 
 

@@ -11,24 +11,24 @@ import pytest
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy
 from rlpto.policies.registry import make_policy
-from rlpto.service.books.curves import points_after, spans_of_job
-from rlpto.service.books.events import events_of_job
-from rlpto.service.books.jobs import JobRow, NewJob, get_job, insert_job
-from rlpto.service.books.programs import get_program, set_program
-from rlpto.service.books.requests import answer, ask, get_request, switch_in_force, switches
-from rlpto.service.books.status import decisions, heartbeat, nodes, policies, previews, queue
-from rlpto.service.books.users import add_user, change_user
+from rlpto.store.curves import points_after, spans_of_job
+from rlpto.store.events import events_of_job
+from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
+from rlpto.store.programs import get_program, set_program
+from rlpto.store.requests import answer, ask, get_request, switch_in_force, switches
+from rlpto.store.status import decisions, heartbeat, nodes, policies, previews, queue
+from rlpto.store.users import add_user, change_user
 from tests.service.scheduler.virtual import PROGRAM, VirtualService, config
 
 HOUR = 3600.0
 
 
 def submit(service: VirtualService, owner: str = "ann", epochs: float = 2.0, **more: Any) -> str:
-    return insert_job(service.books, NewJob(owner, "a job", "tiny", epochs, **more), service.now()).id
+    return insert_job(service.store, NewJob(owner, "a job", "tiny", epochs, **more), service.now()).id
 
 
 def row_of(service: VirtualService, job: str) -> JobRow:
-    found = get_job(service.books, job)
+    found = get_job(service.store, job)
     assert found is not None
     return found
 
@@ -46,7 +46,7 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
     job = submit(service, gpus=2, max_gpus=2)
     service.run(until(service, job, "running"))
     assert row_of(service, job).gpus_held == 2
-    assert sum(span.gpus for span in spans_of_job(service.books, job)) == 2
+    assert sum(span.gpus for span in spans_of_job(service.store, job)) == 2
     service.run(until(service, job, "finished"))
     for _ in range(3):
         service.loop.step()
@@ -54,25 +54,25 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
     assert row.progress == pytest.approx(2.0)
     assert row.gpu_seconds > 0
     assert row.gpus_held == 0
-    assert all(span.ended is not None for span in spans_of_job(service.books, job))
-    seen = [event.body["state"] for event in events_of_job(service.books, job) if "state" in event.body]
+    assert all(span.ended is not None for span in spans_of_job(service.store, job))
+    seen = [event.body["state"] for event in events_of_job(service.store, job) if "state" in event.body]
     assert list(dict.fromkeys(seen)) == ["queued", "starting", "running", "finished"]
-    epochs = [point.epoch for point in points_after(service.books, job)]
+    epochs = [point.epoch for point in points_after(service.store, job)]
     assert epochs == sorted(epochs)
     assert len(epochs) > 10
-    assert decisions(service.books, 0.0)[-1].policy == "fifo"
-    found = heartbeat(service.books)
+    assert decisions(service.store, 0.0)[-1].policy == "fifo"
+    found = heartbeat(service.store)
     assert found is not None
     assert found[1].decisions > 0
-    assert [(node.gpus, node.alive) for node in nodes(service.books)] == [(2, True), (2, True)]
-    assert "elastic_fifo" in {row.name for row in policies(service.books)}
-    assert previews(service.books, "tiny")
+    assert [(node.gpus, node.alive) for node in nodes(service.store)] == [(2, True), (2, True)]
+    assert "elastic_fifo" in {row.name for row in policies(service.store)}
+    assert previews(service.store, "tiny")
 
 
 def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService) -> None:
     jobs = [submit(service, gpus=2, max_gpus=2, epochs=50.0) for _ in range(4)]
     service.run(until(service, jobs[1], "running"))
-    rows = queue(service.books)
+    rows = queue(service.store)
     assert [(row.job, row.position, row.gpus_ahead) for row in rows] == [(jobs[2], 1, 0), (jobs[3], 2, 2)]
     assert rows[0].reason == "it asks for 2 GPUs, and 0 of 4 are free"
 
@@ -81,7 +81,7 @@ def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService
     wrong = {
         submit(service, gpus=9, max_gpus=9): "it asks for 9 GPUs, and the cluster has 4 for one job",
         submit(service, training="other:Class"): "other:Class cannot be used: no such class",
-        insert_job(service.books, NewJob("ann", "x", "nothing", 1.0), service.now()).id: "no program nothing in the "
+        insert_job(service.store, NewJob("ann", "x", "nothing", 1.0), service.now()).id: "no program nothing in the "
         "catalogue",
     }
     service.loop.step()
@@ -93,8 +93,8 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
     first = submit(service, gpus=2, max_gpus=2, epochs=20.0)
     service.run(until(service, first, "running"))
     spec = {"program": {**PROGRAM["program"], "samples": 400}, "options": {}}
-    set_program(service.books, "late", spec, "root", service.now())
-    jobs = [insert_job(service.books, NewJob("ann", "at once", "late", 2.0), service.now()).id for _ in range(2)]
+    set_program(service.store, "late", spec, "root", service.now())
+    jobs = [insert_job(service.store, NewJob("ann", "at once", "late", 2.0), service.now()).id for _ in range(2)]
     seen: set[str] = set()
 
     def over() -> bool:
@@ -104,18 +104,18 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
     service.run(over)
     assert seen <= {"submitted", "checking", "queued", "starting", "running", "finished"}
     assert [row_of(service, job).state for job in (first, *jobs)] == ["running", "finished", "finished"]
-    hours = {row.gpus: row.hours for row in previews(service.books, "late")}
-    program = get_program(service.books, "late")
+    hours = {row.gpus: row.hours for row in previews(service.store, "late")}
+    program = get_program(service.store, "late")
     assert program is not None
     assert (program.checked, program.problem) == ("usable", "")
     spec["program"]["samples"] = 800
-    set_program(service.books, "late", spec, "root", service.now())
-    service.run(lambda: previews(service.books, "late")[0].hours > 1.5 * hours[1])
-    again = insert_job(service.books, NewJob("ann", "again", "late", 2.0), service.now()).id
+    set_program(service.store, "late", spec, "root", service.now())
+    service.run(lambda: previews(service.store, "late")[0].hours > 1.5 * hours[1])
+    again = insert_job(service.store, NewJob("ann", "again", "late", 2.0), service.now()).id
     broken = {"program": {**PROGRAM["program"], "training": "other:Class"}, "options": {}}
-    set_program(service.books, "broken", broken, "root", service.now())
+    set_program(service.store, "broken", broken, "root", service.now())
     service.run(until(service, again, "finished"))
-    refused = get_program(service.books, "broken")
+    refused = get_program(service.store, "broken")
     assert refused is not None
     assert (refused.checked, refused.problem) == ("refused", "no such class")
     service.run(until(service, first, "finished"))
@@ -125,19 +125,19 @@ def test_a_program_may_be_added_and_changed_while_jobs_run(service: VirtualServi
 def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     running, waiting = (submit(service, gpus=4, max_gpus=4, epochs=50.0) for _ in range(2))
     service.run(until(service, running, "running"))
-    asked = [ask(service.books, "cancel", "ann", service.now(), job) for job in (running, waiting)]
+    asked = [ask(service.store, "cancel", "ann", service.now(), job) for job in (running, waiting)]
     service.run(until(service, running, "cancelled"))
     for _ in range(3):
         service.loop.step()
     for job, request in zip((running, waiting), asked, strict=True):
         assert row_of(service, job).state == "cancelled"
-        answered = get_request(service.books, request)
+        answered = get_request(service.store, request)
         assert answered is not None
         assert (answered.problem, answered.done_at is not None) == ("", True)
     assert not service.backend.controllers
-    late = ask(service.books, "cancel", "ann", service.now(), running)
+    late = ask(service.store, "cancel", "ann", service.now(), running)
     service.loop.step()
-    answered = get_request(service.books, late)
+    answered = get_request(service.store, late)
     assert answered is not None
     assert answered.problem == "it has ended"
 
@@ -146,18 +146,18 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
     ready = set[str]()
     service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
     first = submit(service)
-    slow = ask(service.books, "policy", "op", service.now(), body={"policy": "las"})
-    behind = ask(service.books, "policy", "op", service.now(), body={"policy": "sjf"})
-    in_vain = ask(service.books, "policy", "op", service.now(), body={"policy": "srtf"})
+    slow = ask(service.store, "policy", "op", service.now(), body={"policy": "las"})
+    behind = ask(service.store, "policy", "op", service.now(), body={"policy": "sjf"})
+    in_vain = ask(service.store, "policy", "op", service.now(), body={"policy": "srtf"})
     ready.add("sjf")
     service.run(until(service, first, "finished"))
-    assert [one.policy for one in switches(service.books)] == ["fifo"], "requests are met in order"
-    answer(service.books, in_vain, service.now(), "withdrawn")
+    assert [one.policy for one in switches(service.store)] == ["fifo"], "requests are met in order"
+    answer(service.store, in_vain, service.now(), "withdrawn")
     ready.update(("las", "srtf"))
-    service.run(lambda: (found := get_request(service.books, behind)) is not None and found.done_at is not None)
-    assert [one.policy for one in switches(service.books)] == ["sjf", "las", "fifo"]
+    service.run(lambda: (found := get_request(service.store, behind)) is not None and found.done_at is not None)
+    assert [one.policy for one in switches(service.store)] == ["sjf", "las", "fifo"]
     for number in (slow, behind):
-        answered = get_request(service.books, number)
+        answered = get_request(service.store, number)
         assert answered is not None
         assert answered.problem == ""
 
@@ -166,12 +166,12 @@ def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) ->
     settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
     jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
-    number = ask(service.books, "policy", "op", service.now(), body={"policy": "agent"})
+    number = ask(service.store, "policy", "op", service.now(), body={"policy": "agent"})
     service.run(lambda: all(row_of(service, job).state == "finished" for job in jobs))
-    answered = get_request(service.books, number)
+    answered = get_request(service.store, number)
     assert answered is not None
     assert answered.problem == ""
-    last = decisions(service.books, 0.0)[-1]
+    last = decisions(service.store, 0.0)[-1]
     assert last.policy == "agent"
     assert last.steering, "what it steers by is shown"
 
@@ -179,27 +179,27 @@ def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) ->
 def test_a_higher_priority_is_served_first(service: VirtualService) -> None:
     jobs = [submit(service, gpus=4, max_gpus=4, epochs=5.0) for _ in range(3)]
     service.run(until(service, jobs[0], "running"))
-    ask(service.books, "priority", "ann", service.now(), jobs[2], {"priority": "high"})
+    ask(service.store, "priority", "ann", service.now(), jobs[2], {"priority": "high"})
     service.run(until(service, jobs[2], "running"))
     assert row_of(service, jobs[1]).state == "queued"
 
 
 def test_another_policy_is_in_force_at_once_also_when_idle(service: VirtualService) -> None:
     first = ask(
-        service.books, "policy", "op", service.now(), body={"policy": "elastic_fifo", "reason": "more", "number": 1}
+        service.store, "policy", "op", service.now(), body={"policy": "elastic_fifo", "reason": "more", "number": 1}
     )
-    stale = ask(service.books, "policy", "op", service.now(), body={"policy": "las", "reason": "", "number": 1})
-    wrong = ask(service.books, "policy", "op", service.now(), body={"policy": "none_such", "reason": "", "number": 2})
+    stale = ask(service.store, "policy", "op", service.now(), body={"policy": "las", "reason": "", "number": 1})
+    wrong = ask(service.store, "policy", "op", service.now(), body={"policy": "none_such", "reason": "", "number": 2})
     service.loop.step()
     service.loop.step()
-    found = {request: get_request(service.books, request) for request in (first, stale, wrong)}
+    found = {request: get_request(service.store, request) for request in (first, stale, wrong)}
     assert [one.problem for one in found.values() if one] == [
         "",
         "the policy was switched before: elastic_fifo is in force",
         found[wrong].problem,  # type: ignore[union-attr]
     ]
     assert "no policy 'none_such' in the catalogue" in str(found[wrong])
-    now = switch_in_force(service.books)
+    now = switch_in_force(service.store)
     assert now is not None
     assert (now.number, now.policy, now.before, now.by, now.reason) == (2, "elastic_fifo", "fifo", "op", "more")
     service.downtime = 10.0
@@ -230,25 +230,25 @@ def test_fifo_decides_where_a_policy_fails(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 5.0), make=make, settings={"scheduler": {"policy": "las"}})
     jobs = [submit(service, epochs=3.0 + number) for number in range(5)]
     service.run(until(service, jobs[-1], "finished"))
-    assert [one.policy for one in switches(service.books)] == ["fifo", "las"]
-    assert switches(service.books)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
+    assert [one.policy for one in switches(service.store)] == ["fifo", "las"]
+    assert switches(service.store)[0].reason == "las failed: ZeroDivisionError: by a plug-in"
 
 
 def test_drained_nothing_starts_and_what_runs_goes_on(service: VirtualService) -> None:
     running = submit(service, epochs=5.0)
     service.run(until(service, running, "running"))
-    ask(service.books, "drain", "op", service.now(), body={"on": True})
+    ask(service.store, "drain", "op", service.now(), body={"on": True})
     waiting = submit(service)
     service.run(until(service, running, "finished"))
     assert row_of(service, waiting).state == "queued"
-    assert queue(service.books)[0].reason == "no job starts: the service is drained"
-    ask(service.books, "drain", "op", service.now(), body={"on": False})
+    assert queue(service.store)[0].reason == "no job starts: the service is drained"
+    ask(service.store, "drain", "op", service.now(), body={"on": False})
     service.run(until(service, waiting, "finished"))
 
 
 def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 5.0), settings={"scheduler": {"policy": "equal_share"}})
-    change_user(service.books, add_user(service.books, "ann", "user", 0.0).__class__(
+    change_user(service.store, add_user(service.store, "ann", "user", 0.0).__class__(
         "ann", "user", 0.0, False, 2, None))  # fmt: skip
     mine = [submit(service, epochs=20.0, max_gpus=4) for _ in range(3)]
     other = submit(service, owner="bob", epochs=5.0, max_gpus=4)
@@ -263,7 +263,7 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
     assert most == 2
 
 
-def test_ended_jobs_are_forgotten_and_the_books_keep_them(tmp_path: Path) -> None:
+def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 20.0), rate=0.1)
     service.parts.retention.in_memory = 5
     jobs = [submit(service, epochs=1.0) for _ in range(40)]

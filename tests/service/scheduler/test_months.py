@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlpto.ray_cluster.scheduler.durable_connection import DurableConnection
-from rlpto.service.books.curves import spans_of_job
-from rlpto.service.books.database import Books
-from rlpto.service.books.jobs import ENDED, NewJob, get_job, insert_job
-from rlpto.service.books.requests import ask, switches
+from rlpto.store.curves import spans_of_job
+from rlpto.store.database import Store
+from rlpto.store.jobs import ENDED, NewJob, get_job, insert_job
+from rlpto.store.requests import ask, switches
 from tests.service.scheduler.virtual import Act, KilledError, VirtualService, config
 
 DAY = 86_400.0
@@ -40,7 +40,7 @@ class Users:
     def submit(self, gpus: int, most: int, hours: float, owner: str) -> Callable[[VirtualService], None]:
         def act(service: VirtualService) -> None:
             job = NewJob(owner, "a job", "tiny", hours, gpus=gpus, max_gpus=max(gpus, most))
-            self.jobs.append(insert_job(service.books, job, service.now()).id)
+            self.jobs.append(insert_job(service.store, job, service.now()).id)
 
         return act
 
@@ -49,7 +49,7 @@ class Users:
             if self.jobs:
                 job = self.jobs[int(pick * len(self.jobs))]
                 self.cancelled.add(job)
-                ask(service.books, "cancel", "ann", service.now(), job)
+                ask(service.store, "cancel", "ann", service.now(), job)
 
         return act
 
@@ -57,14 +57,14 @@ class Users:
         def act(service: VirtualService) -> None:
             if self.jobs:
                 job = self.jobs[int(pick * len(self.jobs))]
-                ask(service.books, "priority", "ann", service.now(), job, {"priority": priority})
+                ask(service.store, "priority", "ann", service.now(), job, {"priority": priority})
 
         return act
 
     def switch(self, policy: str) -> Callable[[VirtualService], None]:
         def act(service: VirtualService) -> None:
             self.switched.append(policy)
-            ask(service.books, "policy", "op", service.now(), body={"policy": policy, "reason": ""})
+            ask(service.store, "policy", "op", service.now(), body={"policy": policy, "reason": ""})
 
         return act
 
@@ -73,7 +73,7 @@ class Users:
 
         def act(service: VirtualService) -> None:
             left = writes
-            write, commit = DurableConnection._write, Books.transaction
+            write, commit = DurableConnection._write, Store.transaction
 
             def killed() -> None:
                 nonlocal left
@@ -86,13 +86,13 @@ class Users:
                 killed()
                 write(base, statements)  # type: ignore[arg-type]
 
-            def transaction(books: Books) -> object:
-                if books is not service.books:
+            def transaction(store: Store) -> object:
+                if store is not service.store:
                     killed()
-                return commit(books)
+                return commit(store)
 
             monkeypatch.setattr(DurableConnection, "_write", session_write)
-            monkeypatch.setattr(Books, "transaction", transaction)
+            monkeypatch.setattr(Store, "transaction", transaction)
             self.kills += 1
 
         return act
@@ -132,7 +132,7 @@ def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: Drawn) -> None:
 
 
 def live_through(drawn: Drawn) -> Users:
-    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError for wrong books."""
+    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError for wrong store."""
     monkeypatch, users = pytest.MonkeyPatch(), Users()
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
@@ -158,18 +158,18 @@ def live_through(drawn: Drawn) -> Users:
 
 
 def all_over(service: VirtualService, users: Users) -> bool:
-    rows = [get_job(service.books, job) for job in users.jobs]
+    rows = [get_job(service.store, job) for job in users.jobs]
     return all(row is not None and row.is_over for row in rows) and not service.backend.controllers
 
 
 def check(service: VirtualService, users: Users) -> None:
-    """The books say what happened. (That no node ever had more workers than GPUs the backend itself asserts.)"""
+    """The database says what happened. (That no node ever had more workers than GPUs the backend itself asserts.)"""
     backend = service.backend
     begun = [job for job, resumed in backend.started if not resumed]
     assert len(begun) == len(set(begun)), "every job is started anew once"
     assert set(begun) <= set(users.jobs)
     for job in users.jobs:
-        row = get_job(service.books, job)
+        row = get_job(service.store, job)
         assert row is not None
         assert row.state in ENDED
         trained = backend.saved.get(job, 0.0)
@@ -183,7 +183,7 @@ def check(service: VirtualService, users: Users) -> None:
             assert row.state == "cancelled"
             assert job in users.cancelled
         assert row.gpus_held == 0
-        spans = spans_of_job(service.books, job)
+        spans = spans_of_job(service.store, job)
         assert all(span.ended is not None for span in spans)
         if not users.kills:
             told = sum(span.gpus * ((span.ended or 0.0) - span.started) for span in spans)
@@ -191,7 +191,7 @@ def check(service: VirtualService, users: Users) -> None:
             assert row.state != "finished" or row.gpu_seconds == pytest.approx(
                 backend.held[job], abs=1.0 + 0.01 * row.rescales
             )
-    assert service.books.rows("SELECT 1 FROM requests WHERE done_at IS NULL") == []
-    in_force = [one.policy for one in reversed(switches(service.books, limit=1000))]
-    assert in_force == ["fifo", *users.switched], "every switch is in the books once"
+    assert service.store.rows("SELECT 1 FROM requests WHERE done_at IS NULL") == []
+    in_force = [one.policy for one in reversed(switches(service.store, limit=1000))]
+    assert in_force == ["fifo", *users.switched], "every switch is in the database once"
     assert len(service.parts.cluster.ids) <= 4 + service.parts.retention.in_memory

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlpto.service.books.jobs import NewJob, get_job, insert_job
-from rlpto.service.books.status import PredictionRow, predictions, volume
+from rlpto.store.jobs import NewJob, get_job, insert_job
+from rlpto.store.status import PredictionRow, predictions, volume
 from tests.service.scheduler.virtual import Act, VirtualService, config
 
 HOUR, STEP = 3600.0, 600.0
 
 
 def submitted(service: VirtualService, hours: float = 1.0, gpus: int = 2) -> str:
-    return insert_job(service.books, NewJob("ann", "a job", "tiny", hours, gpus=gpus, max_gpus=gpus), service.now()).id
+    return insert_job(service.store, NewJob("ann", "a job", "tiny", hours, gpus=gpus, max_gpus=gpus), service.now()).id
 
 
 def arriving(began: float, hours: float, rate: float, seed: int) -> list[Act]:
@@ -37,22 +37,22 @@ def until_told(service: VirtualService, *jobs: str) -> dict[str, PredictionRow]:
     now = service.now()
 
     def told() -> bool:
-        rows = predictions(service.books)
+        rows = predictions(service.store)
         return all(job in rows and rows[job].as_of > now for job in jobs)
 
     service.run(told)
-    return predictions(service.books)
+    return predictions(service.store)
 
 
 def test_without_a_past_starts_and_finishes_are_told_without_an_interval(tmp_path: Path) -> None:
     service = VirtualService(tmp_path, config(60.0, 30.0), rate=0.5 / HOUR, look_ahead=True)
     jobs = [submitted(service, gpus=4) for _ in range(3)]
-    service.run(lambda: (row := get_job(service.books, jobs[0])) is not None and row.progress > 0.1)
+    service.run(lambda: (row := get_job(service.store, jobs[0])) is not None and row.progress > 0.1)
     rows = until_told(service, *jobs)
-    service.run(lambda: (row := get_job(service.books, jobs[-1])) is not None and row.is_over)
+    service.run(lambda: (row := get_job(service.store, jobs[-1])) is not None and row.is_over)
     assert all(row.finish_low is None and row.finish_high is None for row in rows.values())
     for job in jobs[1:]:
-        ended = get_job(service.books, job)
+        ended = get_job(service.store, job)
         assert ended is not None
         assert rows[job].policy == "fifo"
 
@@ -67,7 +67,7 @@ def test_forecasts_are_told_step_by_step_and_bound_what_is_predicted(service: Vi
     assert row.finish_high is not None
     assert row.finish is not None
     assert row.finish_low <= row.finish_high
-    steps = volume(service.books, service.began)
+    steps = volume(service.store, service.began)
     over = [step for step in steps if step.seen is not None]
     at = np.array([step.at for step in steps])
     assert np.allclose(np.diff(at), STEP), "every step once"
@@ -82,14 +82,14 @@ def test_forecasts_are_told_step_by_step_and_bound_what_is_predicted(service: Vi
 def test_a_restart_forgets_neither_arrivals_nor_what_was_forecast(service: VirtualService) -> None:
     service.backend.acts = arriving(service.began, 6.0, 2.0, seed=2)
     service.run(lambda: service.now() >= service.began + 6.0 * HOUR)
-    before = volume(service.books, service.began)
+    before = volume(service.store, service.began)
     assert service.parts.volume is not None
     forecast, _ = service.parts.volume(service.loop._loop.state())
     service.downtime = 1.0
     service.restart()
     job = submitted(service)
     assert until_told(service, job)[job].finish_high is not None
-    after = volume(service.books, service.began)
+    after = volume(service.store, service.began)
     assert after[: len(before) - 6] == before[:-6]
     assert forecast is not None
     again, _ = service.parts.volume(service.loop._loop.state())

@@ -1,4 +1,4 @@
-"""A job service in virtual time: the real scheduler, its session database and the books, over controllers in memory."""
+"""A job service in virtual time: the real scheduler and its databases over controllers in memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
-from rlpto.service.books.database import Books
-from rlpto.service.books.programs import set_program
 from rlpto.service.scheduler.catalogue import ProgramChecks
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.session import Outside, open_session
 from rlpto.service.settings import ServiceSettings
+from rlpto.store.database import Store
+from rlpto.store.programs import set_program
 from tests.ray_cluster.fakes import FakeBackend, FakeController, FakeTime
 
 PROGRAM: dict[str, Any] = {
@@ -107,7 +107,7 @@ def config(interval: float, poll: float, nodes: Sequence[int] = (2, 2), **more: 
 class VirtualService:
     """The service. Whoever kills its scheduler starts it anew; the cluster goes on meanwhile.
 
-    books: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
+    store: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
     finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
     """
 
@@ -134,9 +134,9 @@ class VirtualService:
         given: dict[str, Any] = {"folder": folder, "experiment": "ray_smoke.yaml", **(settings or {})}
         self.settings = ServiceSettings.model_validate(given, context={"folder": folder})
         self.setup, self._make = setup, make
-        self.books = Books(self.settings.books, durable=False)
-        self.books.rows("PRAGMA synchronous = OFF")
-        set_program(self.books, "tiny", PROGRAM, "admin", self.now())
+        self.store = Store(self.settings.database, durable=False)
+        self.store.rows("PRAGMA synchronous = OFF")
+        set_program(self.store, "tiny", PROGRAM, "admin", self.now())
         self.downtime = 0.0
         self.starts = 0
         self._open: list[Any] = []
@@ -151,9 +151,9 @@ class VirtualService:
     def start(self) -> None:
         """Start the scheduler."""
         self.starts += 1
-        books = Books(self.settings.books, durable=False)
-        books.rows("PRAGMA synchronous = OFF")
-        self._open = [books]
+        store = Store(self.settings.database, durable=False)
+        store.rows("PRAGMA synchronous = OFF")
+        self._open = [store]
         database = SessionDatabase(self.settings.folder / "session.sqlite", lambda _: None)
         self._open.append(database)
         database.rows("PRAGMA synchronous = OFF")
@@ -169,7 +169,7 @@ class VirtualService:
             timer=self.now,
             ready=self._ready,
         )
-        self.parts, self.loop = open_session(self.settings, self.setup, books, database, outside)
+        self.parts, self.loop = open_session(self.settings, self.setup, store, database, outside)
 
     def kill(self) -> None:
         """Have the scheduler end wherever it is."""
@@ -198,5 +198,5 @@ class VirtualService:
 
     def close(self) -> None:
         """Leave."""
-        for opened in [*self._open, self.books]:
+        for opened in [*self._open, self.store]:
             opened.close()

@@ -1,4 +1,4 @@
-"""Books as a busy service has them, for pages: jobs of two users in every state, nodes, allocations, curves."""
+"""A database as a busy service has it, for pages: jobs of two users in every state, nodes, allocations, curves."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 import random
 import time
 
-from rlpto.ray_cluster.job.output_log import OutputLog
-from rlpto.service.books import curves, requests, status
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import NewJob, change_job, insert_job
-from rlpto.service.books.logs import job_folder
 from rlpto.service.settings import ServiceSettings
+from rlpto.store import curves, requests, status
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.logs import OutputLog, job_folder
 
 NODES, GPUS = 4, 2
 
 
 def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[str, str]:
-    """Fill books that have users and a program. The id of one job in each state."""
+    """Fill a database that has users and a program. The id of one job in each state."""
     rng, now = random.Random(seed), time.time()
-    books = Books(settings.books, durable=False)
+    store = Store(settings.database, durable=False)
     ids: dict[str, str] = {}
-    with books.transaction():
+    with store.transaction():
         began = now - 3600.0
         free = [[began] * GPUS for _ in range(NODES)]
         for number in range(jobs):
@@ -35,38 +34,38 @@ def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[
             lanes = sorted(range(GPUS), key=lambda lane: free[node][lane])[:gpus]
             start = max(free[node][lane] for lane in lanes) + rng.uniform(1, 20)
             took = rng.uniform(200, 900)
-            job = insert_job(books, new, max(began, start - rng.uniform(10, 200)))
+            job = insert_job(store, new, max(began, start - rng.uniform(10, 200)))
             if start < now:
                 for lane in lanes:
                     free[node][lane] = start + took
-                _trained(books, job.id, owner, node, gpus, start, start + took, now, rng)
+                _trained(store, job.id, owner, node, gpus, start, start + took, now, rng)
                 state = "finished" if start + took < now else "running"
             else:
                 state = "queued"
-                change_job(books, job.id, now, state=state, queued=now - 50)
+                change_job(store, job.id, now, state=state, queued=now - 50)
             ids[state] = job.id
-        failed = insert_job(books, NewJob("ann", "broken", "digits", 5.0), now - 800)
-        change_job(books, failed.id, now - 700, state="failed", ended=now - 700, reason="ValueError: no such layer")
+        failed = insert_job(store, NewJob("ann", "broken", "digits", 5.0), now - 800)
+        change_job(store, failed.id, now - 700, state="failed", ended=now - 700, reason="ValueError: no such layer")
         ids["failed"] = failed.id
-        ids["submitted"] = insert_job(books, NewJob("ann", "just now", "digits", 5.0), now).id
-        _state(books, now, rng)
+        ids["submitted"] = insert_job(store, NewJob("ann", "just now", "digits", 5.0), now).id
+        _state(store, now, rng)
     writer = OutputLog(job_folder(settings.folder, ids["running"]))
     for epoch in range(80):
         writer.write(
             f"epoch {epoch:3d}  loss {2.3 * math.exp(-epoch / 20):.4f}  <b>not bold</b>", now - 400 + 5 * epoch
         )
-    books.close()
+    store.close()
     return ids
 
 
 def _trained(
-    books: Books, job: str, owner: str, node: int, gpus: int, start: float, end: float, now: float, rng: random.Random
+    store: Store, job: str, owner: str, node: int, gpus: int, start: float, end: float, now: float, rng: random.Random
 ) -> None:
     """What a job that has trained from start to end has left."""
-    curves.open_span(books, job, owner, f"node-{node}", gpus, start)
+    curves.open_span(store, job, owner, f"node-{node}", gpus, start)
     over = end < now
     if over:
-        curves.close_spans(books, job, end)
+        curves.close_spans(store, job, end)
     share = min(1.0, (now - start) / (end - start))
     accuracy = loss = 0.0
     for step in range(int(60 * share) + 1):
@@ -75,7 +74,7 @@ def _trained(
         accuracy = 0.97 * (1 - math.exp(-epoch / 4)) - rng.uniform(0, 0.02)
         at = start + (end - start) * step / 60
         curves.add_point(
-            books,
+            store,
             job,
             at,
             epoch,
@@ -86,27 +85,27 @@ def _trained(
             noise_scale=300 + 90 * epoch,
         )
     if over:
-        change_job(books, job, end, state="finished", started=start, ended=end, progress=20.0, loss=loss,
+        change_job(store, job, end, state="finished", started=start, ended=end, progress=20.0, loss=loss,
                    accuracy=accuracy, gpu_seconds=gpus * (end - start))  # fmt: skip
     else:
-        change_job(books, job, now, state="running", started=start, progress=20.0 * share, gpus_held=gpus, loss=loss,
+        change_job(store, job, now, state="running", started=start, progress=20.0 * share, gpus_held=gpus, loss=loss,
                    accuracy=accuracy, gpu_seconds=gpus * (now - start))  # fmt: skip
-    add_event(books, "job", start, job, owner, {"state": "running"})
+    add_event(store, "job", start, job, owner, {"state": "running"})
 
 
-def _state(books: Books, now: float, rng: random.Random) -> None:
+def _state(store: Store, now: float, rng: random.Random) -> None:
     """What the scheduler writes at every decision."""
-    status.beat(books, status.Heartbeat(1, now - 3600, "local", 200, 0.01), now + 3600)
-    spans = curves.spans_between(books, now - 1, now)
+    status.beat(store, status.Heartbeat(1, now - 3600, "local", 200, 0.01), now + 3600)
+    spans = curves.spans_between(store, now - 1, now)
     held: dict[str, dict[str, int]] = {f"node-{number}": {} for number in range(NODES)}
     for span in spans:
         if span.ended is None:
             held[span.node][span.job] = span.gpus
-    status.set_nodes(books, [status.NodeRow(node, GPUS, True, "", jobs) for node, jobs in held.items()], now)
-    waiting = [row[0] for row in books.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
-    running = [row[0] for row in books.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
+    status.set_nodes(store, [status.NodeRow(node, GPUS, True, "", jobs) for node, jobs in held.items()], now)
+    waiting = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
+    running = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
     status.set_queue(
-        books,
+        store,
         [
             status.QueueRow(
                 job, place, 2 * place - 2, f"jobs before it ask for {2 * place - 2} GPUs, and 0 of 8 are free"
@@ -131,17 +130,17 @@ def _state(books: Books, now: float, rng: random.Random) -> None:
     said += [
         status.PredictionRow(job, now, "fifo", None, None, None, now + 300, now + 280, now + 330) for job in running
     ]
-    status.set_predictions(books, said)
-    requests.add_switch(books, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
+    status.set_predictions(store, said)
+    requests.add_switch(store, "elastic_fifo", "olga", "many short jobs", now - 1800, now - 1800)
     for number in range(60):
         at = now - 3600 + 60 * number
         parts = {"throughput": rng.uniform(1, 3), "waiting": -rng.uniform(0, 2), "rescales": -rng.uniform(0, 0.5)}
         steering = {"shrink": rng.uniform(-1, 1), "spread": rng.uniform(-1, 1)} if number > 30 else {}
         row = status.DecisionRow(at, "elastic_fifo", 0.004, 8, 7, 9, 3, sum(parts.values()), parts, steering)
-        status.add_decision(books, row)
+        status.add_decision(store, row)
     rows = []
     for number in range(-30, 10):
         level = 7200 * (1 + 0.5 * math.sin(number / 5))
         seen = level * rng.uniform(0.6, 1.4) if number < 0 else None
         rows.append(status.VolumeRow(now + 600 * number, seen, level, 0.5 * level, 1.6 * level))
-    status.set_volume(books, rows)
+    status.set_volume(store, rows)

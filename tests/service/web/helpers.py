@@ -1,4 +1,4 @@
-"""A service without a cluster: its books, users of every role, and the web application in this process."""
+"""A service without a cluster: its store, users of every role, and the web application in this process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from rlpto.service.books import requests, status
-from rlpto.service.books.database import Books
-from rlpto.service.books.programs import set_program
-from rlpto.service.books.users import Role, add_token, add_user
 from rlpto.service.settings import CatalogueProgram, OptionSettings, ServiceSettings
+from rlpto.store import requests, status
+from rlpto.store.database import Store
+from rlpto.store.programs import set_program
+from rlpto.store.users import Role, add_token, add_user
 
 PROGRAM = CatalogueProgram(
     description="A small network.",
@@ -58,23 +58,23 @@ def make_settings(folder: Path, **changes: Any) -> ServiceSettings:
 def fill(settings: ServiceSettings) -> dict[str, str]:
     """A program, policies, nodes, and users of every role; their tokens by name."""
     settings.folder.mkdir(parents=True, exist_ok=True)
-    books, now = Books(settings.books), time.time()
-    with books.transaction():
-        set_program(books, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
-        status.set_policies(books, [status.PolicyRow(name, name, f"the policy {name}", "a paper") for name in POLICIES])
-        status.set_nodes(books, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)], now)
+    store, now = Store(settings.database), time.time()
+    with store.transaction():
+        set_program(store, "digits", PROGRAM.model_dump(mode="json"), "settings", now)
+        status.set_policies(store, [status.PolicyRow(name, name, f"the policy {name}", "a paper") for name in POLICIES])
+        status.set_nodes(store, [status.NodeRow(f"node-{n}", 2, True) for n in range(4)], now)
         rows = [
             status.PreviewRow("digits", metric, gpus, 0.5 / gpus**power, 0.5 * gpus ** (1 - power))
             for metric, power in (("goodput", 0.8), ("throughput", 0.9), ("efficiency", 0.6))
             for gpus in (1, 2, 4, 8)
         ]
-        status.set_previews(books, "digits", rows)
-        requests.add_switch(books, "fifo", "settings", "", now, now)
+        status.set_previews(store, "digits", rows)
+        requests.add_switch(store, "fifo", "settings", "", now, now)
         tokens = {}
         for name, role in ROLES:
-            add_user(books, name, role, now)
-            tokens[name] = add_token(books, name, "test", now)[1]
-    books.close()
+            add_user(store, name, role, now)
+            tokens[name] = add_token(store, name, "test", now)[1]
+    store.close()
     return tokens
 
 
@@ -85,10 +85,10 @@ class Api:
     client: TestClient
     settings: ServiceSettings
     tokens: Mapping[str, str]
-    books: Books = field(init=False)
+    store: Store = field(init=False)
 
     def __post_init__(self) -> None:
-        self.books = Books(self.settings.books)
+        self.store = Store(self.settings.database)
 
     def __call__(self, method: str, path: str, user: str | None = "ann", **given: Any) -> Any:
         headers = dict(given.pop("headers", {}))
@@ -119,20 +119,20 @@ class Answering:
         self._thread.join()
 
     def _run(self) -> None:
-        books = Books(self._path, durable=False)
+        store = Store(self._path, durable=False)
         while not self._stop.wait(0.01):
-            for request in requests.open_requests(books):
-                with books.transaction():
-                    self._answer(books, request)
-        books.close()
+            for request in requests.open_requests(store):
+                with store.transaction():
+                    self._answer(store, request)
+        store.close()
 
-    def _answer(self, books: Books, request: requests.Request) -> None:
+    def _answer(self, store: Store, request: requests.Request) -> None:
         now, problem = time.time(), ""
         if request.kind == "policy":
             problem = self._policy(request)
             if not problem:
                 said = request.body
-                requests.add_switch(books, said["policy"], request.by, said["reason"], request.at, now)
+                requests.add_switch(store, said["policy"], request.by, said["reason"], request.at, now)
         if request.kind == "drain":
-            status.set_drained(books, request.body["on"], request.by, now)
-        requests.answer(books, request.seq, now, problem)
+            status.set_drained(store, request.body["on"], request.by, now)
+        requests.answer(store, request.seq, now, problem)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlpto.service.books.programs import note_check
+from rlpto.store.programs import note_check
 from tests.service.web.helpers import PROGRAM, Api
 from tests.service.web.test_jobs import problem
 
@@ -121,7 +121,7 @@ class TestPrograms:
         problem(api("POST", "jobs", json={"program": "mine"}), 403, "program-not-allowed")
 
     def test_a_program_that_cannot_train_is_not_taken(self, api: Api) -> None:
-        note_check(api.books, "digits", 1, "refused", "no module named x")
+        note_check(api.store, "digits", 1, "refused", "no module named x")
         answer = api("POST", "jobs", json={"program": "digits"})
         assert "no module named x" in problem(answer, 403, "program-not-allowed")
         assert api("GET", "programs").json()["programs"] == []

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from rlpto.service.books import status
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import NewJob, change_job, insert_job
-from rlpto.service.books.requests import open_requests
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web import rendering
+from rlpto.store import status
+from rlpto.store.database import Store
+from rlpto.store.events import add_event
+from rlpto.store.jobs import NewJob, change_job, insert_job
+from rlpto.store.requests import open_requests
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
@@ -46,7 +46,7 @@ def test_vendored_files_are_those_that_were_published() -> None:
 class Site:
     def __init__(self, web: WebProcess, settings: ServiceSettings, tokens: dict[str, str], ids: dict[str, str]) -> None:
         self.web, self.settings, self.tokens, self.ids = web, settings, tokens, ids
-        self.books = Books(settings.books, durable=False)
+        self.store = Store(settings.database, durable=False)
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +123,16 @@ class TestPages:
         assert page.inner_text("h1").startswith("from the page")
         page.wait_for_selector("#live[data-state=on]")
         began = time.monotonic()
-        change_job(site.books, job, time.time(), state="running", started=time.time(), gpus_held=2, progress=5.0)
-        add_event(site.books, "job", time.time(), job, "ann", {"state": "running"})
+        change_job(site.store, job, time.time(), state="running", started=time.time(), gpus_held=2, progress=5.0)
+        add_event(site.store, "job", time.time(), job, "ann", {"state": "running"})
         page.wait_for_selector("#job[data-state=running]")
         assert time.monotonic() - began < SOON_MS / 1000
         page.once("dialog", lambda dialog: dialog.accept())
         page.click("#cancel")
         page.wait_for_timeout(300)
-        assert [(one.kind, one.job) for one in open_requests(site.books)] == [("cancel", job)]
-        change_job(site.books, job, time.time(), state="cancelled", ended=time.time(), gpus_held=0)
-        add_event(site.books, "job", time.time(), job, "ann", {"state": "cancelled"})
+        assert [(one.kind, one.job) for one in open_requests(site.store)] == [("cancel", job)]
+        change_job(site.store, job, time.time(), state="cancelled", ended=time.time(), gpus_held=0)
+        add_event(site.store, "job", time.time(), job, "ann", {"state": "cancelled"})
         page.wait_for_selector("#job[data-state=cancelled]")
         assert page.query_selector("#cancel") is None
 
@@ -142,21 +142,21 @@ class TestPages:
         operator.click("#switch summary")
         operator.select_option("#switch select", "las")
         operator.fill("#switch input", "long jobs")
-        with Answering(site.settings.books):
+        with Answering(site.settings.database):
             operator.click("#switch button")
             operator.wait_for_selector("#policy-name:text-is('las')")
-        add_event(site.books, "policy", time.time(), body={"policy": "las"})
+        add_event(site.store, "policy", time.time(), body={"policy": "las"})
         user.wait_for_selector("#policy-name:text-is('las')")
 
     def test_two_users_see_their_own(self, site: Site, sign_in: Any) -> None:
         page = sign_in("bob")
         shown = page.inner_text("#queue")
         assert "another user's" in shown
-        own = {row[0] for row in site.books.rows("SELECT id FROM jobs WHERE owner = 'bob'")}
+        own = {row[0] for row in site.store.rows("SELECT id FROM jobs WHERE owner = 'bob'")}
         links = page.eval_on_selector_all("main a[href^='/jobs/']", "all => all.map(one => one.pathname.split('/')[2])")
         assert links
         assert set(links) <= own
-        others = next(row[0] for row in site.books.rows("SELECT id FROM jobs WHERE owner = 'ann'"))
+        others = next(row[0] for row in site.store.rows("SELECT id FROM jobs WHERE owner = 'ann'"))
         answer = page.request.get(f"{site.web.address}/jobs/{others}", headers={"Accept": "text/html"})
         assert answer.status == 404
         assert page.query_selector("a[href='/admin']") is None
@@ -170,12 +170,12 @@ class TestPages:
             tabs.append(tab)
         for tab in tabs:
             tab.wait_for_selector("#live[data-state=on]", timeout=15_000)
-        status.set_drained(site.books, True, "olga", time.time())
-        add_event(site.books, "drain", time.time(), body={"on": True})
+        status.set_drained(site.store, True, "olga", time.time())
+        add_event(site.store, "drain", time.time(), body={"on": True})
         for tab in tabs:
             tab.bring_to_front()
             tab.wait_for_selector("text=drained: no job starts", timeout=15_000)
-        status.set_drained(site.books, False, "olga", time.time())
+        status.set_drained(site.store, False, "olga", time.time())
 
     @pytest.mark.parametrize("path", ["/", "/jobs/{}", "/submit", "/history", "/admin", "/account"])
     def test_is_readable_at_400_pixels(self, site: Site, sign_in: Any, path: str) -> None:
@@ -204,7 +204,7 @@ class TestPages:
         page.keyboard.type("round")
         tab_to(page, "#switch input")
         page.keyboard.type("by keys")
-        with Answering(site.settings.books):
+        with Answering(site.settings.database):
             tab_to(page, "#switch button")
             page.keyboard.press("Enter")
             page.wait_for_selector("#policy-name:text-is('round_robin')")
@@ -220,7 +220,7 @@ class TestPages:
         tab_to(page, "#cancel")
         page.keyboard.press("Enter")
         page.wait_for_timeout(300)
-        assert [(one.kind, one.job) for one in open_requests(site.books) if one.job == job] == [("cancel", job)]
+        assert [(one.kind, one.job) for one in open_requests(site.store) if one.job == job] == [("cancel", job)]
 
     def test_a_printed_link_signs_in_where_the_page_is_open(self, site: Site, browser: Any) -> None:
         context = browser.new_context()
@@ -263,15 +263,15 @@ class TestCrowded:
         settings = make_settings(tmp_path_factory.mktemp("crowded") / "service")
         tokens = fill(settings)
         ids = fill_demo(settings)
-        books, now, rows = Books(settings.books, durable=False), time.time(), []
-        with books.transaction():
+        store, now, rows = Store(settings.database, durable=False), time.time(), []
+        with store.transaction():
             for number in range(200):
                 name = ("W" * 128, "no-space-" * 14, f"sweep number {number}")[number % 3]
                 labels = {"experiment": "a-long-value-" * 4}
-                job = insert_job(books, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
-                change_job(books, job.id, now, state="queued", queued=now)
+                job = insert_job(store, NewJob("ann", name, "digits", 20.0, 2, 1, 4, labels=labels), now)
+                change_job(store, job.id, now, state="queued", queued=now)
                 rows.append(status.QueueRow(job.id, number + 1, 2 * number, "jobs before it ask for many GPUs"))
-            status.set_queue(books, rows)
+            status.set_queue(store, rows)
         with web_process(settings) as web:
             yield Site(web, settings, tokens, ids | {"long": rows[0].job})
 

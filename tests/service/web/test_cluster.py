@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlpto.service.books import requests, status
 from rlpto.service.web.routes import cluster
+from rlpto.store import requests, status
 from tests.service.web.helpers import Answering, Api
 from tests.service.web.test_jobs import problem
 
@@ -16,7 +16,7 @@ class TestPolicies:
     def test_a_switch_answers_once_it_is_in_force(self, api: Api) -> None:
         before = api("GET", "policy", "olga")
         assert (before.json()["policy"], before.headers["ETag"]) == ("fifo", '"1"')
-        with Answering(api.settings.books):
+        with Answering(api.settings.database):
             answer = api("PUT", "policy", "olga", json={"policy": "las", "reason": "busy"}, headers={"If-Match": '"1"'})
         assert (answer.status_code, answer.headers["ETag"]) == (200, '"2"')
         assert api("GET", "policy").json()["policy"] == "las"
@@ -30,7 +30,7 @@ class TestPolicies:
             answer = api("PUT", "policy", "olga", json={"policy": policy}, headers={"If-Match": '"1"'})
             return int(answer.status_code)
 
-        with Answering(api.settings.books), ThreadPoolExecutor(2) as pool:
+        with Answering(api.settings.database), ThreadPoolExecutor(2) as pool:
             assert sorted(pool.map(put, ("las", "round_robin"))) == [200, 412]
         assert len(api("GET", "policy/history").json()["switches"]) == 2
 
@@ -41,16 +41,16 @@ class TestPolicies:
         problem(api("PUT", "policy", "olga", json={"policy": "las"}, headers=stale), 412, "stale")
         for name in ("nothing", "agent:run=/etc", "fifo>3600:las"):
             problem(api("PUT", "policy", "olga", json={"policy": name}, headers={"If-Match": '"1"'}), 422, "not-valid")
-        assert requests.open_requests(api.books) == []
+        assert requests.open_requests(api.store) == []
 
     def test_a_policy_that_cannot_decide_leaves_the_one_in_force(self, api: Api) -> None:
-        with Answering(api.settings.books, lambda _: "las needs something"):
+        with Answering(api.settings.database, lambda _: "las needs something"):
             answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         assert problem(answer, 409, "policy-refused") == "las needs something"
         assert api("GET", "policy").json()["number"] == 1
 
     def test_a_scheduler_that_is_starting_is_to_be_asked_again(self, api: Api) -> None:
-        status.set_policies(api.books, [])
+        status.set_policies(api.store, [])
         answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         assert "starting" in problem(answer, 503, "no-scheduler")
         assert answer.headers["Retry-After"] == "5"
@@ -59,12 +59,12 @@ class TestPolicies:
         monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.1)
         answer = api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
         problem(answer, 503, "no-scheduler")
-        assert requests.open_requests(api.books) == [], "it is not made later either"
+        assert requests.open_requests(api.store) == [], "it is not made later either"
 
     def test_a_scheduler_that_lives_is_waited_for(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 0.3)
 
-        status.beat(api.books, status.Heartbeat(1, 0.0), time.time() + 10)
+        status.beat(api.store, status.Heartbeat(1, 0.0), time.time() + 10)
 
         def put() -> Any:
             return api("PUT", "policy", "olga", json={"policy": "las"}, headers={"If-Match": '"1"'})
@@ -72,7 +72,7 @@ class TestPolicies:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(put)
             time.sleep(0.8)
-            with Answering(api.settings.books):
+            with Answering(api.settings.database):
                 answer = asked.result()
         assert (answer.status_code, answer.json()["policy"]) == (200, "las")
 
@@ -80,7 +80,7 @@ class TestPolicies:
 def test_draining(api: Api) -> None:
     assert api("GET", "drain").json() == {"on": False}
     problem(api("PUT", "drain", "ann", json={"on": True}), 403, "role-needed")
-    with Answering(api.settings.books):
+    with Answering(api.settings.database):
         assert api("PUT", "drain", "olga", json={"on": True}).status_code == 202
         until = time.time() + 5
         while not api("GET", "drain").json()["on"] and time.time() < until:
@@ -90,8 +90,8 @@ def test_draining(api: Api) -> None:
 
 def test_decisions_and_volume(api: Api) -> None:
     now = time.time()
-    status.add_decision(api.books, status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0}))
-    status.set_volume(api.books, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
+    status.add_decision(api.store, status.DecisionRow(now, "fifo", 0.01, 8, 4, 2, 1, -1.0, {"waiting": -1.0}))
+    status.set_volume(api.store, [status.VolumeRow(now, 5.0, 4.0, 1.0, 9.0)])
     assert api("GET", "decisions").json()["decisions"][0]["parts"] == {"waiting": -1.0}
     assert api("GET", "volume").json()["volume"][0]["high"] == 9.0
     assert api("GET", "decisions", params={"since": now + 1}).json() == {"decisions": []}
@@ -100,9 +100,9 @@ def test_decisions_and_volume(api: Api) -> None:
 def test_whether_it_is_ready(api: Api) -> None:
     assert api("GET", "/healthz", None).json() == {"status": "ok"}
     problem(api("GET", "/readyz", None), 503, "no-scheduler")
-    status.beat(api.books, status.Heartbeat(1, 0.0), time.time())
+    status.beat(api.store, status.Heartbeat(1, 0.0), time.time())
     assert api("GET", "/readyz", None).json() == {"status": "ready"}
-    status.beat(api.books, status.Heartbeat(1, 0.0), time.time() - 60)
+    status.beat(api.store, status.Heartbeat(1, 0.0), time.time() - 60)
     problem(api("GET", "/readyz", None), 503, "no-scheduler")
 
 

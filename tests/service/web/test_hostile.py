@@ -174,7 +174,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "other version": ("GET", "/api/v2/jobs", {}),
     "static by path": ("GET", "/static/../settings.py", {}),
     "static by encoded path": ("GET", "/static/..%2f..%2fsettings.py", {}),
-    "books": ("GET", "/service.sqlite", {}),
+    "store": ("GET", "/service.sqlite", {}),
     "other origin": ("POST", "jobs", {"json": GOOD, "headers": {"Origin": "http://evil.example"}}),
     "origin null": ("POST", "jobs", {"json": GOOD, "headers": {"Origin": "null"}}),
     "cross-site": ("POST", "jobs", {"json": GOOD, "headers": {"Sec-Fetch-Site": "cross-site"}}),

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from rlpto.ray_cluster.job.output_log import OutputLog
-from rlpto.service.books import curves, requests, status
-from rlpto.service.books.jobs import change_job
-from rlpto.service.books.logs import job_folder
+from rlpto.store import curves, requests, status
+from rlpto.store.jobs import change_job
+from rlpto.store.logs import OutputLog, job_folder
 from tests.service.web.helpers import Api
 
 
@@ -95,7 +94,7 @@ class TestSubmitting:
         problem(api("POST", "jobs", json={"program": "digits"}), 403, "quota-exceeded")
         wide = {"program": "digits", "gpus": 4, "min_gpus": 4, "max_gpus": 4}
         assert "hold 3 GPUs" in problem(api("POST", "jobs", json=wide), 403, "quota-exceeded")
-        change_job(api.books, jobs[0]["id"], time.time(), state="finished")
+        change_job(api.store, jobs[0]["id"], time.time(), state="finished")
         api.submit()
         assert api("GET", "me").json()["jobs_queued"] == 2
 
@@ -114,7 +113,7 @@ class TestListing:
 
     def test_filters(self, api: Api) -> None:
         first = api.submit(labels={"team": "x"})
-        change_job(api.books, first["id"], time.time(), state="running")
+        change_job(api.store, first["id"], time.time(), state="running")
         second = api.submit("bob")
         states = api("GET", "jobs", "root", params={"state": ["running", "queued"]}).json()["jobs"]
         assert [job["id"] for job in states] == [first["id"]]
@@ -150,9 +149,9 @@ class TestOtherPeoplesJobs:
     def test_are_in_no_list(self, api: Api) -> None:
         job = api.submit("ann", name="secret")["id"]
         now = time.time()
-        status.set_queue(api.books, [status.QueueRow(job, 1, 0, "because of secret")])
-        status.set_nodes(api.books, [status.NodeRow("n", 2, True, jobs={job: 2})], now)
-        curves.open_span(api.books, job, "ann", "n", 2, now)
+        status.set_queue(api.store, [status.QueueRow(job, 1, 0, "because of secret")])
+        status.set_nodes(api.store, [status.NodeRow("n", 2, True, jobs={job: 2})], now)
+        curves.open_span(api.store, job, "ann", "n", 2, now)
         for path in ("jobs", "jobs?owner=ann", "queue", "nodes", "allocations", "events?once=1", "audit", "users"):
             text = api("GET", path, "bob").text
             assert job not in text
@@ -170,10 +169,10 @@ class TestChanging:
         changed = api("PATCH", path, json={"priority": "high", "labels": {"a": "b"}}, headers={"If-Match": tag})
         assert (changed.json()["priority"], changed.json()["labels"]) == ("high", {"a": "b"})
         problem(api("PATCH", path, json={"priority": "low"}, headers={"If-Match": tag}), 412, "stale")
-        asked = requests.open_requests(api.books)
+        asked = requests.open_requests(api.store)
         assert [(one.kind, one.body) for one in asked] == [("priority", {"priority": "high"})]
         job = answer.json()["id"]
-        change_job(api.books, job, time.time(), state="finished")
+        change_job(api.store, job, time.time(), state="finished")
         again = api("PATCH", path, json={"priority": "low"}, headers={"If-Match": changed.headers["ETag"]})
         problem(again, 409, "job-over")
 
@@ -181,11 +180,11 @@ class TestChanging:
         job = api.submit()["id"]
         for _ in range(2):
             assert api("POST", f"jobs/{job}/cancel").status_code == 202
-        assert [(one.kind, one.job) for one in requests.open_requests(api.books)] == [("cancel", job)]
-        requests.answer(api.books, 1, time.time())
-        change_job(api.books, job, time.time(), state="cancelled")
+        assert [(one.kind, one.job) for one in requests.open_requests(api.store)] == [("cancel", job)]
+        requests.answer(api.store, 1, time.time())
+        change_job(api.store, job, time.time(), state="cancelled")
         assert api("POST", f"jobs/{job}/cancel").json() == {"id": job, "state": "cancelled"}
-        assert requests.open_requests(api.books) == []
+        assert requests.open_requests(api.store) == []
 
 
 class TestReports:
@@ -199,22 +198,22 @@ class TestReports:
         assert (page["next"], page["over"]) == (6, False)
         assert api("GET", f"jobs/{job}/logs", params={"from": 6}).json()["lines"] == []
         writer.write("last", 9.0)
-        change_job(api.books, job, time.time(), state="finished")
+        change_job(api.store, job, time.time(), state="finished")
         page = api("GET", f"jobs/{job}/logs", params={"from": 6}).json()
         assert ([line["text"] for line in page["lines"]], page["over"]) == (["last"], True)
 
     def test_curves_since_a_number(self, api: Api) -> None:
         job = api.submit()["id"]
         for epoch in range(3):
-            curves.add_point(api.books, job, float(epoch), float(epoch), 2, loss=1.0, noise_scale=50.0)
+            curves.add_point(api.store, job, float(epoch), float(epoch), 2, loss=1.0, noise_scale=50.0)
         page = api("GET", f"jobs/{job}/curves", params={"limit": 2}).json()
         rest = api("GET", f"jobs/{job}/curves", params={"since": page["next"]}).json()
         assert [point["epoch"] for point in page["points"] + rest["points"]] == [0.0, 1.0, 2.0]
 
     def test_queue_and_prediction(self, api: Api) -> None:
         job = api.submit()["id"]
-        status.set_queue(api.books, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
-        status.set_predictions(api.books, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
+        status.set_queue(api.store, [status.QueueRow(job, 1, 3, "3 GPUs are ahead")])
+        status.set_predictions(api.store, [status.PredictionRow(job, 1.0, "fifo", start=2.0, finish=9.0)])
         shown = api("GET", f"jobs/{job}").json()
         assert shown["queue"] == {"position": 1, "gpus_ahead": 3, "reason": "3 GPUs are ahead"}
         assert (shown["prediction"]["start"], shown["prediction"]["policy"]) == (2.0, "fifo")

@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from rlpto.service.books.database import Books
-from rlpto.service.books.status import Heartbeat, beat
 from rlpto.service.web.app import openapi_text
+from rlpto.store.database import Store
+from rlpto.store.status import Heartbeat, beat
 from tests.service.web.helpers import fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
@@ -52,7 +52,7 @@ def test_every_error_is_described_as_a_problem() -> None:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebProcess, dict[str, str]]]:
     settings = make_settings(tmp_path_factory.mktemp("fuzz"))
     tokens = fill(settings)
-    beat(Books(settings.books), Heartbeat(1, 0.0), time.time() + 3600.0)  # a scheduler that is there for an hour
+    beat(Store(settings.database), Heartbeat(1, 0.0), time.time() + 3600.0)  # a scheduler that is there for an hour
     with web_process(settings) as web:
         yield web, tokens
 

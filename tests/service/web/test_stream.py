@@ -4,8 +4,8 @@ import json
 import time
 from typing import Any
 
-from rlpto.service.books.events import add_event
-from rlpto.service.books.jobs import change_job
+from rlpto.store.events import add_event
+from rlpto.store.jobs import change_job
 from tests.service.web.helpers import Api
 from tests.service.web.test_jobs import problem
 
@@ -23,7 +23,7 @@ def parsed(text: str) -> list[tuple[str, Any]]:
 def test_a_stream_resumes_and_ends(api: Api) -> None:
     job = api.submit()["id"]
     numbers = [
-        add_event(api.books, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
+        add_event(api.store, "job", time.time(), job, "ann", {"state": state}) for state in ("queued", "running")
     ]
     first = parsed(api("GET", "events", params={"once": "true"}).text)
     assert [data["body"].get("state") for kind, data in first if kind == "job"] == ["submitted", "queued", "running"]
@@ -34,8 +34,8 @@ def test_a_stream_resumes_and_ends(api: Api) -> None:
 
 def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
     job = api.submit()["id"]
-    add_event(api.books, "job", time.time(), job, "ann", {"state": "finished"})
-    change_job(api.books, job, time.time(), state="finished")
+    add_event(api.store, "job", time.time(), job, "ann", {"state": "finished"})
+    change_job(api.store, job, time.time(), state="finished")
     found = parsed(api("GET", "events", params={"job": job}).text)
     assert [kind for kind, _ in found] == ["job", "job", "end"]
     assert found[-1][1] == {"over": True}
@@ -43,14 +43,14 @@ def test_the_stream_of_a_job_ends_with_it(api: Api) -> None:
 
 def test_nobody_hears_of_other_peoples_jobs(api: Api) -> None:
     api.submit("ann")
-    add_event(api.books, "policy", time.time(), body={"policy": "las"})
+    add_event(api.store, "policy", time.time(), body={"policy": "las"})
     kinds = [kind for kind, _ in parsed(api("GET", "events", "bob", params={"once": "true"}).text)]
     assert kinds == ["policy", "end"]
 
 
 def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
-    numbers = [add_event(api.books, "nodes", 1.0) for _ in range(5)]
-    api.books.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
+    numbers = [add_event(api.store, "nodes", 1.0) for _ in range(5)]
+    api.store.write("DELETE FROM events WHERE seq <= ?", (numbers[2],))
     answer = api("GET", "events", params={"once": "true"}, headers={"Last-Event-ID": str(numbers[0])})
     assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from rlpto.service.books.jobs import JobRow
-from rlpto.service.books.status import PredictionRow, QueueRow
+from rlpto.store.jobs import JobRow
+from rlpto.store.status import PredictionRow, QueueRow
 
 ASSUMES = (
     "the policy in force stays, nobody submits or cancels, no quota or drain holds a job back, no node fails, and "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from rlpto.service.books import audit, users
-from rlpto.service.books.database import Books
 from rlpto.service.web.access import TheCaller
 from rlpto.service.web.answers.people import NewToken, TokenAnswer, Tokens, UserAnswer
 from rlpto.service.web.guard import COOKIE
 from rlpto.service.web.problems import Problem, not_found
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.values import NameInPath, SessionBody, TokenBody
+from rlpto.store import audit, users
+from rlpto.store.database import Store
 
 router = APIRouter(tags=["account"])
 _DAY_S = 86_400.0
@@ -38,7 +38,7 @@ def user_answer(service: Service, user: users.User) -> UserAnswer:
 @router.get("/tokens")
 async def tokens(caller: TheCaller, service: TheService) -> Tokens:
     """The caller's tokens."""
-    found = users.tokens_of(service.books, caller.name)
+    found = users.tokens_of(service.store, caller.name, service.now())
     return Tokens(
         tokens=[TokenAnswer(id=one.id, label=one.label, created=one.created, expires=one.expires) for one in found]
     )
@@ -55,11 +55,11 @@ async def new_token(service: Service, by: str, user: str, body: TokenBody) -> Ne
     at = service.now()
     expires = None if body.days is None else at + body.days * _DAY_S
 
-    def write(books: Books) -> NewToken:
-        if len(users.tokens_of(books, user)) >= _MOST_TOKENS:
+    def write(store: Store) -> NewToken:
+        if len(users.tokens_of(store, user, at)) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
-        token, secret = users.add_token(books, user, body.label, at, expires=expires)
-        audit.note(books, by, "token.add", user, at, {"id": token.id, "label": body.label})
+        token, secret = users.add_token(store, user, body.label, at, expires=expires)
+        audit.note(store, by, "token.add", user, at, {"id": token.id, "label": body.label})
         return NewToken(id=token.id, label=token.label, created=at, expires=expires, token=secret)
 
     return await service.commit(write)
@@ -70,10 +70,10 @@ async def end_token(name: NameInPath, caller: TheCaller, service: TheService) ->
     """End one of the caller's tokens."""
     at = service.now()
 
-    def write(books: Books) -> None:
-        if not users.revoke_token(books, name, caller.name, at):
+    def write(store: Store) -> None:
+        if not users.revoke_token(store, name, caller.name, at):
             raise not_found("token")
-        audit.note(books, caller.name, "token.end", caller.name, at, {"id": name})
+        audit.note(store, caller.name, "token.end", caller.name, at, {"id": name})
 
     await service.commit(write)
 
@@ -83,14 +83,14 @@ async def sign_in(body: SessionBody, request: Request, service: TheService, resp
     """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
     at = service.now()
     service.limits.change(_NO_ATTEMPTS_OF, at)
-    found = users.user_of_token(service.books, body.token, at)
+    found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
         raise Problem(401, "unauthorized", "no such token, or it has ended")
-    user, _ = found
+    user, token = found
     hours = service.settings.web.session_hours
     expires = at + hours * _HOUR_S
     _, secret = await service.commit(
-        lambda books: users.add_token(books, user.name, "browser", at, kind="session", expires=expires)
+        lambda store: users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
     )
     secure = request.url.scheme == "https" or service.settings.web.behind_proxy
     response.set_cookie(
@@ -104,5 +104,5 @@ async def sign_out(caller: TheCaller, service: TheService, response: Response) -
     """End the session of this browser."""
     at = service.now()
     if caller.token.kind == "session":
-        await service.commit(lambda books: users.revoke_token(books, caller.token.id, caller.name, at))
+        await service.commit(lambda store: users.revoke_token(store, caller.token.id, caller.name, at))
     response.delete_cookie(COOKIE, path="/")

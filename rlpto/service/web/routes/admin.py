@@ -7,9 +7,6 @@ from dataclasses import replace
 
 from fastapi import APIRouter
 
-from rlpto.service.books import audit, programs, users
-from rlpto.service.books.database import Books
-from rlpto.service.books.status import previews
 from rlpto.service.settings import CatalogueProgram
 from rlpto.service.web.access import AnAdmin, TheCaller
 from rlpto.service.web.answers.people import AuditEntry, AuditTrail, NewToken, UserAnswer, Users
@@ -20,6 +17,9 @@ from rlpto.service.web.routes.jobs import Cursor, Limit
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import entry_of, usual_epochs
 from rlpto.service.web.values import NameInPath, TokenBody, UserBody, UserChange
+from rlpto.store import audit, programs, users
+from rlpto.store.database import Store
+from rlpto.store.status import previews
 
 router = APIRouter(tags=["admin"])
 
@@ -27,7 +27,7 @@ router = APIRouter(tags=["admin"])
 @router.get("/users")
 async def all_users(_: AnAdmin, service: TheService) -> Users:
     """Everybody."""
-    return Users(users=[user_answer(service, user) for user in users.all_users(service.books)])
+    return Users(users=[user_answer(service, user) for user in users.all_users(service.store)])
 
 
 @router.post("/users", status_code=201)
@@ -35,11 +35,11 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> User
     """Add a user, who then needs a token."""
     at = service.now()
 
-    def write(books: Books) -> users.User:
-        if users.get_user(books, body.name) is not None:
+    def write(store: Store) -> users.User:
+        if users.get_user(store, body.name) is not None:
             raise Problem(409, "name-taken", f"there is a user {body.name} already")
-        audit.note(books, caller.name, "user.add", body.name, at, {"role": body.role})
-        return users.add_user(books, body.name, body.role, at)
+        audit.note(store, caller.name, "user.add", body.name, at, {"role": body.role})
+        return users.add_user(store, body.name, body.role, at)
 
     return user_answer(service, await service.commit(write))
 
@@ -49,8 +49,8 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
     """Change role or quotas of a user, or disable them."""
     at = service.now()
 
-    def write(books: Books) -> users.User:
-        user = users.get_user(books, name)
+    def write(store: Store) -> users.User:
+        user = users.get_user(store, name)
         if user is None:
             raise not_found("user")
         changed = replace(
@@ -60,10 +60,10 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
             gpus_held=user.gpus_held if body.gpus_held is None else body.gpus_held or None,
             jobs_queued=user.jobs_queued if body.jobs_queued is None else body.jobs_queued or None,
         )
-        users.change_user(books, changed)
-        if not any(one.role == "admin" and not one.disabled for one in users.all_users(books)):
+        users.change_user(store, changed)
+        if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
             raise Problem(409, "last-admin", "nobody would be admin any more")
-        audit.note(books, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
+        audit.note(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
         return changed
 
     return user_answer(service, await service.commit(write))
@@ -72,7 +72,7 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
 @router.post("/users/{name}/tokens", status_code=201)
 async def make_token(name: NameInPath, body: TokenBody, caller: AnAdmin, service: TheService) -> NewToken:
     """A token for somebody else."""
-    if users.get_user(service.books, name) is None:
+    if users.get_user(service.store, name) is None:
         raise not_found("user")
     return await new_token(service, caller.name, name, body)
 
@@ -85,7 +85,7 @@ async def all_programs(caller: TheCaller, service: TheService) -> Programs:
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
     """The catalogue. all_of_them: also programs that nobody may train now."""
-    rows = programs.all_programs(service.books)
+    rows = programs.all_programs(service.store)
     return [_answer(service, row) for row in rows if all_of_them or (row.enabled and row.checked != "refused")]
 
 
@@ -95,7 +95,7 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
     spec = body.model_dump(mode="json")
     training = str(body.program.get("training", ""))
     prefixes = service.settings.scheduler.training_prefixes
-    before = programs.get_program(service.books, name)
+    before = programs.get_program(service.store, name)
     known = before is not None and before.spec.get("program", {}).get("training") == training
     if not known and not any(training.partition(":")[0] == one or training.startswith(f"{one}.") for one in prefixes):
         listed = ", ".join(prefixes) or "none"
@@ -105,9 +105,9 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
         raise Problem(422, "not-valid", "expected a program of at most 16 kB")
     at = service.now()
 
-    def write(books: Books) -> None:
-        version = programs.set_program(books, name, spec, caller.name, at)
-        audit.note(books, caller.name, "program.set", name, at, {"version": version, "training": training})
+    def write(store: Store) -> None:
+        version = programs.set_program(store, name, spec, caller.name, at)
+        audit.note(store, caller.name, "program.set", name, at, {"version": version, "training": training})
 
     await service.commit(write)
     return _named(service, name)
@@ -118,12 +118,12 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
     """Take no further jobs of a program; those there are go on."""
     at = service.now()
 
-    def write(books: Books) -> None:
-        row = programs.get_program(books, name)
+    def write(store: Store) -> None:
+        row = programs.get_program(store, name)
         if row is None:
             raise not_found("program")
-        programs.set_program(books, name, row.spec, caller.name, at, enabled=False)
-        audit.note(books, caller.name, "program.disable", name, at)
+        programs.set_program(store, name, row.spec, caller.name, at, enabled=False)
+        audit.note(store, caller.name, "program.disable", name, at)
 
     await service.commit(write)
 
@@ -131,14 +131,14 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
 @router.get("/audit")
 async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
     """Who has changed what, newest first."""
-    found = audit.audit_trail(service.books, None if cursor is None else int(cursor), limit + 1)
+    found = audit.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     entries = [AuditEntry(**vars(row) | {"detail": dict(row.detail)}) for row in page]
     return AuditTrail(audit=entries, next=str(page[-1].seq) if len(found) > limit else None)
 
 
 def _named(service: Service, name: str) -> ProgramAnswer:
-    row = programs.get_program(service.books, name)
+    row = programs.get_program(service.store, name)
     if row is None:
         raise not_found("program")
     return _answer(service, row)
@@ -162,6 +162,6 @@ def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
         version=row.version,
         preview=[
             Preview(metric=one.metric, gpus=one.gpus, hours=one.hours, gpu_hours=one.gpu_hours)
-            for one in previews(service.books, row.name)
+            for one in previews(service.store, row.name)
         ],
     )

@@ -8,12 +8,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from rlpto.service.books import audit, requests, status
-from rlpto.service.books.curves import points_after
-from rlpto.service.books.database import Books
-from rlpto.service.books.events import add_event, events_of_job
-from rlpto.service.books.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
-from rlpto.service.books.logs import log_lines
 from rlpto.service.web.access import TheCaller, job_for
 from rlpto.service.web.answers.jobs import (
     CancelAnswer,
@@ -32,6 +26,12 @@ from rlpto.service.web.problems import Problem
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
 from rlpto.service.web.values import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
+from rlpto.store import audit, requests, status
+from rlpto.store.curves import points_after
+from rlpto.store.database import Store
+from rlpto.store.events import add_event, events_of_job
+from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
+from rlpto.store.logs import log_lines
 
 router = APIRouter(tags=["jobs"])
 Key = Annotated[
@@ -50,10 +50,10 @@ Since = Annotated[int, Query(ge=0, le=LARGEST_NUMBER_OF_ROW, description="What f
 
 @router.post("/jobs", status_code=201, response_model=JobAnswer)
 async def submit_job(body: JobBody, caller: TheCaller, service: TheService, key: Key = None) -> Response:
-    """Submit a job. It is in the books when this answers."""
-    job = checked_job(service.books, service.settings, caller.user, body)
+    """Submit a job. It is in the database when this answers."""
+    job = checked_job(service.store, service.settings, caller.user, body)
     digest, at = digest_of(body), service.now()
-    row, is_new = await service.commit(lambda books: submit(books, service.settings, caller.user, job, key, digest, at))
+    row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, key, digest, at))
     headers = {"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'}
     if not is_new:
         headers["Idempotency-Replayed"] = "true"
@@ -63,12 +63,12 @@ async def submit_job(body: JobBody, caller: TheCaller, service: TheService, key:
 @router.post("/jobs/validate")
 async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> Validation:
     """What would be submitted, and what it would take; nothing is kept."""
-    job = checked_job(service.books, service.settings, caller.user, body)
-    waiting = status.queue(service.books)
-    ahead = sum(row.gpus for row in list_jobs(service.books, states=("queued",), limit=200))
+    job = checked_job(service.store, service.settings, caller.user, body)
+    waiting = status.queue(service.store)
+    ahead = sum(row.gpus for row in list_jobs(service.store, states=("queued",), limit=200))
     return Validation(
         job=job_answer(JobRow(**vars(job))),
-        preview=[Preview(**one) for one in previews_for(service.books, job)],
+        preview=[Preview(**one) for one in previews_for(service.store, job)],
         waiting=len(waiting),
         gpus_ahead=ahead,
     )
@@ -89,7 +89,7 @@ async def jobs(
     if owner is not None and owner != whose:
         return JobPage(jobs=[], next=None)
     found = list_jobs(
-        service.books,
+        service.store,
         owner=whose,
         states=list(dict.fromkeys(state or ())),
         label=label,
@@ -121,13 +121,13 @@ async def change_job(
     labels = row.labels if body.labels is None else body.labels
     at = service.now()
 
-    def write(books: Books) -> JobRow:
-        if not change_asked(books, row, at, priority, labels):
+    def write(store: Store) -> JobRow:
+        if not change_asked(store, row, at, priority, labels):
             raise stale()
         if priority != row.priority:
-            requests.ask(books, "priority", caller.name, at, row.id, {"priority": priority})
-            audit.note(books, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
-        add_event(books, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
+            requests.ask(store, "priority", caller.name, at, row.id, {"priority": priority})
+            audit.note(store, caller.name, "job.priority", row.id, at, {"priority": priority, "before": row.priority})
+        add_event(store, "job", at, row.id, row.owner, {"state": row.state, "priority": priority})
         return replace(row, priority=priority, labels=labels, version=row.version + 1, changed=at)
 
     changed = await service.commit(write)
@@ -141,15 +141,15 @@ async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> Canc
     row = job_for(service, caller, job)
     at = service.now()
 
-    def write(books: Books) -> None:
-        now = get_job(books, row.id)
-        if now is None or now.is_over or requests.is_asked(books, "cancel", row.id):
+    def write(store: Store) -> None:
+        now = get_job(store, row.id)
+        if now is None or now.is_over or requests.is_asked(store, "cancel", row.id):
             return
-        requests.ask(books, "cancel", caller.name, at, row.id)
-        audit.note(books, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
+        requests.ask(store, "cancel", caller.name, at, row.id)
+        audit.note(store, caller.name, "job.cancel", row.id, at, {"owner": row.owner})
 
     await service.commit(write)
-    now = get_job(service.books, row.id) or row
+    now = get_job(service.store, row.id) or row
     return CancelAnswer(id=now.id, state=now.state)
 
 
@@ -180,7 +180,7 @@ async def curves(
 ) -> Curves:
     """Loss, accuracy, GPUs, goodput and noise scale over time."""
     row = job_for(service, caller, job)
-    found = points_after(service.books, row.id, since, limit)
+    found = points_after(service.store, row.id, since, limit)
     return Curves(points=[PointAnswer(**vars(point)) for point in found], next=found[-1].seq if found else since)
 
 
@@ -188,7 +188,7 @@ async def curves(
 async def events(job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200) -> EventPage:
     """What has happened to a job."""
     row = job_for(service, caller, job)
-    found = events_of_job(service.books, row.id, since, limit)
+    found = events_of_job(service.store, row.id, since, limit)
     return EventPage(
         events=[EventAnswer(seq=one.seq, at=one.at, kind=one.kind, job=one.job, body=dict(one.body)) for one in found]
     )
@@ -209,4 +209,4 @@ def stale() -> Problem:
 
 
 def _whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    return job_answer(row, status.queue_row(service.books, row.id), status.prediction(service.books, row.id))
+    return job_answer(row, status.queue_row(service.store, row.id), status.prediction(service.store, row.id))

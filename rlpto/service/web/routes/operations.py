@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from rlpto.service.books.status import heartbeat
 from rlpto.service.web.access import TheCaller
 from rlpto.service.web.answers.cluster import Health
 from rlpto.service.web.problems import Problem
 from rlpto.service.web.state import TheService
+from rlpto.store.status import heartbeat
 
 router = APIRouter(tags=["operations"])
 SILENCE_S = 15.0
@@ -23,8 +23,8 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"description": "The scheduler is not at work."}})
 async def readyz(service: TheService) -> Health:
-    """The books can be read, and the scheduler is at work."""
-    found = heartbeat(service.books)
+    """The database can be read, and the scheduler is at work."""
+    found = heartbeat(service.store)
     if found is None or service.now() - found[0] > SILENCE_S:
         raise Problem(
             503, "no-scheduler", "the scheduler gives no sign of life; jobs are taken and wait", {"Retry-After": "5"}

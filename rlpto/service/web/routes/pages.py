@@ -9,9 +9,6 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from rlpto.performance.metrics import METRIC_NAMES
-from rlpto.service.books import audit, programs, status, users
-from rlpto.service.books.events import events_of_job
-from rlpto.service.books.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 from rlpto.service.web.access import Caller, caller_of, job_for
 from rlpto.service.web.answers.jobs import ASSUMES
 from rlpto.service.web.problems import not_found
@@ -21,6 +18,9 @@ from rlpto.service.web.routes.admin import program_answers
 from rlpto.service.web.routes.cluster import node_answers, policy_answer, queue_entries
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
+from rlpto.store import audit, programs, status, users
+from rlpto.store.events import events_of_job
+from rlpto.store.jobs import ENDED, STATES, State, count_by_state, jobs_in, list_jobs
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
@@ -133,7 +133,7 @@ async def history(
     """Jobs of the past with filters, page by page."""
     whose = (owner or None) if caller.user.sees_all else caller.name
     found = list_jobs(
-        service.books,
+        service.store,
         owner=whose,
         states=state or ENDED,
         label=label or None,
@@ -160,7 +160,7 @@ async def account(caller: AViewer, service: TheService) -> Response:
         user=caller.user,
         here="account",
         me=user_answer(service, caller.user),
-        tokens=users.tokens_of(service.books, caller.name),
+        tokens=users.tokens_of(service.store, caller.name, service.now()),
     )
 
 
@@ -171,13 +171,13 @@ async def admin(
     """Users, programs and the audit trail."""
     if caller.user.role != "admin":
         raise not_found("page")
-    trail = audit.audit_trail(service.books, None if before is None else int(before), _PAGE + 1)
+    trail = audit.audit_trail(service.store, None if before is None else int(before), _PAGE + 1)
     return page(
         "admin.html",
         user=caller.user,
         here="admin",
-        users=[user_answer(service, one) for one in users.all_users(service.books)],
-        programs=programs.all_programs(service.books),
+        users=[user_answer(service, one) for one in users.all_users(service.store)],
+        programs=programs.all_programs(service.store),
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
         prefixes=service.settings.scheduler.training_prefixes,
@@ -185,25 +185,25 @@ async def admin(
 
 
 def _tiles(service: Service, caller: Caller) -> dict[str, Any]:
-    alive = [node for node in status.nodes(service.books) if node.alive]
-    beat = status.heartbeat(service.books)
+    alive = [node for node in status.nodes(service.store) if node.alive]
+    beat = status.heartbeat(service.store)
     silent = None if beat is None else service.now() - beat[0]
     return {
         "user": caller.user,
         "policy": policy_answer(service),
-        "policies": status.policies(service.books),
+        "policies": status.policies(service.store),
         "gpus": sum(node.gpus for node in alive),
         "held": sum(sum(node.jobs.values()) for node in alive),
-        "counts": count_by_state(service.books),
+        "counts": count_by_state(service.store),
         "scheduler": "not started" if silent is None else "at work" if silent < SILENCE_S else "silent",
         "silent": silent,
-        "drained": status.is_drained(service.books),
+        "drained": status.is_drained(service.store),
     }
 
 
 def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
-    new = jobs_in(service.books, ("submitted", "checking"), limit=_SHOWN_QUEUE)
+    new = jobs_in(service.store, ("submitted", "checking"), limit=_SHOWN_QUEUE)
     seen = {entry.job for entry in found}
     mine = [row for row in new if (caller.user.sees_all or row.owner == caller.name) and row.id not in seen]
     return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": mine, "assumes": ASSUMES}
@@ -211,8 +211,8 @@ def _queue(service: Service, caller: Caller) -> dict[str, Any]:
 
 def _running(service: Service, caller: Caller) -> dict[str, Any]:
     whose = None if caller.user.sees_all else caller.name
-    found = list_jobs(service.books, owner=whose, states=("running", "starting"), limit=_SHOWN_RUNNING)
-    return {"running": found, "said": status.predictions(service.books), "user": caller.user}
+    found = list_jobs(service.store, owner=whose, states=("running", "starting"), limit=_SHOWN_RUNNING)
+    return {"running": found, "said": status.predictions(service.store), "user": caller.user}
 
 
 def _nodes(service: Service, caller: Caller) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:
     row = job_for(service, caller, job)
     return {
         "job": row,
-        "place": status.queue_row(service.books, row.id),
-        "said": status.prediction(service.books, row.id),
-        "events": events_of_job(service.books, row.id)[::-1],
+        "place": status.queue_row(service.store, row.id),
+        "said": status.prediction(service.store, row.id),
+        "events": events_of_job(service.store, row.id)[::-1],
         "assumes": ASSUMES,
     }

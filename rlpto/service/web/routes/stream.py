@@ -10,11 +10,11 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rlpto.service.books.events import Event, events_after, first_event, last_event
-from rlpto.service.books.jobs import get_job
 from rlpto.service.web.access import Caller, TheCaller, job_for
 from rlpto.service.web.limits import Limits
 from rlpto.service.web.state import Service, TheService
+from rlpto.store.events import Event, events_after, first_event, last_event
+from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
@@ -51,7 +51,7 @@ async def events(
 ) -> StreamingResponse:
     """Server-sent events. `end` is the last of a stream that ends in good order; after any other end, come again."""
     row = None if job is None else job_for(service, caller, job)
-    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.books)
+    start = int(last) if last is not None else 0 if row is not None or once else last_event(service.store)
     lines = _lines(service, caller, start, None if row is None else row.id, once)
     return _Stream(lines, service.limits, caller.token.id)
 
@@ -75,26 +75,26 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
     """The stream's text, piece by piece."""
     at = start
     yield "retry: 1000\n\n"
-    if at and at + 1 < first_event(service.books):
+    if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
     while True:
         is_over = job is not None and _is_over(service, job)
-        found = events_after(service.books, at, _AT_ONCE)
+        found = events_after(service.store, at, _AT_ONCE)
         text = "".join(_text(event) for event in found if _may_see(caller, event) and job in (None, event.job))
         at = found[-1].seq if found else at
         if text:
             yield text
         if len(found) == _AT_ONCE:
             continue
-        if once or is_over or service.bell.closing:
+        if once or is_over or service.notifier.closing:
             yield f'event: end\ndata: {{"over": {json.dumps(is_over)}}}\n\n'
             return
-        if service.bell.last <= at and not await service.bell.wait(COMMENT_INTERVAL_S):
+        if service.notifier.last <= at and not await service.notifier.wait(COMMENT_INTERVAL_S):
             yield ":\n\n"
 
 
 def _is_over(service: Service, job: str) -> bool:
-    row = get_job(service.books, job)
+    row = get_job(service.store, job)
     return row is None or row.is_over
 
 

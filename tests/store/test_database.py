@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from rlpto.store.database import Store, StoreError, migrate
+from rlpto.store.schema import MIGRATIONS
+
+NEXT = "CREATE TABLE later (a INTEGER) STRICT; INSERT INTO later VALUES (1)"
+
+
+def test_two_processes_meet_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    web, scheduler = Store(path), Store(path, durable=False)
+    with web.transaction():
+        web.write("INSERT INTO status VALUES ('a', 1.0, '1')")
+        assert scheduler.rows("SELECT * FROM status") == [], "nobody sees half of a transaction"
+    assert len(scheduler.rows("SELECT * FROM status")) == 1
+
+
+def test_a_transaction_is_kept_whole_or_not_at_all(store: Store) -> None:
+    def write_half() -> None:
+        with store.transaction():
+            store.write("INSERT INTO status VALUES ('a', 1.0, '1')")
+            with store.transaction():
+                store.write("INSERT INTO status VALUES ('b', 1.0, '1')")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert store.rows("SELECT * FROM status") == []
+
+
+def test_a_savepoint_undoes_one_of_several_writes(store: Store) -> None:
+    with store.transaction():
+        store.write("INSERT INTO status VALUES ('a', 1.0, '1')")
+        with suppress(RuntimeError), store.savepoint():
+            store.write("INSERT INTO status VALUES ('b', 1.0, '1')")
+            raise RuntimeError
+    assert [row["key"] for row in store.rows("SELECT * FROM status")] == ["a"]
+
+
+def test_databases_are_opened_by_newer_versions_with_a_backup(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    Store(path).write("INSERT INTO status VALUES ('a', 1.0, '1')")
+    with closing(sqlite3.connect(path, isolation_level=None)) as base:
+        migrate(base, path, (*MIGRATIONS, NEXT))
+        assert base.execute("SELECT a FROM later").fetchall() == [(1,)]
+        assert base.execute("SELECT key FROM status").fetchall() == [("a",)]
+    kept = Store(tmp_path / f"store.before-{len(MIGRATIONS) + 1}")
+    assert len(kept.rows("SELECT * FROM status")) == 1
+    with pytest.raises(StoreError, match="expected a newer RLPTO"):
+        Store(path)
+
+
+def test_a_migration_that_breaks_leaves_the_database_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    Store(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as base, pytest.raises(sqlite3.Error):
+        migrate(base, path, (*MIGRATIONS, f"{NEXT}; INSERT INTO nowhere VALUES (1)"))
+    again = Store(path)
+    assert again.rows("SELECT name FROM sqlite_master WHERE name = 'later'") == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough to be read as one" * 20, b"SQLite format 3\0"]
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="store") as refused:
+        Store(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_databases_of_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("PRAGMA application_id = 7")
+        base.execute("CREATE TABLE a (b)")
+        base.commit()
+    with pytest.raises(StoreError, match="another SQLite database"):
+        Store(path)

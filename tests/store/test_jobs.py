@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlpto.store.database import Store, StoreError
+from rlpto.store.jobs import (
+    STATES,
+    NewJob,
+    change_asked,
+    change_job,
+    count_jobs,
+    get_job,
+    gpus_held_by,
+    insert_job,
+    jobs_in,
+    list_jobs,
+)
+
+ONE = NewJob(
+    owner="ann", name="first", program="digits", epochs=3, max_gpus=2, options={"lr": 0.1}, labels={"team": "x"}
+)
+
+
+def test_a_job_comes_back_as_it_was_submitted(store: Store) -> None:
+    made = insert_job(store, ONE, 10.0)
+    assert get_job(store, made.id) == made
+    assert (made.state, made.submitted, made.version, dict(made.labels)) == ("submitted", 10.0, 1, {"team": "x"})
+
+
+def test_impossible_limits_are_refused(store: Store) -> None:
+    with pytest.raises(StoreError):
+        insert_job(store, replace(ONE, min_gpus=3), 1.0)
+    assert count_jobs(store, STATES) == 0
+
+
+def test_only_the_columns_of_the_scheduler_change(store: Store) -> None:
+    job = insert_job(store, ONE, 1.0)
+    change_job(store, job.id, 2.0, state="running", started=2.0, gpus_held=2)
+    found = get_job(store, job.id)
+    assert found is not None
+    assert (found.state, found.changed, found.gpus_held, found.version) == ("running", 2.0, 2, 1)
+    assert gpus_held_by(store) == {"ann": 2}
+    with pytest.raises(ValueError, match="owner"):
+        change_job(store, job.id, 3.0, owner="eve")
+
+
+def test_of_two_changes_of_one_version_one_is_refused(store: Store) -> None:
+    job = insert_job(store, ONE, 1.0)
+    assert change_asked(store, job, 2.0, "high", {"team": "y"})
+    assert not change_asked(store, job, 2.0, "low", {})
+    assert [found.priority for found in list_jobs(store, label="team=y")] == ["high"]
+    assert list_jobs(store, label="team=x") == []
+
+
+def test_the_scheduler_finds_new_jobs_in_order(store: Store) -> None:
+    made = [insert_job(store, ONE, float(second)) for second in range(3)]
+    change_job(store, made[0].id, 5.0, state="queued")
+    assert [job.id for job in jobs_in(store, ["submitted"])] == [job.id for job in made[1:]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    data=st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(STATES), st.booleans()), max_size=12),
+    limit=st.integers(1, 5),
+    owner=st.sampled_from([None, "ann"]),
+    states=st.lists(st.sampled_from(STATES), max_size=3, unique=True),
+    labelled=st.booleans(),
+)
+def test_pages_hold_every_job_once(
+    new_store: Callable[[], Store],
+    data: list[tuple[str, str, bool]],
+    limit: int,
+    owner: str | None,
+    states: list,  # type: ignore[type-arg]
+    labelled: bool,
+) -> None:
+    store = new_store()
+    expected = []
+    for name, state, has_label in data:
+        job = insert_job(store, replace(ONE, owner=name, labels={"a": "b"} if has_label else {}), 1.0)
+        change_job(store, job.id, 2.0, state=state)
+        if owner in (None, name) and (not states or state in states) and (has_label or not labelled):
+            expected.append(job.id)
+    found: list[str] = []
+    before = None
+    label = "a=b" if labelled else None
+    while page := list_jobs(store, owner=owner, states=states, label=label, before=before, limit=limit):
+        found += [job.id for job in page]
+        before = page[-1].seq
+    assert found == expected[::-1]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlpto.store.database import Store
+from rlpto.store.users import (
+    add_token,
+    add_user,
+    all_users,
+    change_user,
+    get_user,
+    last_expiry,
+    revoke_token,
+    token_hash,
+    tokens_of,
+    user_of_token,
+    user_of_token_id,
+)
+
+
+def test_a_token_is_known_by_its_hash_alone(store: Store) -> None:
+    add_user(store, "ann", "operator", 1.0)
+    token, secret = add_token(store, "ann", "laptop", 2.0)
+    known = user_of_token(store, secret, 3.0)
+    assert known is not None
+    assert (known[0].name, known[0].sees_all, known[1]) == ("ann", True, token)
+    assert user_of_token(store, secret + "x", 3.0) is None
+    stored = [str(value) for row in store.rows("SELECT * FROM tokens") for value in row]
+    assert token_hash(secret) in stored
+    assert not any(secret in value for value in stored)
+
+
+def test_tokens_end_when_they_expire_or_are_revoked_or_their_user_is_disabled(store: Store) -> None:
+    ann = add_user(store, "ann", "user", 1.0)
+    short, short_secret = add_token(store, "ann", "", 1.0, expires=10.0)
+    token, secret = add_token(store, "ann", "", 2.0)
+    assert user_of_token(store, short_secret, 9.0) is not None
+    assert user_of_token(store, short_secret, 10.0) is None
+    assert [one.id for one in tokens_of(store, "ann", 9.0)] == [token.id, short.id]
+    assert [one.id for one in tokens_of(store, "ann", 10.0)] == [token.id], "an expired one is none"
+    assert not revoke_token(store, token.id, "bob", 2.0), "nobody ends another one's"
+    change_user(store, replace(ann, disabled=True))
+    assert user_of_token(store, secret, 2.0) is None
+    assert user_of_token_id(store, token.id, 2.0) is None
+    change_user(store, replace(ann, jobs_queued=3))
+    assert user_of_token(store, secret, 2.0) is not None
+    assert revoke_token(store, token.id, "ann", 2.0)
+    assert user_of_token(store, secret, 3.0) is None
+    assert (all_users(store), get_user(store, "ann")) == ([replace(ann, jobs_queued=3)], replace(ann, jobs_queued=3))
+
+
+def test_a_session_ends_with_the_token_it_was_made_with(store: Store) -> None:
+    add_user(store, "ann", "user", 1.0)
+    for_ever, _ = add_token(store, "ann", "", 1.0)
+    short, _ = add_token(store, "ann", "", 1.0, expires=10.0)
+    session, secret = add_token(store, "ann", "browser", 1.0, expires=20.0, session_of=for_ever)
+    bounded, _ = add_token(store, "ann", "browser", 1.0, expires=20.0, session_of=short)
+    assert (session.kind, session.expires, bounded.expires) == ("session", 20.0, 10.0)
+    assert [last_expiry(store, one) for one in (for_ever, short, session, bounded)] == [None, 10.0, None, 10.0]
+    assert user_of_token(store, secret, 2.0) is not None
+    assert revoke_token(store, for_ever.id, "ann", 2.0)
+    assert user_of_token(store, secret, 2.0) is None
+    assert [one.id for one in tokens_of(store, "ann", 2.0)] == [short.id, bounded.id]
