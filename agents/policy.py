@@ -23,7 +23,6 @@ from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.steering import STEERING_FEATURES, steer
 
 if TYPE_CHECKING:
-    from rlpto.agents.proposer import Proposer
     from rlpto.agents.trained import TrainedAgent
 
 
@@ -105,15 +104,6 @@ class Pretrained(Agent):
 
     def __init__(self, options: PretrainedOptions) -> None:
         super().__init__(AgentOptions(file=pretrained_file(options.agent), max_jobs=options.max_jobs))
-
-
-def proposer_of(file: Path | None) -> Proposer | None:
-    """What proposes candidates to a planner as a file says; None without one. Raises CheckpointError for a bad file."""
-    if file is None:
-        return None
-    from rlpto.agents.proposer import load_proposer
-
-    return load_proposer(file)
 
 
 def shown_label(spec: str) -> str:

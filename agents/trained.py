@@ -117,14 +117,6 @@ def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     return agent_of(read_archive(path, KINDS), path, max_jobs)
 
 
-def whole_weights(weights: FloatArray) -> FloatArray:
-    """Steering weights [..., STEERING_FEATURES] of a file, which may be from before the index looked at accuracy."""
-    if weights.ndim == 0 or weights.shape[-1] != len(ACTION_FEATURES):
-        return weights
-    lacking = len(STEERING_FEATURES) - len(ACTION_FEATURES)
-    return np.concatenate([weights, np.zeros((*weights.shape[:-1], lacking))], axis=-1)
-
-
 def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest

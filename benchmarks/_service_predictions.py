@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from _common import Check
 
+from rlpto.arrivals.sampled import Futures
 from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.ray_cluster.messages import JobReport, Measured
-from rlpto.service.scheduler.futures import Futures
 from rlpto.store.jobs import JobRow, NewJob, get_job, insert_job
 from rlpto.store.programs import set_program
 from rlpto.store.status import predictions

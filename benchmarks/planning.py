@@ -1,7 +1,7 @@
 """What looking ahead is worth: `planner` against the index that it steers; see docs/planning.md, docs/results.md.
 
 PART is one of: windows (test windows of the workloads of docs/results.md, drawn anew), reward (the same by total
-reward, against all policies that are compared there), futures (what it is worth to plan for jobs that may arrive),
+reward, against all policies that are compared there),
 pollux (Pollux's workloads with jobs that choose their batch sizes, by what is known), latency. But in reward, time
 alone counts: other weights are 0.
 With `--write` the block of the page is replaced by what was measured: docs/results.md for windows and reward,
@@ -34,12 +34,11 @@ from rlpto.simulator.cluster import SimulatedCluster
 PAGE = _common.ROOT / "docs" / "planning.md"
 RESULTS_PAGE = _common.ROOT / "docs" / "results.md"
 ON_RESULTS_PAGE = ("windows", "reward")
-PARTS = ("windows", "reward", "futures", "pollux", "latency")
+PARTS = ("windows", "reward", "pollux", "latency")
 WINDOWS = {"synthetic": 6, "philly": 25, "pollux": 24}
 """At most so many of each cell, in windows and reward: a window of synthetic takes many times the others' time."""
 DRAWS = 3
 """Of the jobs of a window, in windows and reward."""
-SOURCES = ("forecast", "rates", "oracle")
 FRESH_SEED = 71
 """Draws windows of synthetic and pollux that nothing was tuned or compared on before."""
 LOADS = (0.5, 0.7, 0.9, 1.1)
@@ -51,7 +50,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 }
 CLAIMS = {"true speeds, declared epochs": 0.79, "shared fits, declared epochs": 0.88}
 """Of Pollux's published mean JCT: at most what the planner comes to. Nothing is claimed where epochs are unknown."""
-SEARCH = "portfolio=[],perturbations=24,spread=0.25"
+SEARCH = "perturbations=24,spread=0.25"
 """Options of the planner on Pollux's workloads: chosen on the generated workloads 101 to 106."""
 JOBS, LIMIT_MS = 100, 50.0
 LARGE_JOBS, LARGE_LIMIT_MS = 10_000, 100.0
@@ -189,34 +188,6 @@ def difference(found: tuple[float, float, float]) -> str:
     return f"{found[0]:+.2f} [{found[1]:+.2f}, {found[2]:+.2f}]"
 
 
-def futures(limit: int | None) -> tuple[list[Check], Rows]:
-    """Pollux's workload with weighted classes: plans for sampled futures against plans without arrivals."""
-    rows: Rows = Progress()
-    base = tuned_for_jct("pollux")
-    for load in (0.9, 1.1):
-        experiment = cell("pollux", load, limit, *TIME_ONLY, "queue.classes=weighted")
-        names = experiment.windows()
-        index = mean_jct(experiment, f"index:weights={base}", names)
-        without = mean_jct(experiment, f"planner:base={base}", names)
-        for source in (None, *SOURCES):
-            began = time.process_time()
-            spec = f"planner:base={base}" + (f",futures={source}" if source else "")
-            found = mean_jct(experiment, spec, names)
-            taken = time.process_time() - began
-            (own, *_), (ratio, low, high) = interval((found, index)), interval((found, without))
-            rows.append(
-                {
-                    "load": load,
-                    "futures": source or "none",
-                    "windows": len(names),
-                    "planner / tuned index": f"{own:.3f}",
-                }
-                | {"against none": f"{ratio:.3f}", "95 % interval": f"{low:.3f} to {high:.3f}"}
-                | {"CPU s a window": f"{taken / len(names):.1f}"}
-            )
-    return [], rows
-
-
 def pollux(data: Path) -> tuple[list[Check], Rows]:
     """Pollux's four workloads, by what is known, relative to Pollux's published mean."""
     published = float(np.mean([jct for (policy, _), jct in PUBLISHED.items() if policy == "pollux"]))
@@ -294,8 +265,8 @@ def main() -> None:
         with _common.bad_input():
             if part == "windows":
                 found, rows = windows(options.limit, options.noisy)
-            elif part in ("reward", "futures"):
-                found, rows = (reward if part == "reward" else futures)(options.limit)
+            elif part == "reward":
+                found, rows = reward(options.limit)
             else:
                 found, rows = pollux(data) if part == "pollux" else latency()
         checks += found

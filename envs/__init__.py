@@ -1,4 +1,4 @@
-"""Gymnasium environments over any cluster; importing this registers `rlpto/Cluster-v0` and `rlpto/Plan-v0`."""
+"""Gymnasium environments over any cluster; importing this registers `rlpto/Cluster-v0`."""
 
 from gymnasium.envs.registration import register
 
@@ -8,4 +8,3 @@ register(
     entry_point="rlpto.experiments.environments:cluster_env",
     vector_entry_point="rlpto.experiments.environments:vector_env",
 )
-register(id="rlpto/Plan-v0", entry_point="rlpto.experiments.environments:plan_env")

@@ -130,9 +130,3 @@ def encode(
     )  # fmt: skip
     fill_cluster_features(out.cluster, (totals,))
     _cut(out.cluster)
-
-
-def check_finite(values: FloatArray | NDArray[np.float32], what: str) -> None:
-    """Raise ValueError if a number is NaN or infinite. what: named in the message."""
-    if not np.isfinite(values).all():
-        raise ValueError(f"{what}: not all numbers are finite")

@@ -1,38 +1,19 @@
-"""Joint samples of the counts of arrivals by class: from a forecaster and its past errors, or from usual rates."""
+"""Joint samples of the counts of arrivals by class: from a forecaster and its past errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from rlpto.arrivals.online import ForecastSource
 from rlpto.arrivals.past import CLASSES, Past
 from rlpto.forecasting.paths import PathMemory, sample_paths
-from rlpto.forecasting.series import HOUR, MONDAY, WEEK
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.workloads.trace import Trace
 
 REPLAYED_STEPS = 200
 """Steps at the end of the past that are forecast one by one, so that errors are known from the start."""
-HOURS_OF_WEEK = round(WEEK / HOUR)
-PRIOR_HOURS = 2.0
-"""Hours' worth of the mean rate that the rate of every hour of the week starts with."""
-
-
-class PathSource(Protocol):
-    """Joint samples of what arrives in one workload."""
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """Take in jobs [n] that have been submitted: seconds, classes and GPUs asked for."""
-
-    def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray | None:
-        """[count, H, CLASSES] jobs in the steps that follow once `known` steps, which never fall, are over.
-
-        None while too little is known.
-        """
 
 
 class ForecastPaths:
@@ -94,48 +75,3 @@ class ForecastPaths:
             source.arrived(
                 np.full(len(own), (at + 0.5) * self._step), own, np.full(len(own), round(asked), dtype=np.int64)
             )
-
-
-class RatePaths:
-    """Independent Poisson counts at the rates of the hour of the week.
-
-    rates: [HOURS_OF_WEEK, CLASSES] jobs per second from Monday 0:00 on. start: local time at which the workload begins
-    [s since 1970-01-01]. step [s], horizon: as of forecasts.
-    """
-
-    def __init__(self, rates: FloatArray, start: float, step: float, horizon: int) -> None:
-        self._rates, self._start, self._step, self._horizon = rates, start, step, horizon
-
-    def arrived(self, submit_time: FloatArray, priority: IntArray, gpus: IntArray) -> None:
-        """There is nothing to learn."""
-
-    def mean(self, known: int) -> FloatArray:
-        """[H, CLASSES] jobs expected in the steps that follow; the rate is that in the middle of a step."""
-        middles = self._start + (known + np.arange(self._horizon) + 0.5) * self._step
-        hours = ((middles - MONDAY) % WEEK / HOUR).astype(np.int64)
-        return self._rates[hours] * self._step
-
-    def paths(self, known: int, count: int, rng: np.random.Generator) -> IntArray:
-        """[count, H, CLASSES] jobs in the steps that follow."""
-        mean = self.mean(known)
-        return rng.poisson(mean, (count, *mean.shape)).astype(np.int64)
-
-
-def hour_of_week_rates(windows: Iterable[tuple[Trace, float, float]], usual: FloatArray) -> FloatArray:
-    """[HOURS_OF_WEEK, CLASSES] jobs per second in every hour of the week, drawn to the mean where little is known.
-
-    windows: the trace of each, its length [s] and the local time at which it begins [s since 1970-01-01].
-    usual: [CLASSES] shares in which jobs of unknown class count.
-    """
-    jobs, seen = np.zeros((HOURS_OF_WEEK, CLASSES)), np.zeros(HOURS_OF_WEEK)
-    for trace, length, start in windows:
-        at = ((start + trace.submit_time - MONDAY) % WEEK / HOUR).astype(np.int64)
-        own = np.asarray(trace.priority)
-        np.add.at(jobs, at, np.where(own[:, None] >= 0, np.eye(CLASSES)[np.maximum(own, 0)], usual))
-        edges = np.concatenate([[start], np.arange(np.floor(start / HOUR) + 1, (start + length) / HOUR) * HOUR])
-        lengths = np.diff(np.append(edges, start + length))
-        np.add.at(seen, ((edges - MONDAY) % WEEK / HOUR).astype(np.int64), lengths)
-    mean = jobs.sum(axis=0) / max(seen.sum(), 1.0)
-    prior = PRIOR_HOURS * HOUR
-    found: FloatArray = (jobs + prior * mean) / (seen + prior)[:, None]
-    return found

@@ -1,4 +1,4 @@
-"""Forecasts for the windows of an experiment: online for a run, and all at once for training; and sampled futures."""
+"""Forecasts for the windows of an experiment: online for a run, and all at once for training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlpto.arrivals.futures import FutureSampler
 from rlpto.arrivals.online import (
     ClassForecasts,
     KnownTotals,
@@ -19,10 +18,8 @@ from rlpto.arrivals.online import (
     window_forecasts,
 )
 from rlpto.arrivals.past import Past, load_model
-from rlpto.arrivals.paths import ForecastPaths
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import Forecast
-from rlpto.core.futures import FUTURES
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray
 from rlpto.workloads.windows import Window
@@ -53,12 +50,6 @@ class WindowForecasts:
     def by_class(self, past: Past) -> ClassForecasts:
         """Forecasts that go on from a past, from what arrives."""
         return ClassForecasts(self._total(past), past, self.step)
-
-    def futures(self, window: Window, *, futures: int = FUTURES, seed: int = 0) -> FutureSampler:
-        """Futures for one run on a window, sampled around the forecasts of mode on. The window's end is known."""
-        settings = self.settings
-        source = ForecastPaths(self.by_class, self._past(window), self.step, settings.horizon)
-        return FutureSampler(source, self.step, futures=futures, seed=seed, ends=window.end - window.start)
 
     def known(self, window: Window, jobs: Sequence[Job]) -> list[Forecast | None]:
         """All forecasts of a window, after 0, 1, ... steps: those that `for_run` gives while its jobs arrive.

@@ -121,18 +121,6 @@ class Forecast:
     demand: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Future:
-    """Jobs that may arrive after a state: one sample of n jobs, in order of submission.
-
-    jobs: [n] `rlpto.core.jobs.JOB` to which nothing has happened; type_index: of the tables shown to policies.
-    like: [n] numbers, in the workload, of the submitted jobs that each is a copy of but for its submit time and class.
-    """
-
-    jobs: AnyArray
-    like: IntArray
-
-
 @dataclass(frozen=True)
 class Placement:
     """Where n jobs hold GPUs, as far as the cluster knows.

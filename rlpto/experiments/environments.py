@@ -1,5 +1,4 @@
-"""From a configuration to the environments that agents learn in; what gymnasium finds under `rlpto/Cluster-v0`
-and `rlpto/Plan-v0`."""
+"""From a configuration to the environments that agents learn in; what gymnasium finds under `rlpto/Cluster-v0`."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from rlpto.core.jobs import Job
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
-from rlpto.envs.plan_env import PlanEnv, look
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import HOUR, EnvSetup, check_integer
 from rlpto.envs.vector import ClusterVectorEnv
@@ -28,11 +26,9 @@ from rlpto.io.settings import LARGEST_SEED
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.branching import Keeper
-from rlpto.planning.planner import Planner, PlannerOptions
 from rlpto.policies.index_weights import IndexWeights
 from rlpto.policies.steering import steering_weights
-from rlpto.policies.steering_file import load_portfolio, load_steering_weights
+from rlpto.policies.steering_file import load_steering_weights
 from rlpto.workloads.windows import Window
 
 SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
@@ -48,8 +44,6 @@ SMALL = Config.model_validate(
     }
 )
 """What environments are made of when no configuration is named."""
-LOOKED_AT = 8
-"""Random candidates of the planner whose states an environment over plans has."""
 
 
 def cluster_env(
@@ -85,32 +79,6 @@ def vector_env(
     `ClusterVectorEnv`. The others as in `cluster_env`.
     """
     return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps, autoreset_mode)
-
-
-def plan_env(
-    config: Config | Path | str | None = None,
-    portfolio: Path | None = None,
-    split: str = "train",
-    windows: int = 2,
-    slots: int = 4,
-    **settings: Any,
-) -> PlanEnv:
-    """An environment over plans: `gymnasium.make("rlpto/Plan-v0", ...)`.
-
-    Its states are those in which a planner whose base is `env.start` plans on the first `windows` of a split.
-    portfolio: file of the anchors of candidates; None: `slots` times the base. config, settings: as in `cluster_env`.
-    Raises what is wrong with any of them, as `cluster_env` does; ConfigError too where knowledge is not exact.
-    """
-    chosen = _changed_config(config, settings)
-    if chosen.knowledge.mode != "exact":
-        raise ConfigError(f"knowledge.mode: {chosen.knowledge.mode}: plans are learnt where it is exact")
-    experiment, base = prepare(chosen), start_weights(chosen)
-    options = PlannerOptions(base=chosen.env.start, portfolio=(), perturbations=LOOKED_AT)
-    keeper = Keeper(Planner(options, chosen.queue, chosen.simulator, chosen.reward), look=look(chosen.env))
-    for window in experiment.windows(split)[:windows]:
-        experiment.run_policy(keeper, window, chosen.seed)
-    anchors = np.repeat(base[None], slots, axis=0) if portfolio is None else load_portfolio(portfolio)
-    return PlanEnv(keeper.kept, chosen.env, anchors, options.work, chosen.reward)
 
 
 def training_setup(

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlpto.agents.policy import proposer_of
-from rlpto.arrivals.futures import FutureSampler, OracleFutures
-from rlpto.arrivals.paths import RatePaths
 from rlpto.arrivals.windows import WindowForecasts
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.external_load import background_at, place_background
-from rlpto.core.futures import FUTURES, SourceName
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import EstimateNoise, Job
 from rlpto.core.loop import run
@@ -269,8 +265,7 @@ class Experiment:
         """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
         if isinstance(policy, Planner):
             simulator = looking_ahead(self.config.simulator) if real else self.config.simulator
-            proposer = proposer_of(policy.options.proposals)
-            return Planner(policy.options, self.config.queue, simulator, self.config.reward, proposer)
+            return Planner(policy.options, self.config.queue, simulator, self.config.reward)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))
         return policy
@@ -282,7 +277,6 @@ class Experiment:
         cut = self.window_traces[window].window
         forecaster = None if self.forecasts is None else self.forecasts.for_run(cut, cluster.jobs)
         queue, reward = self.config.queue, self.config.reward
-        self.with_futures(policy, window, seed)
         record = run(cluster, policy, queue, reward, window=window, seed=seed, forecaster=forecaster)
         return replace(record, switches=policy.switches()) if isinstance(policy, SwitchingPolicy) else record
 
@@ -296,41 +290,6 @@ class Experiment:
         settings = self.config.forecast
         past = self._window_traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)
-
-    def futures(
-        self, source: SourceName, window: str, seed: int, count: int = FUTURES
-    ) -> FutureSampler | OracleFutures:
-        """What gives one run on a window its sampled futures, in steps and as far ahead as `forecast` says.
-
-        `oracle` tells the truth. Raises ConfigError for a model of no use, and for `rates` without windows to train on.
-        """
-        settings, cut = self.config.forecast, self.window_traces[window].window
-        if source == "oracle":
-            return OracleFutures(settings.horizon * settings.step)
-        own = self.window_seed(window, seed)
-        if source == "forecast":
-            return self._forecasts_on.futures(cut, futures=count, seed=own)
-        traces = self._window_traces
-        paths = RatePaths(traces.usual_rates, traces.local_start(cut), settings.step, settings.horizon)
-        return FutureSampler(paths, settings.step, futures=count, seed=own, ends=cut.end - cut.start)
-
-    def with_futures(self, policy: Policy, window: str, seed: int) -> Policy:
-        """The policy, after those in it that plan for arrivals were given those of a run on a window.
-
-        Raises as `futures`.
-        """
-        for one in policy.policies if isinstance(policy, SwitchingPolicy) else (policy,):
-            if isinstance(one, Planner) and one.options.futures is not None:
-                one.expect(self.futures(one.options.futures, window, seed, one.options.samples))
-        return policy
-
-    @cached_property
-    def _forecasts_on(self) -> WindowForecasts:
-        """Forecasts of mode on, whatever policies are shown."""
-        if self.config.forecast.mode == "on" and self.forecasts is not None:
-            return self.forecasts
-        settings = self.config.forecast.model_copy(update={"mode": "on"})
-        return WindowForecasts(settings, self.shape.capacity, self._window_traces.past)
 
     def seeds(self) -> range:
         """Seeds of the evaluation's repetitions: the config's and those that follow."""

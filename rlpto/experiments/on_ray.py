@@ -316,7 +316,7 @@ def run_session(
     config, resumed = experiment.config, bool(cluster.database.decisions())
 
     def make(spec: str) -> Policy:
-        return experiment.with_futures(experiment.policy(spec, real=True), cell.window, cell.seed)
+        return experiment.policy(spec, real=True)
 
     deciding = switching(make(cell.policy))
     ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)

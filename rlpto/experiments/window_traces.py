@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.arrivals.past import Past, past_of
-from rlpto.arrivals.paths import hour_of_week_rates
 from rlpto.core.cluster import ClusterShape
 from rlpto.core.jobs import Job
 from rlpto.experiments.config import Config
@@ -197,15 +196,6 @@ class WindowTraces:
         # Without local times, second 0 of the trace is taken for midnight, as `rlpto forecast` does.
         unknown = MONDAY + self._config.workload.skip_days * DAY + window.start
         return unknown if origin is None else local_seconds(origin)
-
-    @cached_property
-    def usual_rates(self) -> FloatArray:
-        """Jobs per second by hour of the week and class, in all train windows. Raises ConfigError without any."""
-        train = [cut for cut in self.by_name.values() if cut.window.split == "train"]
-        if not train:
-            raise ConfigError(f"{self.description}: no train windows with jobs, expected some to take usual rates from")
-        windows = [(cut.trace, cut.window.end - cut.window.start, self.local_start(cut.window)) for cut in train]
-        return hour_of_week_rates(windows, np.array(self._config.workload.mapping.priority_shares))
 
     def past(self, window: Window) -> Past:
         """What was submitted before a window, at the load of the windows; nothing where files are the windows."""

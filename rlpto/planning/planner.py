@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
-from rlpto.core.cluster import Allocation, ClusterState, Future
-from rlpto.core.futures import FUTURES, FutureSource, SourceName
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy
 from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
-from rlpto.io.arrays import AnyArray, FloatArray
+from rlpto.io.arrays import FloatArray
 from rlpto.io.cores import cores
-from rlpto.io.errors import PolicyError
-from rlpto.io.paths import example_config, example_names
 from rlpto.io.settings import Settings
 from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
@@ -31,23 +27,17 @@ from rlpto.planning.scene import Scenes
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES, IndexWeights
 from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
-from rlpto.policies.steering_file import load_portfolio, load_steering_weights
+from rlpto.policies.steering_file import load_steering_weights
 from rlpto.simulator.settings import SimulatorSettings
 
 CHANGED_SHARE = 0.4
 """Probability with which a perturbation changes a weight."""
 VARIED = len(STEERING_FEATURES) - len(SLOPE_FEATURES)
-"""So many weights are perturbed: those that look at the slope of accuracy, which come last, stay as in the plan."""
-OTHER_AIMS = ("-accuracy", "-shortfall")
-"""Ends of the names of tuned files that are no candidates by default: they put off the ends of jobs."""
+"""Number of weights that are perturbed: those for the slope of accuracy, which come last, stay as in the plan."""
 LONG_ROLLOUT_S = 0.0005
 """Where a rollout takes at least this long, threads are worth what it costs to start them."""
 SMALLEST_SCALE = 0.3
 """A weight smaller than this is perturbed as if it were this large."""
-
-
-Proposer = Callable[[ClusterState, FloatArray, FloatArray], FloatArray]
-"""From a state in queue order, the plan that stands and the base, [STEERING_FEATURES] each, to candidates [C, ...]."""
 
 
 class PlannerOptions(Settings):
@@ -55,15 +45,8 @@ class PlannerOptions(Settings):
 
     base: Path | None = None
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
-    portfolio: Path | tuple[Path, ...] | None = None
-    """File of further candidates, or files of one or several each; null: all that come with
-    RLPTO and were tuned for reward or JCT."""
-    proposals: Path | None = None
-    """File of a network that proposes further candidates in each state, see docs/notes/planning-learnt.md."""
-    futures: SourceName | None = None
-    """Where jobs that may arrive are sampled from: a forecaster, usual rates, or the truth; null: none arrive."""
-    samples: int = Field(FUTURES, ge=1, le=1000)
-    """Futures that every candidate is tried in, the same for all; it costs the mean."""
+    candidates: tuple[Path, ...] = ()
+    """Files of index or steering weights that every plan tries in addition to the base."""
     perturbations: int = Field(12, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
@@ -100,24 +83,17 @@ class Planner(BasePolicy[PlannerOptions]):
         queue: QueueSettings | None = None,
         simulator: SimulatorSettings | None = None,
         reward: RewardWeights | None = None,
-        proposer: Proposer | None = None,
     ) -> None:
-        """queue, simulator, reward: of the experiment; None: by default. proposer: made from the file `proposals`."""
+        """queue, simulator, reward: of the experiment; None: the defaults."""
         super().__init__(options)
         base = self.options.base
         self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
-        self._portfolio = _portfolio(self.options.portfolio)
+        self._named = [load_steering_weights(path)[None] for path in self.options.candidates]
         weights = self.options.weights or reward or RewardWeights()
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
         self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
-        self._proposer = proposer
-        self._futures: FutureSource | None = None
         self.reset(0)
-
-    def expect(self, futures: FutureSource | None) -> None:
-        """From now on, jobs that may arrive are sampled from these. They are of one run alone."""
-        self._futures = futures
 
     def reset(self, seed: int) -> None:
         """Forget the plan that stands, and the jobs that were planned for."""
@@ -129,10 +105,6 @@ class Planner(BasePolicy[PlannerOptions]):
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Plan if it is time to, and decide by the plan."""
-        if self._futures is not None:
-            self._futures.notice(state)
-        elif self.options.futures is not None:
-            raise PolicyError(f"policy {self.name}: futures: only a run of an experiment on a window has some")
         seen = (state.capacity, *sorted(state.jobs.index.tolist()))
         if seen != self._seen or state.time >= self._due:
             self._seen, self._due = seen, state.time + self.options.every
@@ -148,28 +120,21 @@ class Planner(BasePolicy[PlannerOptions]):
         """[STEERING_FEATURES] weights that come out cheapest from a state on."""
         if len(state.jobs) == 1:
             return self._base
-        candidates = self._candidates(state)
-        futures: Sequence[Future | None] = (None,) if self._futures is None else self._futures(state)
-        scenes = [self._scenes.build(state, one) for one in futures]
-        cost = np.mean([self._costs(*scene, candidates, 1.0 / len(scenes)) for scene in scenes], axis=0)
+        candidates = self._candidates()
+        cost = self._costs(*self._scenes.build(state), candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 
-    def _candidates(self, state: ClusterState) -> FloatArray:
+    def _candidates(self) -> FloatArray:
         """[C, STEERING_FEATURES] what is tried: the plan that stands comes first, it stays where nothing is better."""
         near = np.repeat(self._plan[None], self.options.perturbations, axis=0)
         near = perturbed(near, self.options.spread, self._rng)
-        known = [self._plan[None], self._base[None], self._portfolio]
-        if self._proposer is not None:
-            known.append(self._proposer(state, self._plan, self._base))
-        elif self.options.proposals is not None:
-            raise PolicyError(f"policy {self.name}: proposals: only an experiment can load a network")
-        return np.concatenate([*known, near])
+        return np.concatenate([self._plan[None], self._base[None], *self._named, near])
 
-    def _costs(self, loop: Loop, start: Start, candidates: FloatArray, share: float) -> FloatArray:
-        """[C] what each candidate costs; infinity for those that there was no time for, in this share of the budget."""
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
+        """[C] what each candidate costs; infinity for those that the budget left no time for."""
         cost = np.full(len(candidates), np.inf)
-        budget = np.inf if self.options.budget_ms is None else share * self.options.budget_ms / 1000.0
+        budget = np.inf if self.options.budget_ms is None else self.options.budget_ms / 1000.0
         began = time.perf_counter()
 
         def try_one(i: int, own: Loop) -> None:
@@ -207,13 +172,3 @@ def perturbed(weights: FloatArray, spread: float, rng: np.random.Generator) -> F
     changed = rng.random(varied.shape) < CHANGED_SHARE
     near[:, :VARIED] = varied + changed * scale * rng.standard_normal(varied.shape)
     return near
-
-
-def _portfolio(files: Path | Sequence[Path] | None) -> AnyArray:
-    """[C, STEERING_FEATURES] weights in files, of one vector or of several; None: in those that come with RLPTO,
-    but for `OTHER_AIMS`."""
-    if files is None:
-        names = [name for name in example_names("tuned", ".yaml") if not name.endswith(OTHER_AIMS)]
-        files = [path for name in names if (path := example_config(name)) is not None]
-    files = [files] if isinstance(files, Path) else files
-    return np.concatenate([np.zeros((0, len(STEERING_FEATURES))), *(load_portfolio(path) for path in files)])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.cluster import ClusterState, Future
+from rlpto.core.cluster import ClusterState
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import Told
 from rlpto.core.queues import QueueSettings
@@ -24,8 +24,6 @@ SPANS = 2
 FIRST_SLOTS = 64
 """Jobs that tables with rows of each job's own have room for at first; twice as many whenever it runs out."""
 NO_NOISE = np.zeros((1, 0, 0))
-NOBODY = -1
-"""In place of a job's number: of jobs that are sampled, errors are not known."""
 
 
 class Scenes:
@@ -55,20 +53,16 @@ class Scenes:
         """Another run begins: its jobs have the numbers of others, and errors of their own."""
         self._own = None
 
-    def build(self, state: ClusterState, future: Future | None = None) -> tuple[Loop, Start]:
-        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up.
-
-        future: jobs that then arrive; None: no job comes.
-        """
+    def build(self, state: ClusterState) -> tuple[Loop, Start]:
+        """What rollouts from `state` on run by, and where they begin. At least one GPU must be up."""
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, told, store = state.placement(table.index), table.told(), table.columns()
-        coming = store.records[:0] if future is None else future.jobs.copy()
-        tables, noise = self._tables(told, table.index, store, coming, state.gpus_per_node)
+        tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         world = build_world(
-            np.concatenate([store.records, coming])[None],
+            store.records[None],
             *(state.shape.node_gpus, tables, self._simulator, 0),
             keep_log=False,
             follow_accuracy=self._follow_accuracy,
@@ -78,21 +72,19 @@ class Scenes:
         return loop, start_of(world)
 
     def _tables(
-        self, told: Told, index: IntArray, store: JobStore, coming: AnyArray, gpus_per_node: int
+        self, told: Told, index: IntArray, store: JobStore, gpus_per_node: int
     ) -> tuple[SpeedTables, FloatArray]:
-        """Tables by which jobs get on in rollouts, and [1, n + m, ...] noise. coming: [m] JOB that are sampled.
+        """Tables of the speeds that jobs have in rollouts, and [1, n, ...] noise.
 
-        Their types, and those of the store, are made to be of these tables.
+        The types in the store are changed to types of these tables.
         """
         tables = told.tables
         store.type_index[:] = store.told_type[:] = told.type_index
         if told.noise is not None:
             if self._own is None or self._own.told is not tables:
                 self._own = _OwnRows(tables, gpus_per_node)
-            types = self._own.types_of(index, told, coming["told_type"])
-            store.type_index[:], coming["type_index"] = types[: len(index)], types[len(index) :]
-            known = told.noise.factors(tables.max_gpus + 1)
-            return self._own.tables, np.concatenate([known, np.ones((len(coming), known.shape[1]))])[None]
+            store.type_index[:] = self._own.types_of(index, told)
+            return self._own.tables, told.noise.factors(tables.max_gpus + 1)[None]
         if tables.elapsed.size == 0:  # rewritten as jobs learn
             if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
                 self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
@@ -116,10 +108,9 @@ class _OwnRows:
         self._slots: dict[tuple[int, int], int] = {}  # by job and type: on another kind of GPU it has other speeds
         self._make_room(FIRST_SLOTS)
 
-    def types_of(self, index: IntArray, told: Told, coming: IntArray) -> IntArray:
-        """[n + m] types in `tables` of jobs number `index` [n], and of ones without errors of told types [m]."""
+    def types_of(self, index: IntArray, told: Told) -> IntArray:
+        """[n] types in `tables` of jobs number `index` [n]."""
         jobs = list(zip(index.tolist(), told.type_index.tolist(), strict=True))
-        jobs += [(NOBODY, kind) for kind in coming.tolist()]
         present = set(jobs)
         for gone in [job for job in self._slots if job not in present]:
             self._free.append(self._slots.pop(gone))
@@ -134,9 +125,7 @@ class _OwnRows:
                 continue
             slot = self._slots[job] = self._free.pop()
             kind = job[1]
-            factor = np.ones(len(gpus))
-            if job[0] != NOBODY:
-                factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
+            factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
             several = np.where(-(-gpus // self._gpus_per_node) > 1, self._packed[kind], self._row_on_two(kind))
             rows = np.stack([self.told.row[kind, 0], several])
             fill_own(self.told.rates, rows, factor, self.tables.row[slot], self.tables.rates, self.tables.elapsed)

@@ -94,23 +94,6 @@ def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[
     return {name: _number(file, name, weights.get(name, 0.0), largest) for name in features}
 
 
-def columns_of(file: YamlFile, features: Sequence[str], largest: float, most: int) -> dict[str, list[float]]:
-    """A list of numbers for each feature, of one length from 1 to `most`. Raises CheckpointError as `weights_of`."""
-    weights, length = _entries_of(file, features), 0
-    found: dict[str, list[float]] = {}
-    for name in features:
-        if name not in weights:
-            continue
-        place, column = f"{file.place(('weights', name))}: weights.{name}", weights[name]
-        if not isinstance(column, list) or not 1 <= len(column) <= most:
-            raise CheckpointError(f"{place}: expected a list of 1 to {most} numbers")
-        length = length or len(column)
-        if len(column) != length:
-            raise CheckpointError(f"{place}: expected {length} numbers as for {features[0]}, got {len(column)}")
-        found[name] = [_number(file, name, value, largest) for value in column]
-    return {name: found.get(name, [0.0] * length) for name in features}
-
-
 def _entries_of(file: YamlFile, features: Sequence[str]) -> dict[str, object]:
     """What stands under `weights`: an entry for each feature and for nothing else, whatever it is."""
     if unknown := next((key for key in file.data if key not in ("format", "weights")), None):

@@ -12,17 +12,13 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.files import write_text
 from rlpto.io.yaml_file import read_yaml
 from rlpto.policies.index_weights import FORMAT as INDEX_FORMAT
-from rlpto.policies.index_weights import columns_of, load_index_weights, weights_of
+from rlpto.policies.index_weights import load_index_weights, weights_of
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights
 
 FORMAT = "rlpto steering weights 1"
 """First entry of such a file: what it is, and the version of its form."""
 LARGEST_STEERING_WEIGHT = 1000.0
 """Either way; searches stay far below."""
-PORTFOLIO_FORMAT = "rlpto steering portfolio 1"
-"""First entry of a file of several vectors."""
-MOST_VECTORS = 1000
-"""In a portfolio."""
 
 
 def save_steering_weights(weights: FloatArray, path: Path) -> None:
@@ -43,24 +39,3 @@ def load_steering_weights(path: Path) -> FloatArray:
     if found != FORMAT:
         raise CheckpointError(f"{path}: not a file of weights, expected format: {FORMAT} or {INDEX_FORMAT}")
     return np.array(list(weights_of(file, STEERING_FEATURES, LARGEST_STEERING_WEIGHT).values()))
-
-
-def save_portfolio(portfolio: FloatArray, path: Path) -> None:
-    """Write weights [C, STEERING_FEATURES], whole or not at all. Raises CheckpointError if that is not possible."""
-    columns = {
-        name: [float(value) for value in column] for name, column in zip(STEERING_FEATURES, portfolio.T, strict=True)
-    }
-    text = yaml.safe_dump({"format": PORTFOLIO_FORMAT, "weights": columns}, sort_keys=False, default_flow_style=None)
-    write_text(path, text, "portfolio of steering weights")
-
-
-def load_portfolio(path: Path) -> FloatArray:
-    """[C, STEERING_FEATURES] weights from a file of several vectors, or of one: see `load_steering_weights`.
-
-    Raises CheckpointError, naming file, line and key, if it is neither.
-    """
-    file = read_yaml(path, "a portfolio, steering weights or index weights", CheckpointError)
-    if file.data.get("format") != PORTFOLIO_FORMAT:
-        return load_steering_weights(path)[None]
-    columns = columns_of(file, STEERING_FEATURES, LARGEST_STEERING_WEIGHT, MOST_VECTORS)
-    return np.array(list(columns.values())).T

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.arrivals.futures import FutureSampler, OracleFutures
-from rlpto.core.cluster import Allocation, ClusterState, Future
-from rlpto.core.futures import SourceName
+from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.loop import run
 from rlpto.core.policy import Policy
 from rlpto.core.rewards import REWARD_PARTS
@@ -230,60 +228,3 @@ class TestSettings:
         make_forecaster("naive").fit(TimeSeries(rng.poisson(4, 40).astype(float), 3600.0)).save(path)
         with pytest.raises(ConfigError, match=r"forecast.every: 600 s, expected the 3600 s"):
             experiment_with(mode="on", model=path).check()
-
-
-class AskingForFutures(Watching):
-    """Another policy beside which futures are asked for."""
-
-    def __init__(self, policy: Policy, futures: FutureSampler | OracleFutures) -> None:
-        super().__init__(policy)
-        self._futures = futures
-        self.asked: list[tuple[Future, ...]] = []
-
-    def __call__(self, state: ClusterState) -> Allocation:
-        self.asked.append(self._futures(state))
-        return super().__call__(state)
-
-
-class TestFutures:
-    def played(self, source: SourceName, count: int = 16, **config: Any) -> AskingForFutures:
-        experiment = experiment_with()
-        experiment = Experiment(Config.model_validate({**experiment.config.model_dump(), **config}))
-        window = experiment.windows("test")[0]
-        policy = AskingForFutures(Index(), experiment.futures(source, window, 0, count))
-        experiment.run_policy(policy, window, 0)
-        return policy
-
-    def test_their_number_is_what_is_forecast(self) -> None:
-        policy = self.played("forecast", 200, forecast={"mode": "on", "horizon": 4})
-        sampled = np.array([np.mean([len(future.jobs) for future in futures]) for futures in policy.asked])
-        forecast, window = np.zeros(len(sampled)), 6 * 3600
-        for place, state in enumerate(policy.states):
-            assert state.forecast is not None
-            left = 600 * (int(state.time / 600) + np.arange(1, 5)) - state.time
-            left = np.clip(np.minimum(left, window - state.time) - np.maximum(left - 600, 0), 0, None)
-            forecast[place] = state.forecast.mean.sum(axis=1) @ left / 600
-        assert forecast.max() > 1
-        np.testing.assert_allclose(sampled.sum(), forecast.sum(), rtol=0.2)
-        assert np.corrcoef(sampled, forecast)[0, 1] > 0.9
-
-    def test_usual_rates_and_what_comes_need_no_forecast(self) -> None:
-        rates, true = self.played("rates"), self.played("oracle")
-        assert {len(futures) for futures in rates.asked} == {1, 16}
-        assert {len(futures) for futures in true.asked} == {1}
-        state, (future,) = true.states[0], true.asked[0]
-        coming = state.jobs.store.submit_time
-        assert (
-            future.jobs["submit_time"].tolist()
-            == coming[(coming > state.time) & (coming <= 3600 + state.time)].tolist()
-        )
-        usual = np.mean([len(future.jobs) for future in rates.asked[0]])
-        assert 0.2 < usual / max(len(future.jobs), 1) < 5
-
-    def test_where_jobs_learn_their_speed_sampled_ones_are_told_as_active_ones(self) -> None:
-        policy = self.played("rates", 4, knowledge={"mode": "online"})
-        told = 0
-        for state, futures in zip(policy.states, policy.asked, strict=True):
-            assert all(np.isin(future.like, state.jobs.index).all() for future in futures)
-            told += sum(len(future.jobs) for future in futures)
-        assert told > 0

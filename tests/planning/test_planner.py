@@ -20,19 +20,17 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.io.paths import example_config, example_names
 from rlpto.performance.tables import SpeedTables
 from rlpto.planning import planner as planner_module
 from rlpto.planning.compiled_loop import Loop
-from rlpto.planning.planner import Planner, PlannerOptions
+from rlpto.planning.planner import VARIED, Planner, PlannerOptions
 from rlpto.planning.prediction import predict
 from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
-from rlpto.policies.index_weights import SLOPE_FEATURES
 from rlpto.policies.registry import make_policy
 from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.policies.steering_file import save_portfolio, save_steering_weights
+from rlpto.policies.steering_file import save_steering_weights
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
@@ -59,8 +57,8 @@ class Noted(Planner):
         self.costs: list[FloatArray] = []
         self.tried: list[FloatArray] = []
 
-    def _costs(self, loop: Loop, start: Start, candidates: FloatArray, share: float) -> FloatArray:
-        cost = super()._costs(loop, start, candidates, share)
+    def _costs(self, loop: Loop, start: Start, candidates: FloatArray) -> FloatArray:
+        cost = super()._costs(loop, start, candidates)
         self.costs.append(cost)
         self.tried.append(candidates)
         return cost
@@ -90,7 +88,7 @@ def jct(record: RunRecord) -> float:
 def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> None:
     """No arrivals, no failures, nothing but the base to choose: the first plan's cost is the sum of all JCTs."""
     times = SimulatorSettings(**way)
-    planner = Noted(times, portfolio=(), perturbations=0)
+    planner = Noted(times, perturbations=0)
     record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times)
     waited = 12 * record.decisions.time[0]
     assert planner.costs[0][0] * 3600.0 + waited == pytest.approx(12 * jct(record), rel=1e-9)
@@ -101,7 +99,7 @@ def test_a_rollout_costs_what_then_happens(way: dict[str, str], seed: int) -> No
 def test_a_rollout_costs_the_accuracy_that_is_then_late(seed: int) -> None:
     times = SimulatorSettings(growth="overlap")
     late = RewardWeights(accuracy=0, time=0, resources=0, rescale=0, shortfall=2, classes=(3.0, 2.0, 1.0))
-    planner = Noted(times, late, portfolio=(), perturbations=0)
+    planner = Noted(times, late, perturbations=0)
     cluster = SimulatedCluster(NODES, at_once(seed), random_tables(seed, 8, 13.0), times)
     record = run(cluster, planner, QUEUE, late, seed=5)
     before = sum(late.classes[one.priority] for one in cluster.jobs) * record.decisions.time[0] * 2.0 / 3600.0
@@ -115,7 +113,7 @@ def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(
     classes: Literal["strict", "weighted"], seed: int
 ) -> None:
     times, queue = SimulatorSettings(growth="overlap"), QUEUE.model_copy(update={"classes": classes})
-    planner = Noted(times, queue=queue, portfolio=(), perturbations=0, every=100.0)
+    planner = Noted(times, queue=queue, perturbations=0, every=100.0)
     record = schedule(planner, at_once(seed), random_tables(seed, 8, 13.0), times, queue)
     spent = [12 * jct(record) - cost[0] * 3600.0 for cost in planner.costs]
     assert len(spent) > 2
@@ -123,28 +121,27 @@ def test_rollouts_from_the_middle_of_a_run_cost_what_then_happens(
     assert spent[0] == pytest.approx(0.0, abs=1e-3)
 
 
-def test_weights_tuned_for_when_accuracy_comes_are_no_candidates_by_default() -> None:
-    """A plan is to cost little time; and what docs/planning.md measured was found without them."""
-    mentioned = [name for name in example_names("tuned") if "accuracy" in name or "shortfall" in name]
-    others = [path for name in example_names("tuned") if name not in mentioned and (path := example_config(name))]
-    assert mentioned
-
-    def candidates(**options: object) -> FloatArray:
-        planner = Noted(SimulatorSettings(), TIME_ONLY, QUEUE, **options)
-        schedule(planner, at_once(1), random_tables(1, 8, 13.0), SimulatorSettings())
-        return np.concatenate(planner.tried)
-
-    by_default = candidates()
-    np.testing.assert_array_equal(by_default, candidates(portfolio=others))
-    looks_at_slope = [STEERING_FEATURES.index(name) for name in SLOPE_FEATURES]
-    assert not by_default[:, looks_at_slope].any(), "nor do perturbations look at the slope of accuracy"
+def test_only_named_files_are_tried_beside_the_base_and_changes_of_the_plan(tmp_path: Path) -> None:
+    named = np.random.default_rng(3).normal(size=(3, len(STEERING_FEATURES)))
+    files = [tmp_path / f"{i}.yaml" for i in range(len(named))]
+    for weights, file in zip(named, files, strict=True):
+        save_steering_weights(weights, file)
+    jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
+    for candidates in ((), tuple(files)):
+        planner = Noted(times, perturbations=2, candidates=candidates)
+        schedule(planner, jobs, tables, times)
+        assert {len(tried) for tried in planner.tried} == {2 + len(candidates) + 2}
+        for tried in planner.tried:
+            np.testing.assert_array_equal(tried[2 : 2 + len(candidates)], named[: len(candidates)])
+            looks_at_slope = tried[2 + len(candidates) :, VARIED:]
+            np.testing.assert_array_equal(looks_at_slope, np.repeat(tried[:1, VARIED:], 2, axis=0))
 
 
 def test_where_all_jobs_are_there_plans_are_at_least_as_good_as_their_base() -> None:
     times, better = SimulatorSettings(), []
     for seed in range(12):
         jobs, tables = at_once(seed), random_tables(seed, 8, 13.0)
-        planned = jct(schedule(Planner(None, QUEUE, times, TIME_ONLY), jobs, tables, times))
+        planned = jct(schedule(Planner(PlannerOptions(interval=None), QUEUE, times, TIME_ONLY), jobs, tables, times))
         better.append(jct(schedule(Index(), jobs, tables, times)) / planned)
     assert min(better) > 1 - 1e-9
     assert np.mean(better) > 1.005
@@ -203,7 +200,7 @@ class TestWhatIsNotKnown:
         jobs, times = at_once(8, 6), SimulatorSettings()
         errors = EstimateNoise(np.ones(6), np.full(6, 0.5), np.zeros(6))
         cluster = SimulatedCluster((Node(8),), jobs, random_tables(8, 8, 13.0), times, 0, Knowledge(errors))
-        planner = Noted(times, portfolio=(), perturbations=0)
+        planner = Noted(times, perturbations=0)
         planner(Queue(QUEUE).order(cluster.state()))
         slow = SimulatedCluster((Node(8),), jobs, replace_rates(random_tables(8, 8, 13.0), 0.5), times)
         record = run(slow, Index(), QUEUE, TIME_ONLY)
@@ -271,7 +268,7 @@ class TestPlans:
     def test_a_rollout_that_is_cut_short_estimates_the_rest(self) -> None:
         times, tables = SimulatorSettings(), linear_tables(0.001)
         jobs = [Job(f"j{i}", 0.0, "m0", 1.0 + i, 1000.0) for i in range(10)]
-        whole, cut = (Noted(times, portfolio=(), perturbations=0, work=work) for work in (10**6, 1))
+        whole, cut = (Noted(times, perturbations=0, work=work) for work in (10**6, 1))
         for planner in (whole, cut):
             schedule(planner, jobs, tables, times)
         assert cut.costs[0][0] == pytest.approx(whole.costs[0][0], rel=0.1)
@@ -288,25 +285,11 @@ class TestPlans:
             assert made.finish.sum() == pytest.approx(planner.costs[0].min() * 3600.0)
 
     def test_it_is_a_policy_like_any_other(self) -> None:
-        policy = make_policy("planner:perturbations=2,portfolio=[]")
+        policy = make_policy("planner:perturbations=2")
         record = run(
             SimulatedCluster(NODES, at_once(2), random_tables(2, 8, 5.0), SimulatorSettings()), policy, QUEUE, TIME_ONLY
         )
         assert np.isfinite(record.jobs.finish_time).all()
-
-    def test_a_portfolio_of_several_vectors_is_tried_like_as_many_files(self, tmp_path: Path) -> None:
-        weights = np.random.default_rng(3).normal(size=(3, len(STEERING_FEATURES)))
-        save_portfolio(weights, tmp_path / "all.yaml")
-        for i, one in enumerate(weights):
-            save_steering_weights(one, tmp_path / f"{i}.yaml")
-        jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
-        found = []
-        for files in (tmp_path / "all.yaml", [tmp_path / f"{i}.yaml" for i in range(3)]):
-            planner = Noted(times, perturbations=1, portfolio=files)
-            schedule(planner, jobs, tables, times)
-            found.append(planner.costs)
-        assert len(found[0][0]) == 2 + 3 + 1
-        np.testing.assert_array_equal(found[0][0], found[1][0])
 
     @pytest.mark.parametrize(
         ("spec", "said"),

@@ -13,10 +13,7 @@ from rlpto.policies.index_weights import IndexWeights, save_index_weights
 from rlpto.policies.steering import STEERING_FEATURES, steering_weights
 from rlpto.policies.steering_file import (
     FORMAT,
-    PORTFOLIO_FORMAT,
-    load_portfolio,
     load_steering_weights,
-    save_portfolio,
     save_steering_weights,
 )
 
@@ -80,29 +77,3 @@ def test_another_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"none\.yaml: cannot read the file"):
         load_steering_weights(tmp_path / "none.yaml")
-
-
-def test_a_portfolio_is_several_vectors_in_one_file(tmp_path: Path) -> None:
-    portfolio = np.random.default_rng(1).normal(size=(3, len(STEERING_FEATURES)))
-    save_portfolio(portfolio, tmp_path / "p.yaml")
-    np.testing.assert_array_equal(load_portfolio(tmp_path / "p.yaml"), portfolio)
-    np.testing.assert_array_equal(load_portfolio(written(tmp_path / "w.yaml")), [np.full(portfolio.shape[1], 0.5)])
-
-
-@pytest.mark.parametrize(
-    ("column", "said"),
-    [
-        (3.0, "weights.price: expected a list of 1 to 1000 numbers"),
-        ([], "weights.price: expected a list of 1 to 1000 numbers"),
-        ([1.0], "weights.price: expected 2 numbers as for gain, got 1"),
-        ([1.0, "a"], "weights.price: expected a number from -1000 to 1000, got 'a'"),
-    ],
-)
-def test_a_broken_portfolio_is_named_with_file_and_line(tmp_path: Path, column: object, said: str) -> None:
-    weights: dict[str, object] = {name: [0.5, 1.0] for name in STEERING_FEATURES} | {"price": column}
-    path = tmp_path / "p.yaml"
-    path.write_text(yaml.safe_dump({"format": PORTFOLIO_FORMAT, "weights": weights}))
-    with pytest.raises(CheckpointError) as error:
-        load_portfolio(path)
-    assert str(error.value).startswith(f"{path}:")
-    assert str(error.value).endswith(said)

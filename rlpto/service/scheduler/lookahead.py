@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlpto.arrivals.sampled import Futures, as_believed
 from rlpto.core.cluster import Cluster, ClusterState
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
@@ -26,7 +27,6 @@ from rlpto.core.queues import QueueSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
-from rlpto.service.scheduler.futures import Futures, as_believed
 from rlpto.simulator.settings import SimulatorSettings
 
 LEVELS = (0.1, 0.9)
@@ -106,9 +106,8 @@ class Lookahead:
             sampled = None
             if futures is not None:
                 spread = [MEASURED if measured(number) else GUESSED for number in snapshot.index.tolist()]
-                sampled = Sampled(
-                    as_believed(snapshot, futures, cluster.jobs, state.jobs.store.told_type), np.array(spread)
-                )
+                believed = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.told_type)
+                sampled = Sampled(believed, np.array(spread))
             answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, sampled)
         except BrokenProcessPool:
             self._executor = _process()

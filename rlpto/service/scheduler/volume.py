@@ -10,12 +10,12 @@ import numpy as np
 from rlpto.arrivals.online import ClassForecasts, TotalForecaster, reserved_gpus
 from rlpto.arrivals.past import CLASSES, Past, load_model
 from rlpto.arrivals.paths import ForecastPaths
+from rlpto.arrivals.sampled import Futures, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.service.scheduler.futures import Futures, sample_arrivals
 from rlpto.store.status import VolumeRow
 
 FUTURES = 19

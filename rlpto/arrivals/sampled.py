@@ -1,6 +1,6 @@
-"""Sampled futures of a service: who may still submit what, like those who have submitted before.
+"""Sampled arrivals: jobs that may still be submitted, each like one that was submitted before.
 
-The scheduler draws them, which takes moments; the process that looks ahead makes jobs of them.
+A service draws them around its forecasts (`paths.py`), and predictions run in each sample.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrivals.futures import rows_alike
+from rlpto.arrivals.past import CLASSES
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.planning.snapshot import Snapshot
+from rlpto.performance.tables import JobType
 
+OWN_CLASS_JOBS = 10
+"""Jobs of a class from which on its sampled jobs are like those of the class, rather than like any."""
 MOST_JOBS = 3000
 """Of one future; later ones are left out."""
 
@@ -66,22 +68,35 @@ def sample_arrivals(
     return tuple(found)
 
 
-def as_believed(snapshot: Snapshot, futures: Futures, jobs: Sequence[Job], told_type: IntArray) -> Futures:
-    """The futures with the speeds that a snapshot tells of their donors.
+def rows_alike(classes: IntArray, wanted: IntArray, level: FloatArray) -> IntArray:
+    """[m] numbers of donors for jobs of the classes wanted [m], at levels [m] in [0, 1) of the donors that qualify.
 
-    jobs: M, all that the cluster remembers. told_type: [M] theirs. A donor that is forgotten is as fast as the newest
-    job of its program; without any, what is like it is left out.
+    classes: of the donors, [n]. Donors of the same class qualify if there are OWN_CLASS_JOBS of them, else all do.
     """
-    kinds = [snapshot.tables.types[number] for number in told_type.tolist()]
-    own = {job.name: kind for job, kind in zip(jobs, kinds, strict=True)}
-    programs = {job.model: kind for job, kind in zip(jobs, kinds, strict=True)}
-    types = [own.get(donor.name) or programs.get(donor.model) for donor in futures.donors]
-    row = np.cumsum([kind is not None for kind in types]) - 1
-    there = np.array([kind is not None for kind in types], dtype=np.bool_)
+    rows = np.zeros(len(wanted), dtype=np.int64)
+    for own in range(CLASSES):
+        alike, of_class = np.flatnonzero(classes == own), wanted == own
+        fit = alike if len(alike) >= OWN_CLASS_JOBS else np.arange(len(classes))
+        rows[of_class] = fit[(level[of_class] * len(fit)).astype(np.int64)] if len(fit) else 0
+    return rows
+
+
+def as_believed(types: Sequence[JobType], futures: Futures, jobs: Sequence[Job], type_index: IntArray) -> Futures:
+    """The futures with donors of the types that a snapshot estimates their speeds by.
+
+    types: of the snapshot. jobs: M, all that the cluster remembers. type_index: [M] theirs in `types`. A donor that is
+    no longer remembered is as fast as the newest job of its program; arrivals like a donor without one are left out.
+    """
+    believed = [types[number] for number in type_index.tolist()]
+    own = {job.name: one for job, one in zip(jobs, believed, strict=True)}
+    programs = {job.model: one for job, one in zip(jobs, believed, strict=True)}
+    found = [own.get(donor.name) or programs.get(donor.model) for donor in futures.donors]
+    row = np.cumsum([one is not None for one in found]) - 1
+    there = np.array([one is not None for one in found], dtype=np.bool_)
     donors = tuple(
-        replace(donor, model=kind.model, batch_size=kind.batch_size, metric=kind.metric)
-        for donor, kind in zip(futures.donors, types, strict=True)
-        if kind is not None
+        replace(donor, model=one.model, batch_size=one.batch_size, metric=one.metric)
+        for donor, one in zip(futures.donors, found, strict=True)
+        if one is not None
     )
     arrivals = []
     for one in futures.arrivals:
