@@ -15,6 +15,7 @@ from rlpto.envs.observation import Observation
 from rlpto.envs.setup import EnvSetup, action_space, check_integer, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED
 
 MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
 Observations = dict[str, NDArray[np.float32]]
@@ -71,7 +72,8 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     def _seed_each(self, seed: int | list[int | None] | None) -> None:
         """Begin the random numbers of every environment's episodes anew."""
         replay = self.batch.setup.settings.episode.replay
-        if isinstance(seed, int | np.integer):
+        if seed is not None and not isinstance(seed, list | tuple | np.ndarray):
+            check_integer("seed", seed, 0, LARGEST_SEED)
             seed = [int(seed) + b // replay for b in range(self.num_envs)]
         seeds = [None] * self.num_envs if seed is None else seed
         if len(seeds) != self.num_envs:
