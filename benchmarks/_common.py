@@ -6,14 +6,15 @@ import argparse
 import hashlib
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -39,6 +40,14 @@ class Check:
     @property
     def passed(self) -> bool:
         return self.value >= self.limit if self.least else self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians of CPU seconds, and of their ratio to the calibration loops right before and after (`loops`)."""
+
+    seconds: float
+    loops: float
 
 
 def data_folder() -> Path:
@@ -91,15 +100,43 @@ def needed(given: Path | None, *usual: str) -> Path:
     sys.exit(0)
 
 
-def cpu_seconds(call: Callable[[], object], repeats: int) -> float:
-    """Median CPU seconds of a call over repeats, after one that warms up (compilation, caches)."""
+def progress(text: str) -> None:
+    """What a program is doing, on stderr, for people who wait."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def calibration() -> None:
+    """Fixed work, about 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
+
+    One commit was found 1.7 times as fast as a few minutes before on a quiet machine, so that no threshold in seconds
+    holds. Programs time this loop in alternation with what they measure, and compare ratios.
+    """
+    numbers = np.random.default_rng(0).random(200_000)
+    for _ in range(3):
+        np.sort(numbers).cumsum()
+    counts: dict[int, int] = {}
+    for i in range(200_000):
+        counts[i * 7919 % 1013] = counts.get(i % 1013, 0) + i
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    start = time.process_time()
     call()
-    taken = []
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return statistics.median(taken)
+    return time.process_time() - start
+
+
+def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """Each call timed in turns with the calibration loop, after one that warms up (compilation, caches)."""
+    taken: dict[str, list[tuple[float, float]]] = {key: [] for key in calls}
+    for repeat in range(repeats + 1):
+        for key, call in calls.items():
+            progress(f"{name}, {key}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
+            before = seconds_of(calibration)
+            own = seconds_of(call)
+            taken[key].append((own, own * 2 / (before + seconds_of(calibration))))
+    medians = {key: np.median(pairs[1:], axis=0).tolist() for key, pairs in taken.items()}
+    return {key: Timing(*found) for key, found in medians.items()}
 
 
 def finish(checks: list[Check], as_json: bool, **facts: object) -> None:

@@ -7,6 +7,7 @@ compilation, reading the trace.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import _common
@@ -19,7 +20,8 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.simulator.cluster import SimulatedCluster
 
 POLICIES = ("fifo", "srtf", "las")
-LIMIT = 30.0
+LOOPS = 100.0
+"""Calibration loops that a policy may take."""
 
 
 def main() -> None:
@@ -43,18 +45,18 @@ def main() -> None:
         (window,) = experiment.windows()
         jobs = experiment.jobs(window, 0)
     checks, facts = [], {"trace": trace, "jobs": len(jobs)}
-    for policy in POLICIES:
-        last: list[RunRecord] = []
+    last: dict[str, RunRecord] = {}
 
-        def simulate(policy: str = policy, last: list[RunRecord] = last) -> None:
-            config = experiment.config
-            cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, config.simulator)
-            last[:] = [run(cluster, experiment.policy(policy), config.queue, config.reward)]
+    def simulate(policy: str) -> None:
+        config = experiment.config
+        cluster = SimulatedCluster(experiment.shape, jobs, experiment.tables, config.simulator)
+        last[policy] = run(cluster, experiment.policy(policy), config.queue, config.reward)
 
-        seconds = _common.cpu_seconds(simulate, options.repeats)
-        checks.append(_common.Check(f"{policy}, whole trace", seconds, "CPU-s", LIMIT, False))
-        metrics = measure(last[0])
-        facts[policy] = f"mean JCT {metrics['jct_mean']:,.0f} s, {len(last[0].decisions.time):,} decisions"
+    calls = {policy: partial(simulate, policy) for policy in POLICIES}
+    for policy, taken in _common.calibrated("philly", calls, options.repeats).items():
+        checks.append(_common.Check(f"{policy}, whole trace", taken.loops, "calibration loops", LOOPS, False))
+        jct, decisions = measure(last[policy])["jct_mean"], len(last[policy].decisions.time)
+        facts[policy] = f"{taken.seconds:.1f} CPU-s, mean JCT {jct:,.0f} s, {decisions:,} decisions"
     _common.finish(checks, options.json, **facts)
 
 

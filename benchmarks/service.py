@@ -1,5 +1,5 @@
-"""The job service: load, switches and kills of a whole one, a long history, the pages, its scheduler, predictions,
-months of service, and drawn requests."""
+"""The job service: load, switches and kills of a whole one, a long history, the pages, its scheduler, and
+predictions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ Found = tuple[list[Check], dict[str, object]]
 def main() -> None:
     import _service_web
     import _service_whole
-    from _service_hostile import drawn_requests
-    from _service_months import months_of_service
     from _service_predictions import predicted_finishes
 
     parts: dict[str, Callable[[], Found]] = {
@@ -24,8 +22,6 @@ def main() -> None:
         **_service_whole.PARTS,
         "scheduler": scheduler,
         "predictions": predicted_finishes,
-        "months": months_of_service,
-        "hostile": drawn_requests,
     }
     parser = _common.parser(__doc__ or "")
     names = tuple(parts)

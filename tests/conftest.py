@@ -23,6 +23,7 @@ settings.load_profile("rlpto")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Tests that may go on for long: of broken inputs, and of real jobs."""
+    parser.addoption("--soak", type=int, help="months of service, drawn requests, policies on Ray: this many of each")
     parser.addoption(
         "--cases", type=int, help="tests/fuzz: break each kind of input so often, with a new seed each time"
     )

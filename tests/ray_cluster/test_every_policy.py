@@ -1,6 +1,6 @@
 """Every policy schedules real jobs, some with parameter servers, by estimates with errors of 20 %: a minute in all.
 
-`python benchmarks/ray.py policies` gives each policy a minute of its own, with jobs of its kind.
+`--soak 60` has each policy decide for a minute.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def config() -> Config:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_every_policy_schedules_real_jobs(tmp_path: Path) -> None:
+def test_every_policy_schedules_real_jobs(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    decisions = request.config.getoption("--soak") or DECISIONS_EACH
     session, experiment = session_of(tmp_path, CELL), prepare(config())
     backend = RayBackend(session)
     progress = []
@@ -53,7 +54,7 @@ def test_every_policy_schedules_real_jobs(tmp_path: Path) -> None:
             for name in POLICIES:
                 policy = experiment.policy(name)
                 policy.reset(0)
-                for _ in range(DECISIONS_EACH):
+                for _ in range(decisions):
                     state = loop.state()
                     loop.carry_out(state, policy(state), name)
                     assert cluster.held_gpus <= cluster.up_gpus

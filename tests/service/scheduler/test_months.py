@@ -21,7 +21,7 @@ from tests.service.scheduler.virtual import Act, KilledError, VirtualService, co
 DAY = 86_400.0
 DAYS = 24
 EXAMPLES = int(os.environ.get("RLPTO_MONTHS", "30"))
-"""Runs that are drawn; `python benchmarks/service.py months` makes 200."""
+"""Runs that are drawn; `--soak 200` makes 200."""
 LOOK_S = 6 * 3600.0
 """Between two looks at the cluster where nothing happens."""
 POLICIES = ("fifo", "elastic_fifo", "round_robin", "equal_share", "las", "tiresias")
@@ -35,7 +35,6 @@ class Users:
         self.cancelled: set[str] = set()
         self.switched: list[str] = []
         self.kills = 0
-        self.starts = 0
 
     def submit(self, gpus: int, most: int, hours: float, owner: str) -> Callable[[VirtualService], None]:
         def act(service: VirtualService) -> None:
@@ -125,14 +124,14 @@ def months(draw: st.DrawFn) -> list[tuple[float, str, tuple[object, ...]]]:
 Drawn = list[tuple[float, str, tuple[object, ...]]]
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
-@given(months())
-def test_no_gpu_is_given_twice_and_no_job_is_lost(drawn: Drawn) -> None:
-    live_through(drawn)
+def test_no_gpu_is_given_twice_and_no_job_is_lost(request: pytest.FixtureRequest) -> None:
+    examples = request.config.getoption("--soak") or EXAMPLES
+    often = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+    often(given(months())(live_through))()
 
 
-def live_through(drawn: Drawn) -> Users:
-    """Serve users for 24 days, and until all is over; what they did. Raises AssertionError for wrong store."""
+def live_through(drawn: Drawn) -> None:
+    """Serve users for 24 days, and until all is over. Raises AssertionError if the database is wrong then."""
     monkeypatch, users = pytest.MonkeyPatch(), Users()
     folder = tempfile.TemporaryDirectory(prefix="months-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
     with folder as path, monkeypatch.context():
@@ -153,8 +152,6 @@ def live_through(drawn: Drawn) -> Users:
         finally:
             monkeypatch.undo()
             service.close()
-    users.starts = service.starts
-    return users
 
 
 def all_over(service: VirtualService, users: Users) -> bool:

@@ -1,0 +1,154 @@
+"""Every command that a page shows can be called as it stands: verbs, options, files, keys, policies, programs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer.main
+
+from rlpto.cli.main import make_app
+from rlpto.experiments.config import load_config
+from rlpto.policies.registry import available
+from rlpto.policies.spec import split_specs
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+PROGRAMS = ("rlpto", "python", "make", "pytest")
+
+
+def commands(page: str) -> Iterator[tuple[str, bool]]:
+    """Lines of code blocks and code in sentences that call one of PROGRAMS, and whether it is a whole line."""
+    sentences = []
+    for number, part in enumerate(page.split("```")):
+        if number % 2:
+            block = part.replace("\\\n", " ")
+            yield from ((line, True) for line in block.splitlines() if line.split(" ")[0] in PROGRAMS)
+        else:
+            sentences.append(part)
+    for span in re.findall(r"`([^`]+)`", " ".join(sentences)):
+        text = " ".join(span.split())
+        if text.split(" ")[0] in PROGRAMS:
+            yield text, False
+
+
+def words_of(line: str) -> list[str]:
+    """The first command of a line, without its comment and what follows a pipe or semicolon."""
+    words = shlex.split(re.sub(r" \[(-[^\]]*)\]", r" \1", line), comments=True)  # [--optional] is shown in brackets
+    for end in ("|", ";", "&&", "&", ">", "..."):
+        if end in words:
+            words = words[: words.index(end)]
+    cut = next((i for i, word in enumerate(words) if word.endswith(";")), len(words))
+    return [word.rstrip(";") for word in words[: cut + 1]]
+
+
+@cache
+def application() -> click.Command:
+    return typer.main.get_command(make_app())
+
+
+def check_rlpto(words: list[str], whole: bool) -> None:
+    """Verb and options exist; of a whole line also what it must have; files, keys and policies that it names."""
+    command, context, rest = application(), click.Context(application(), info_name="rlpto"), words[1:]
+    while hasattr(command, "get_command") and rest and not rest[0].startswith("-"):
+        found = command.get_command(context, rest[0])
+        assert found is not None, f"there is no verb {rest[0]!r}"
+        command, context, rest = found, click.Context(found, context, info_name=rest[0]), rest[1:]
+    values: dict[str, Any] = {}
+    if whole:
+        try:
+            with command.make_context(command.name, list(rest), parent=context.parent) as parsed:
+                values = parsed.params
+        except click.exceptions.Exit:
+            return  # --help, --version
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in rest:
+        name = word.partition("=")[0]
+        if re.fullmatch(r"--?[a-zA-Z][\w-]*", name):
+            assert name in options | {"--help"}, f"{command.name} has no option {name}"
+        if re.fullmatch(r"configs/[\w/.-]+\.(yaml|zip)", word):
+            assert (ROOT / word).is_file(), f"there is no file {word}"
+    settings = next(
+        (values[item.name] for item in command.params if "--set" in item.opts and values.get(item.name)), []
+    )
+    config = next((word for word in rest if re.fullmatch(r"configs/[\w-]+\.yaml", word)), None)
+    if config and settings:
+        load_config(ROOT / config, [str(one) for one in settings])
+    policies = values.get("policies")
+    for spec in split_specs(policies) if isinstance(policies, str) and policies != "all" else []:
+        assert str(spec).partition(":")[0] in available(), f"there is no policy {spec}"
+
+
+def check_program(words: list[str]) -> None:
+    """A program of this project that is called with Python exists, and knows the options."""
+    if len(words) < 2 or not words[1].endswith(".py"):
+        return
+    program = ROOT / words[1]
+    assert program.is_file(), f"there is no program {words[1]}"
+    source = "".join(path.read_text(encoding="utf-8") for path in [program, program.parent / "_common.py"])
+    for word in words[2:]:
+        if word.startswith("--"):
+            assert f'"{word.partition("=")[0]}"' in source, f"{words[1]} has no option {word}"
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for word in words[1:]:
+        assert "=" in word or word in targets, f"make has no target {word}"
+
+
+def check_pytest(words: list[str]) -> None:
+    options = (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8")
+    for word in words[1:]:
+        assert not word.startswith("tests") or (ROOT / word.partition("::")[0]).exists(), f"there is no {word}"
+        known = not word.startswith("--") or word.startswith("--dur") or f'"{word.partition("=")[0]}"' in options
+        assert known, f"pytest has no option {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_can_be_called(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    wrong = []
+    for line, whole in commands(page.read_text(encoding="utf-8")):
+        try:
+            words = words_of(line)
+            match words[0]:
+                case "rlpto":
+                    check_rlpto(words, whole)
+                case "python":
+                    check_program(words)
+                case "make":
+                    check_make(words)
+                case "pytest":
+                    check_pytest(words)
+        except Exception as error:  # all that are wrong at once
+            wrong.append(f"{line}\n    {getattr(error, 'message', error)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_are_found() -> None:
+    found = [words_of(line)[0] for page in PAGES for line, _ in commands(page.read_text(encoding="utf-8"))]
+    assert found.count("rlpto") > 100
+    assert found.count("python") > 30
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("rlpto evalate configs/quickstart.yaml", "no verb 'evalate'"),
+        ("rlpto evaluate configs/quickstart.yaml --polices fifo", "No such option: --polices"),
+        ("rlpto evaluate configs/quickstart.yaml --set workload.lod=1", "lod"),
+        ("rlpto evaluate configs/quickstart.yaml --policies fifoo", "no policy fifoo"),
+        ("rlpto evaluate configs/none.yaml", "no file configs/none.yaml"),
+    ],
+)
+def test_a_wrong_command_is_seen(line: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(Exception, match=re.escape(complaint)):
+        check_rlpto(words_of(line), whole=True)
