@@ -15,7 +15,7 @@ from _chaos_scheduler import Scheduler
 from _chaos_watcher import Watcher
 
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.job.checkpoints import list_checkpoints
+from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.session_database import request_policy
 

@@ -14,8 +14,8 @@ from _chaos_scheduler import Scheduler
 from _chaos_watcher import query
 from _ray_job import experiment
 
-from rlpto.ray_cluster.nodes.background import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.persistent_cluster import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.processes import head_family, signal_to
 
 PACE = 0.2

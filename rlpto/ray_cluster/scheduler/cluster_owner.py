@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlpto.io.errors import ClusterError
 
@@ -38,19 +37,17 @@ class SchedulerProcess:
     @property
     def alive(self) -> bool:
         """True if it is connected to the cluster that this process is connected to."""
-        from ray._private import state
+        from rlpto.ray_cluster.compat import drivers
 
-        ray_state: Any = state  # which has no types
-        return not self.ended and any(job["JobID"] == self.driver and not job["IsDead"] for job in ray_state.jobs())
+        return not self.ended and any(one["JobID"] == self.driver and not one["IsDead"] for one in drivers())
 
 
 def schedulers() -> list[SchedulerProcess]:
     """Schedulers that the cluster has ever had to which this process is connected, the newest at the end."""
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+    from rlpto.ray_cluster.compat import values
 
-    keys = sorted(_internal_kv_list(KEY_PREFIX, namespace=KEY_NAMESPACE))  # Ray numbers drivers
-    values = (_internal_kv_get(key, namespace=KEY_NAMESPACE) for key in keys)
-    return [SchedulerProcess(**json.loads(value)) for value in values if value is not None]
+    # Ray numbers drivers: the order of the keys is theirs.
+    return [SchedulerProcess(**json.loads(value)) for value in values(KEY_NAMESPACE, KEY_PREFIX)]
 
 
 @contextmanager
@@ -60,16 +57,17 @@ def only_scheduler(folder: Path) -> Iterator[None]:
     Raises ClusterError if another one is at work there, which does not notice.
     """
     import ray
-    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
+    from rlpto.ray_cluster.compat import drop_value, put_value
 
     driver = str(ray.get_runtime_context().get_job_id())
     own = SchedulerProcess(str(folder.absolute()), driver, platform.node(), os.getpid())
     key, deadline = f"{KEY_PREFIX}{driver}", time.monotonic() + LEAVE_TIMEOUT_S
     # Entered before it looks: of two that start at the same time none overlooks the other.
-    _internal_kv_put(key, json.dumps(asdict(own)), namespace=KEY_NAMESPACE)
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(own)))
     while others := [other for other in schedulers() if other.driver != driver and other.alive]:
         if time.monotonic() > deadline:
-            _internal_kv_del(key, namespace=KEY_NAMESPACE)
+            drop_value(KEY_NAMESPACE, key)
             raise ClusterError(
                 f"another scheduler is at work on this Ray cluster, for {others[0].folder} (process "
                 f"{others[0].process} on {others[0].host}): wait for its end, end it, or use another cluster"
@@ -77,4 +75,4 @@ def only_scheduler(folder: Path) -> Iterator[None]:
         time.sleep(0.1)
     yield
     # After an exception the cluster may be gone, and the process is about to end: Ray notices that.
-    _internal_kv_put(key, json.dumps(asdict(replace(own, ended=True))), namespace=KEY_NAMESPACE)
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(replace(own, ended=True))))
