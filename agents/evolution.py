@@ -17,8 +17,8 @@ import numpy as np
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST, action_weights
-from rlpto.envs.fleet import Played, WindowPlayer
-from rlpto.envs.setup import EnvSetup, fleet_of
+from rlpto.envs.fleet import Fleet, build_fleet, play
+from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.policies.steering import NO_PRICE, STEERING_FEATURES
@@ -106,11 +106,15 @@ class _Trial:
     """Tries weights on the windows of the present generation, against the start on the same windows."""
 
     def __init__(self, setup: EnvSetup, windows: int, seed: int) -> None:
-        self._player = WindowPlayer(fleet_of(setup))
+        self._fleet: Fleet = build_fleet(
+            1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+        )
         self._groups = np.array([workload.group for workload in setup.workloads])
         self._start = setup.start
-        self._base: dict[int, Played] = {}
+        self._limit = float(self._fleet.world.rules["limit"][0])
+        self._base: dict[int, tuple[float, float]] = {}
         self._windows, self._seed = min(windows, len(setup.workloads)), seed
+        self._time, self._total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
         self._drawn: IntArray = np.zeros(0, dtype=np.int64)
         self.draw(0)
 
@@ -125,7 +129,7 @@ class _Trial:
         """Reward lost per job against the start; every group (load) counts alike."""
         lost = {int(workload): self._lost(int(workload), weights) for workload in self._drawn}
         each = [
-            sum(lost[int(w)] for w in members) / max(int(self._player.fleet.counts[members].sum()), 1)
+            sum(lost[int(w)] for w in members) / max(int(self._fleet.counts[members].sum()), 1)
             for group in np.unique(self._groups[self._drawn])
             for members in [self._drawn[self._groups[self._drawn] == group]]
         ]
@@ -134,11 +138,17 @@ class _Trial:
     def _lost(self, workload: int, weights: FloatArray) -> float:
         """Reward the start has more than `weights` in a workload; a great deal if these do not get it done."""
         if workload not in self._base:
-            self._base[workload] = self._player.play(workload, self._start)
-        base = self._base[workload]
-        mine = self._player.play(workload, weights, TIME_LIMIT_FACTOR * base.end)
-        return base.reward - mine.reward if mine.finished else UNFINISHED_LOSS_PER_JOB * self._jobs(workload)
+            self._base[workload] = self._play(workload, self._start, np.inf)
+        reward, end = self._base[workload]
+        mine, _ = self._play(workload, weights, TIME_LIMIT_FACTOR * end)
+        cluster = self._fleet.world.clusters[0]
+        if cluster["active"] or cluster["arrived"] < cluster["jobs"]:
+            return UNFINISHED_LOSS_PER_JOB * float(cluster["jobs"])
+        return reward - mine
 
-    def _jobs(self, workload: int) -> float:
-        """Jobs of a workload."""
-        return float(self._player.fleet.counts[workload])
+    def _play(self, workload: int, weights: FloatArray, limit: float) -> tuple[float, float]:
+        """Total reward, and the time [s] at the end, which is at most `limit`."""
+        self._fleet.world.rules["limit"] = min(limit, self._limit)
+        self._total[:] = 0.0
+        play(self._fleet, 0, workload, np.atleast_2d(weights), self._time, self._total)
+        return float(self._total[-1]), float(self._fleet.world.clusters[0]["time"])

@@ -18,8 +18,8 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.batch import EnvBatch, begin_episode
-from rlpto.envs.fleet import WindowPlayer
-from rlpto.envs.setup import EnvSetup, fleet_of
+from rlpto.envs.fleet import build_fleet, play
+from rlpto.envs.setup import EnvSetup
 from rlpto.io.arrays import AnyArray, FloatArray
 
 HOUR = 3600.0
@@ -102,10 +102,17 @@ def reward_of_constants(setup: EnvSetup, weights: FloatArray) -> float:
 
     -infinity where they do not get a workload done: there are weights that rescale jobs for ever.
     """
-    player = WindowPlayer(fleet_of(setup))
+    fleet = build_fleet(1, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
     longest = CONSTANTS_TIME_LIMIT_FACTOR * HOUR * max(workload.hours for workload in setup.workloads)
-    played = [player.play(workload, weights, longest) for workload in range(len(setup.workloads))]
-    rewards = np.array([found.reward if found.finished else -np.inf for found in played])
+    fleet.world.rules["limit"] = np.minimum(fleet.world.rules["limit"], longest)
+    time, total = np.zeros(2), np.zeros(2)  # only the end of a window is wanted
+    rewards = np.zeros(len(setup.workloads))
+    for workload in range(len(rewards)):
+        total[:] = 0.0
+        play(fleet, 0, workload, np.atleast_2d(weights), time, total)
+        cluster = fleet.world.clusters[0]
+        done = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
+        rewards[workload] = total[-1] if done else -np.inf
     return per_job(setup, rewards)
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
-from rlpto.envs.fleet import PARTS, Fleet, begin, observe_one, play, run_hold
+from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
-from rlpto.envs.setup import MOST_ENVS, EnvSetup, check_integer, draw_episode, episode_rng, fleet_of
+from rlpto.envs.setup import MOST_ENVS, EnvSetup, check_integer, draw_episode, episode_rng
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.io.errors import CheckpointError
@@ -77,7 +77,9 @@ class EnvBatch:
         self.max_steps = max_steps
         self._next_step = next_step
         self._waiting = np.zeros(count, dtype=np.bool_)  # over, and not begun anew
-        self.fleet = fleet_of(setup, count)
+        self.fleet = build_fleet(
+            count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward
+        )
         self.weights = np.atleast_2d(setup.start)
         self.baseline = (
             baseline_rollout(self.fleet, self.weights) if setup.settings.baseline == "start_heuristic" else NO_BASELINE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -19,20 +19,11 @@ from rlpto.core.records import INTERVAL, add_interval
 from rlpto.core.rewards import REWARD_PARTS, RewardWeights, weigh
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.batch import NO_BASELINE, BaselineRollout, baseline_reward, baseline_rollout
-from rlpto.envs.fleet import PARTS
+from rlpto.envs.fleet import PARTS, build_fleet
 from rlpto.envs.observation import observe
 from rlpto.envs.rendering import Trail, draw, tell
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import (
-    HOUR,
-    EnvSetup,
-    Episode,
-    action_space,
-    draw_episode,
-    episode_rng,
-    fleet_of,
-    observation_space,
-)
+from rlpto.envs.setup import HOUR, EnvSetup, Episode, action_space, draw_episode, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.policies.steering import steer
@@ -211,7 +202,8 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
         if not isinstance(setup, EnvSetup) or setup.settings.baseline == "none":
             return NO_BASELINE
         if number not in self._baselines:
-            fleet = fleet_of(replace(setup, workloads=(setup.workloads[number],)))
+            own = (setup.workloads[number],)
+            fleet = build_fleet(1, setup.shape, own, setup.tables, setup.simulator, setup.queue, setup.reward)
             self._baselines[number] = baseline_rollout(fleet, np.atleast_2d(setup.start))
         return self._baselines[number]
 

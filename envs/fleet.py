@@ -266,29 +266,3 @@ def play(f: Fleet, b: int, workload: int, weights: FloatArray, time: FloatArray,
         time[at] = f.loop.world.clusters[b].time
         count = at + 1
     return count
-
-
-class Played(NamedTuple):
-    """What became of a workload. reward: in all. end [s]. finished: False if jobs were left when it was stopped."""
-
-    reward: float
-    end: float
-    finished: bool
-
-
-class WindowPlayer:
-    """Lets constant weights schedule whole workloads in the first cluster of a fleet."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self._limit = float(fleet.world.rules["limit"][0])
-        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
-
-    def play(self, workload: int, weights: FloatArray, limit: float = np.inf) -> Played:
-        """Run a workload with index weights [STEERING_FEATURES]; it is stopped after `limit` s."""
-        self.fleet.world.rules["limit"] = min(limit, self._limit)
-        self._total[:] = 0.0
-        play(self.fleet, 0, workload, np.atleast_2d(weights), self._time, self._total)
-        cluster = self.fleet.world.clusters[0]
-        finished = cluster["active"] == 0 and cluster["arrived"] == cluster["jobs"]
-        return Played(float(self._total[-1]), float(cluster["time"]), bool(finished))

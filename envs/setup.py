@@ -13,7 +13,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
 from rlpto.envs.features import CLUSTER_FEATURES, JOB_FEATURES
-from rlpto.envs.fleet import Fleet, Workload, build_fleet
+from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
@@ -49,11 +49,6 @@ class EnvSetup:
     def __post_init__(self) -> None:
         if self.start.shape != (len(STEERING_FEATURES),):
             raise ValueError(f"start: expected {len(STEERING_FEATURES)} weights, got shape {self.start.shape}")
-
-
-def fleet_of(setup: EnvSetup, count: int = 1) -> Fleet:
-    """A fleet of `count` clusters over the workloads of a setup. Raises ConfigError or JobError, see `build_fleet`."""
-    return build_fleet(count, setup.shape, setup.workloads, setup.tables, setup.simulator, setup.queue, setup.reward)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlpto.core.jobs import ACCURACY_LEVELS
 from rlpto.core.rewards import RewardWeights
-from rlpto.envs.fleet import WindowPlayer, build_fleet
+from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.evaluation.tuning import (
     Parameter,
     TuningSettings,
@@ -250,26 +250,30 @@ class Arena:
         alone = SHORTFALL_ALONE if goal == "shortfall" else TIME_ALONE
         self._reward = experiment.config.reward if goal == "reward" else alone
         self._goal: Goal = goal
-        self._players: dict[tuple[str, int], WindowPlayer] = {}
+        self._fleets: dict[tuple[str, int], Fleet] = {}
+        self._time, self._total = np.zeros(2), np.zeros(2)  # of all decisions only the last one's are wanted
 
     def cost(self, weights: IndexWeights, place: Place, max_hours: float | None) -> Cost:
         """Cost of the index with these weights; see `Cost`."""
-        player = self._player(place)
-        limit = np.inf if max_hours is None else max_hours * HOUR
-        played = player.play(0, steering_weights(weights.vector()), limit)
-        cost, count = -played.reward, int(player.fleet.counts[0])
+        fleet = self._fleet(place)
+        own = self._experiment.config.simulator.max_hours
+        hours = min(np.inf if own is None else own, np.inf if max_hours is None else max_hours)
+        fleet.world.rules["limit"] = hours * HOUR
+        self._total[:] = 0.0
+        play(fleet, 0, 0, np.atleast_2d(steering_weights(weights.vector())), self._time, self._total)
+        cost, count, end = -float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1])
         if self._goal in BLENDED:
-            jobs = player.fleet.world.jobs[0, :count]
+            jobs = fleet.world.jobs[0, :count]
             times = (jobs["submit_time"], jobs["finish_time"], jobs["reached"][:, LEVEL])
-            cost = _blended(self._goal, *times, cost, played.end)
-        return Cost(cost, count, played.end / HOUR)
+            cost = _blended(self._goal, *times, cost, end)
+        return Cost(cost, count, end / HOUR)
 
-    def _player(self, place: Place) -> WindowPlayer:
+    def _fleet(self, place: Place) -> Fleet:
         """The cluster of a window, built when first asked for."""
         key = (place.window, place.seed)
-        if key not in self._players:
+        if key not in self._fleets:
             experiment, config = self._experiment, self._experiment.config
-            fleet = build_fleet(
+            self._fleets[key] = build_fleet(
                 1,
                 experiment.shape,
                 [workload_of(experiment, *key)],
@@ -279,8 +283,7 @@ class Arena:
                 self._reward,
                 follow_accuracy=self._goal in BLENDED,
             )
-            self._players[key] = WindowPlayer(fleet)
-        return self._players[key]
+        return self._fleets[key]
 
 
 def simulated_cost(
