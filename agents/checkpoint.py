@@ -19,6 +19,7 @@ from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.agents.trained import agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
 from rlpto.envs.cluster_env import LiveSetup
+from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
 from rlpto.io.errors import CheckpointError
@@ -190,8 +191,8 @@ def _network(model: TimedPPO) -> JobSetPolicy:
     return model.policy
 
 
-def _environment(model: TimedPPO) -> SB3ClusterEnv:
-    assert isinstance(model.env, SB3ClusterEnv)
+def _environment(model: TimedPPO) -> SB3ClusterEnv | LiveSB3Env:
+    assert isinstance(model.env, SB3ClusterEnv | LiveSB3Env)
     return model.env
 
 

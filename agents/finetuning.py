@@ -22,8 +22,8 @@ from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
 from rlpto.agents.trained import TrainedAgent, agent_of, load_weights
 from rlpto.agents.training import Status, Training, TrainingResult, check_device
-from rlpto.envs.cluster_env import LiveSetup
-from rlpto.envs.sb3 import SB3ClusterEnv
+from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
+from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import ConfigError
 
@@ -94,7 +94,7 @@ def fine_tune(
     torch.set_num_threads(settings.threads)
     check_device(settings)
     archive = read_checkpoint(folder / LAST, identity) if resume else None
-    env = SB3ClusterEnv(setup, seed=identity.seed)
+    env = LiveSB3Env(ClusterEnv(setup), identity.seed)
     model = TimedPPO.make(env, settings, interval, identity.seed)
     assert isinstance(model.policy, JobSetPolicy)
     load_weights(model.policy, starting_agent.archive, starting_agent.file)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,14 +12,8 @@ from rlpto.envs.observation import Observation, empty_observation
 from rlpto.envs.setup import MOST_ENVS, EnvSetup, check_integer, draw_episode, episode_rng
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
-from rlpto.io.errors import CheckpointError
 from rlpto.planning.compiled_loop import look_around
 from rlpto.simulator.kernels import is_over
-
-State = dict[str, Any]
-"""All that changes in a batch, by name: NumPy arrays, and under `rngs` plain data that JSON can hold."""
-WORLD_PARTS = ("jobs", "nodes", "clusters", "active", "sums", "machines", "free")
-"""Arrays of `rlpto.simulator.arrays.World` that change; the others are tables."""
 
 
 class BaselineRollout(NamedTuple):
@@ -59,9 +52,6 @@ class EnvBatch:
     after so many; None: when its length is reached.
     """
 
-    RESUMES = True
-    """`restore` goes on within the episodes that were under way."""
-
     def __init__(
         self,
         setup: EnvSetup,
@@ -94,11 +84,6 @@ class EnvBatch:
         """Begin the episodes' random numbers anew."""
         replay = self.setup.settings.episode.replay
         self.rngs = [episode_rng(seed, b // replay) for b in range(self.count)]
-
-    @property
-    def names(self) -> list[str]:
-        """[B] names of the workloads of the present episodes."""
-        return [self.setup.workloads[number].name for number in self.fleet.loop.current]
 
     def reset(self) -> Observation:
         """Begin a new episode everywhere; returns fresh arrays [B, ...]."""
@@ -140,40 +125,6 @@ class EnvBatch:
             self._begin(int(b))
         return self._copy() if len(over) else last, Steps(reward, parts, elapsed, ended, cut, last)
 
-    def state(self) -> State:
-        """A copy of all that changes. Arrays may be of records, none is of objects."""
-        state: State = {name: array.copy() for name, array in self._arrays().items()}
-        state["rngs"] = [rng.bit_generator.state for rng in self.rngs]
-        return state
-
-    def restore(self, state: Mapping[str, Any]) -> Observation:
-        """Go on where a batch of the same setup and size was asked for its state; returns the last observation.
-
-        Raises CheckpointError, and changes nothing, if the state is of another one.
-        """
-        arrays = self._arrays()
-        for name, array in arrays.items():
-            check_same_form(state, name, array)
-        if len(state.get("rngs", ())) != self.count:
-            raise CheckpointError(f"state of environments: rngs: expected {self.count} random number generators")
-        for name, array in arrays.items():
-            array[...] = state[name]
-        look_around_all(self.fleet)
-        for rng, numbers in zip(self.rngs, state["rngs"], strict=True):
-            rng.bit_generator.state = numbers
-        return self._copy()
-
-    def _arrays(self) -> dict[str, AnyArray]:
-        """The arrays that change, by name."""
-        return {
-            **{f"world.{name}": getattr(self.fleet.world, name) for name in WORLD_PARTS},
-            **{f"observation.{name}": part for name, part in self.observation._asdict().items()},
-            "current": self.fleet.loop.current,
-            "began": self.began,
-            "length": self.length,
-            "steps": self.steps,
-        }
-
     def _begin(self, b: int) -> None:
         """Begin the next episode of environment b."""
         episode = draw_episode(self.rngs[b], self.setup)
@@ -183,18 +134,6 @@ class EnvBatch:
 
     def _copy(self) -> Observation:
         return Observation(*(part.copy() for part in self.observation))
-
-
-def check_same_form(state: Mapping[str, Any], name: str, array: AnyArray) -> None:
-    """Raise CheckpointError unless `state` has an array of the same shape and type under `name`."""
-    if name not in state:
-        raise CheckpointError(f"state of environments: {name}: missing, expected an array of shape {array.shape}")
-    saved = state[name]
-    if saved.shape != array.shape or saved.dtype != array.dtype:
-        raise CheckpointError(
-            f"state of environments: {name}: shape {saved.shape}, expected {array.shape}: "
-            "it was saved with other workloads, nodes or number of environments"
-        )
 
 
 NO_BASELINE = BaselineRollout(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0, dtype=np.int64))

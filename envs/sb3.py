@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.batch import EnvBatch, State, check_same_form
-from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
-from rlpto.envs.live import LiveBatch
+from rlpto.envs.batch import EnvBatch
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
+from rlpto.envs.state import State, batch_state, check_same_form, restore_batch
 from rlpto.envs.vector import Observations, one_row
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
 
@@ -22,8 +21,7 @@ Indices = int | Iterable[int] | None
 
 
 class SB3ClusterEnv(VecEnv):
-    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`; or one over a cluster that is made
-    elsewhere, such as a real one (`LiveSetup`).
+    """B environments, the same as those of `rlpto.envs.vector.ClusterVectorEnv`.
 
     elapsed: [B] float64 seconds that the last step took: always the same array, written in place, so
     that a rollout buffer can keep it and discount per unit of time.
@@ -33,18 +31,16 @@ class SB3ClusterEnv(VecEnv):
     reward's terms, by name), elapsed (simulated seconds) and workload (its name). Otherwise it is
     empty. All arrays that are returned are fresh.
 
-    setup, num_envs, seed: as those of `rlpto.envs.vector.ClusterVectorEnv`; a `LiveSetup` has one environment.
+    setup, num_envs, seed: as those of `rlpto.envs.vector.ClusterVectorEnv`.
     """
 
-    def __init__(self, setup: EnvSetup | LiveSetup, num_envs: int = 1, seed: int | None = None) -> None:
+    def __init__(self, setup: EnvSetup, num_envs: int, seed: int | None = None) -> None:
         self.render_mode = None
-        self.batch: EnvBatch | LiveBatch
-        if isinstance(setup, LiveSetup):
-            self.batch, num_envs = LiveBatch(ClusterEnv(setup), seed), 1
-        else:
-            self.batch = EnvBatch(setup, num_envs, seed)
+        self.batch = EnvBatch(setup, num_envs, seed)
         self.elapsed: FloatArray = np.zeros(num_envs)
-        self._sums: FloatArray = np.zeros((num_envs, len(REWARD_PARTS) + 2))  # terms, reward, seconds of the episode
+        self._terms: FloatArray = np.zeros((num_envs, len(REWARD_PARTS)))
+        self._reward: FloatArray = np.zeros(num_envs)
+        self._seconds: FloatArray = np.zeros(num_envs)
         self._next_seed: int | None = None
         self._actions: AnyArray = np.zeros(0)
         self._made = time.perf_counter()
@@ -55,7 +51,8 @@ class SB3ClusterEnv(VecEnv):
         if self._next_seed is not None:
             self.batch.seed(self._next_seed)
             self._next_seed = None
-        self._sums[:], self.elapsed[:] = 0.0, 0.0
+        for sums in (self._terms, self._reward, self._seconds, self.elapsed):
+            sums[:] = 0.0
         return self.batch.reset()._asdict()
 
     def step_async(self, actions: AnyArray) -> None:
@@ -64,24 +61,30 @@ class SB3ClusterEnv(VecEnv):
 
     def step_wait(self) -> tuple[Observations, NDArray[np.float32], BoolArray, list[dict[str, Any]]]:
         """Carry them out. Raises ValueError if they have another shape or are not finite."""
-        length, names = self.batch.steps + 1, self.batch.names
-        observation, steps = self.batch.step(self._actions)
+        batch = self.batch
+        length, workloads = batch.steps + 1, batch.fleet.loop.current.copy()
+        observation, steps = batch.step(self._actions)
         self.elapsed[:] = steps.elapsed
-        self._sums += np.column_stack([steps.parts, steps.reward, steps.elapsed])
+        self._terms += steps.parts
+        self._reward += steps.reward
+        self._seconds += steps.elapsed
         over = steps.ended | steps.cut
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for b in np.flatnonzero(over):
-            *terms, reward, seconds = self._sums[b].tolist()
-            passed = round(time.perf_counter() - self._made, 6)
             infos[b] = {
                 "terminal_observation": one_row(steps.last, int(b)),
                 "TimeLimit.truncated": bool(steps.cut[b]),
-                "episode": {"r": reward, "l": int(length[b]), "t": passed},
-                "terms": dict(zip(REWARD_PARTS, terms, strict=True)),
-                "elapsed": seconds,
-                "workload": names[b],
+                "episode": {
+                    "r": float(self._reward[b]),
+                    "l": int(length[b]),
+                    "t": round(time.perf_counter() - self._made, 6),
+                },
+                "terms": dict(zip(REWARD_PARTS, self._terms[b].tolist(), strict=True)),
+                "elapsed": float(self._seconds[b]),
+                "workload": batch.setup.workloads[workloads[b]].name,
             }
-        self._sums[over] = 0.0
+        for sums in (self._terms, self._reward, self._seconds):
+            sums[over] = 0.0
         return observation._asdict(), steps.reward.astype(np.float32), over, infos
 
     def seed(self, seed: int | None = None) -> list[int | None]:
@@ -92,21 +95,29 @@ class SB3ClusterEnv(VecEnv):
 
     def get_state(self) -> State:
         """All that changes, as arrays and (under `rngs`) plain data: see `set_state`."""
-        return {**self.batch.state(), "elapsed": self.elapsed.copy(), "sums": self._sums.copy()}
+        return batch_state(self.batch) | {name: array.copy() for name, array in self._own().items()}
 
     def set_state(self, state: Mapping[str, Any]) -> Observations:
-        """Go on where `get_state` was called, bit for bit unless the cluster is a real one, where the episode begins
-        again; returns the last observation.
+        """Go on where `get_state` was called, bit for bit; returns the last observation.
 
         Raises CheckpointError, and changes nothing, if the state is of other environments.
         """
-        check_same_form(state, "elapsed", self.elapsed)
-        check_same_form(state, "sums", self._sums)
-        observation = self.batch.restore(state)
-        self.elapsed[:] = state["elapsed"]
-        self._sums[:] = state["sums"] if self.batch.RESUMES else 0.0
+        for name, array in self._own().items():
+            check_same_form(state, name, array)
+        restore_batch(self.batch, state)
+        for name, array in self._own().items():
+            array[...] = state[name]
         self._next_seed = None
-        return observation._asdict()
+        return {name: part.copy() for name, part in self.batch.observation._asdict().items()}
+
+    def _own(self) -> dict[str, FloatArray]:
+        """What changes in this object beyond its batch."""
+        return {
+            "elapsed": self.elapsed,
+            "sums.terms": self._terms,
+            "sums.reward": self._reward,
+            "sums.seconds": self._seconds,
+        }
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -17,7 +17,7 @@ from rlpto.agents.settings import LAST, AgentSettings
 from rlpto.agents.trained import load_agent
 from rlpto.agents.training import TrainingResult
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
-from rlpto.envs.live import LiveBatch
+from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import CheckpointError, ConfigError
@@ -82,8 +82,7 @@ def after(calls: int) -> Iterator[bool]:
 
 def test_one_environment_gives_the_rollouts_that_a_batch_of_one_gives() -> None:
     setup = make_setup()
-    one, batch = SB3ClusterEnv(setup, 1), SB3ClusterEnv(setup, 1, 7)
-    one.batch = LiveBatch(ClusterEnv(setup), 7)
+    one, batch = LiveSB3Env(ClusterEnv(setup), 7), SB3ClusterEnv(setup, 1, 7)
     rng = np.random.default_rng(0)
     seen, expected = one.reset(), batch.reset()
     over = 0
