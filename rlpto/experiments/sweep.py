@@ -129,12 +129,13 @@ def run_sweep(
                 ),
                 run_config=tune.RunConfig(name=TUNE, storage_path=str(place), verbose=0 if quiet else 1),
             )
-        results = list(tuner.fit())
-    found = [
+        found = tuner.fit()
+    results = [found[at] for at in range(len(found))]
+    rows = [
         {"trial": _short(result.path), **(result.config or {}), GOAL: (result.metrics or {}).get(GOAL)}
         for result in results
     ]
-    finished = [row for row in found if row[GOAL] is not None]
+    finished = [row for row in rows if row[GOAL] is not None]
     if not finished and any(result.error is not None for result in results):
         raise ConfigError(f"{folder}: no trial has finished; the errors are in {folder / TUNE}")
     if not finished:
