@@ -20,7 +20,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import LARGEST_SEED
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.simulator.settings import SimulatorSettings
 
 HOUR = 3600.0
