@@ -1,6 +1,6 @@
 """Connecting to a Ray cluster that is there already, as its only scheduler, and whether the jobs' code is there too.
 
-Two schedulers would give the same GPUs to jobs of both. Ray's own store of keys and values says which one it is, and Ray
+Two schedulers would give the same GPUs to jobs of both. Ray keeps the name of the one that is at work, and Ray
 knows whether that process is still a driver, however it ended.
 """
 
