@@ -29,7 +29,7 @@ from tests.service.served import TINY, Served, served
 Found = tuple[list[Check], dict[str, object]]
 NODES, GPUS = 3, 2
 SWITCHED = ("fifo", "elastic_fifo", "round_robin", "agent", "fifo")
-AGENT = "pretrained:philly"
+AGENT = "pretrained:synthetic"
 """The agent that is switched to where no run is given."""
 COMPILED = ("pollux", "planner")
 SILENCE_S = 3.0

@@ -115,8 +115,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     from rlpto.performance.tables import ONE_KIND
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
-    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
-    from rlpto.ray_cluster.scheduler.connection import Connection
+    from rlpto.ray_cluster.scheduler.connection import Connection, only_scheduler
 
     with ExitStack() as stack:
         if address is None:

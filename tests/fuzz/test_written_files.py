@@ -14,10 +14,10 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.agents.archive import read_archive, write_archive
+from rlpto.agents.archive import AGENT, read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
+from rlpto.agents.trained import action_space, agent_manifest, load_agent, observation_space, weight_arrays
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure

@@ -19,14 +19,13 @@ import ray
 import yaml
 from ray.util import list_named_actors
 
-from rlpto.agents.archive import read_archive
+from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.trained import CHECKPOINT
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
-from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
+from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_database import read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES

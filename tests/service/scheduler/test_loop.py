@@ -208,7 +208,7 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
 
 
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
-    settings = {"scheduler": {"policies": {"agent": "pretrained:philly"}}}
+    settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
     jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
     number = ask(service.store, "policy", "op", service.now(), body={"policy": "agent"})
