@@ -24,7 +24,8 @@ dev: $(VENV)/.dev  ## the same, with the tools for tests and checks
 
 test: test-quick test-cluster  ## run all tests
 
-test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores
+test-quick: $(VENV)/.dev  ## run those that need no Ray cluster, on all cores; Chromium for those of pages is installed if possible
+	.ci/chromium
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not cluster"
 
 test-cluster: $(VENV)/.dev  ## run those that train real jobs on a Ray cluster of several nodes

@@ -14,11 +14,10 @@ import httpx2
 
 from rlpto.io.errors import RlptoError
 from rlpto.io.files import whole_file
+from rlpto.store.jobs import ENDED
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8765"
 ADDRESS_VARIABLE, TOKEN_VARIABLE = "RLPTO_SERVICE", "RLPTO_TOKEN"
-ENDED = ("finished", "failed", "cancelled", "rejected")
-"""States of jobs that are over."""
 _RETRIED = (502, 503, 504)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _SWITCH_TIMEOUT_S = 190.0

@@ -188,7 +188,7 @@ class TestCommand:
         status.set_predictions(running.store, [said])
         assert "place 1, 3 GPUs ahead" in command("job", "show", job)
         assert "in 10 min" in command("queue", "--start")
-        assert "This assumes that" in command("queue", "--start")
+        assert "are simulated under the present policy" in command("queue", "--start")
         assert "priority low now" in command("job", "priority", job, "low")
         assert "will end" in command("job", "cancel", job)
         finish(running.store, job, "cancelled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -20,11 +20,12 @@ from rlpto.cli.remote import (
     print_json,
     print_rows,
     progress_text,
-    span_text,
 )
+from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
+from rlpto.store.jobs import ENDED, Priority
 
-PRIORITIES = ("high", "normal", "low")
+PRIORITIES = get_args(Priority)
 
 app = typer.Typer(help="Show, follow, cancel and change a job of the service.", no_args_is_help=True)
 
@@ -69,7 +70,7 @@ def show(
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
-    tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="The last so many lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=10_000, help="Only the last lines.")] = None,
     service: ServiceOption = None,
     certificate: CertificateOption = None,
 ) -> None:
@@ -84,7 +85,7 @@ def cancel(job: JobArgument, service: ServiceOption = None, certificate: Certifi
     """Let a job end; what it has reported stays."""
     with connect(service, certificate) as client:
         found = client.cancel(job)
-    over = found["state"] in ("finished", "failed", "cancelled", "rejected")
+    over = found["state"] in ENDED
     make_console().print(f"{job} is {found['state']} already" if over else f"{job} will end (it is {found['state']})")
 
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from rlpto.cli.common import SERVICE, Verb
-from rlpto.cli.remote import (
-    CertificateOption,
-    JsonOption,
-    ServiceOption,
-    connect,
-    gpus_text,
-    print_json,
-    print_rows,
-    progress_text,
-    span_text,
-)
-
-OPEN = ("running", "starting", "queued", "checking", "submitted")
+from rlpto.cli.remote import CertificateOption, JsonOption, ServiceOption, connect, print_jobs
+from rlpto.store.jobs import ENDED, STATES
 
 
 def jobs(
@@ -30,24 +18,11 @@ def jobs(
     certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """List jobs that wait or train: the caller's, or everybody's for operators."""
+    """List jobs that wait or train: the caller's, or all users' for operators."""
     with connect(service, certificate) as client:
-        found = list(client.jobs(OPEN, owner, label))
-    if json_:
-        print_json(found)
-        return
-    now = time.time()
-    print_rows(
-        ("id", "name", "owner", "state", "GPUs", "done", "priority", "since", "reason"),
-        (
-            (
-                *(job["id"], job["name"], job["owner"], job["state"], gpus_text(job), progress_text(job)),
-                *(job["priority"], span_text(now - job["submitted"]), job["reason"]),
-            )
-            for job in found
-        ),
-        "no jobs wait or train",
-    )
+        found = list(client.jobs([state for state in STATES if state not in ENDED], owner, label))
+    columns = ("id", "name", "owner", "state", "GPUs", "done", "priority", "since", "reason")
+    print_jobs(found, columns, "no jobs wait or train", json_)
 
 
 VERB = Verb(jobs, SERVICE, "rlpto jobs --label team=vision")

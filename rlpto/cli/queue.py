@@ -38,9 +38,9 @@ def queue(
         rows.append((*ahead, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
     expected = ("starts", "ends") if start else ()
     print_rows(("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason"), rows, "nobody waits")
-    assumed = next((entry["prediction"]["assumes"] for entry in found if entry["prediction"]), None)
-    if start and assumed:
-        make_console().print(f"This assumes that {assumed}.", style="dim")
+    if start and rows:
+        said = "Starts and ends are simulated under the present policy, without jobs still to come."
+        make_console().print(said, style="dim")
 
 
 VERB = Verb(queue, SERVICE, "rlpto queue --start")

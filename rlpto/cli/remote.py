@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlpto.cli.common import make_console
+from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ CertificateOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line, for programs.")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]
-
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
 def connect(service: str | None, certificate: Path | None = None) -> Client:
@@ -59,17 +58,6 @@ def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], none: str
     make_console().print(table if table.row_count else none)
 
 
-def span_text(seconds: float | None) -> str:
-    """A time in words that fit into a column: 42 s, 12 min, 3.5 h, 2.1 d; empty for None."""
-    if seconds is None:
-        return ""
-    if abs(seconds) < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    if abs(seconds) < 2 * _HOUR_S:
-        return f"{seconds / _MINUTE_S:.0f} min"
-    return f"{seconds / _HOUR_S:.1f} h" if abs(seconds) < 2 * _DAY_S else f"{seconds / _DAY_S:.1f} d"
-
-
 def in_text(at: float | None) -> str:
     """A time that is to come, from now on; empty for None."""
     return "" if at is None else f"in {span_text(max(0.0, at - time.time()))}"
@@ -81,7 +69,7 @@ def clock_text(at: float | None) -> str:
 
 
 def progress_text(job: Answer) -> str:
-    """How far a job is."""
+    """Share of a job's epochs that are done."""
     return f"{job['progress'] / job['epochs']:.0%}"
 
 
@@ -93,3 +81,24 @@ def gpus_text(job: Answer) -> str:
 def number_text(value: Any) -> str:
     """A number that may be missing."""
     return "" if value is None else f"{value:.4g}"
+
+
+_COLUMNS: dict[str, Callable[[Answer], str]] = {
+    "GPUs": gpus_text,
+    "done": progress_text,
+    "since": lambda job: span_text(time.time() - job["submitted"]),
+    "submitted": lambda job: clock_text(job["submitted"]),
+    "took": lambda job: span_text(None if job["ended"] is None else job["ended"] - job["submitted"]),
+    "GPU time": lambda job: span_text(job["gpu_seconds"]),
+    "accuracy": lambda job: number_text(job["accuracy"]),
+}
+"""Texts of a job by heading; any other heading is a key of the job."""
+
+
+def print_jobs(jobs: Sequence[Answer], columns: Sequence[str], none: str, json_: bool) -> None:
+    """Jobs as a table with these columns, or the line `none`; json_: as JSON."""
+    if json_:
+        print_json(jobs)
+        return
+    rows = ([_COLUMNS[name](job) if name in _COLUMNS else str(job[name]) for name in columns] for job in jobs)
+    print_rows(columns, rows, none)

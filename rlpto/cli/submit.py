@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from rlpto.cli.common import SERVICE, QuietOption, Verb, make_console
-from rlpto.cli.remote import CertificateOption, JsonOption, ServiceOption, connect, print_json, print_rows, span_text
+from rlpto.cli.remote import CertificateOption, JsonOption, ServiceOption, connect, print_json, print_rows
+from rlpto.io.durations import span_text
 from rlpto.io.errors import ConfigError
 
 NOT_FINISHED = 1

@@ -37,7 +37,7 @@ from rlpto.planning.planner import Planner
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.workload import closer_arrivals, guessed_profiles
+from rlpto.ray_cluster.scheduler.workload import guessed_profiles
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
@@ -63,6 +63,7 @@ class Experiment:
             Node(group.gpus, group.cpus, group.gpu) for group in config.cluster.nodes for _ in range(group.count)
         )
         self.background = place_background(config.workload.background, shape)
+        self._tables: dict[tuple[bool, bool], SpeedTables] = {}
         self.shape = shape.with_background(*background_at(self.background, 0.0, len(shape)))
 
     @cached_property
@@ -128,31 +129,25 @@ class Experiment:
         """Names of the windows of a split, see `WindowTraces.names`."""
         return self._window_traces.names(split, required)
 
-    @cached_property
+    @property
     def tables(self) -> SpeedTables:
         """Speed tables of every job type of the workload, for as many GPUs as a job may hold."""
-        return self._compiled()
+        return self.tables_for()
 
-    @cached_property
-    def tables_by_batch_size(self) -> SpeedTables:
-        """The same with the batch sizes that a policy may choose."""
-        return self._compiled(choose_batches=True)
-
-    @cached_property
-    def tables_by_servers(self) -> SpeedTables:
-        """The same with the numbers of parameter servers that a policy may choose."""
-        return self._compiled(choose_servers=True)
-
-    @cached_property
-    def tables_by_all(self) -> SpeedTables:
-        """The same with all that any policy may choose."""
-        return self._compiled(choose_batches=True, choose_servers=True)
-
-    def _compiled(self, *, choose_batches: bool = False, choose_servers: bool = False) -> SpeedTables:
-        """Tables for every kind of GPU of the cluster."""
-        (types, most), shape = self._job_types, self.shape
-        chosen = {"choose_batches": choose_batches, "choose_servers": choose_servers}
-        return compile_tables(self.profiles, types, most, shape.gpus_per_node, kinds=shape.kind_sizes, **chosen)
+    def tables_for(self, *, batch_sizes: bool = False, servers: bool = False) -> SpeedTables:
+        """The same with the batch sizes, and the numbers of parameter servers, that a policy may choose."""
+        if (batch_sizes, servers) not in self._tables:
+            (types, most), shape = self._job_types, self.shape
+            self._tables[batch_sizes, servers] = compile_tables(
+                self.profiles,
+                types,
+                most,
+                shape.gpus_per_node,
+                kinds=shape.kind_sizes,
+                choose_batches=batch_sizes,
+                choose_servers=servers,
+            )
+        return self._tables[batch_sizes, servers]
 
     @cached_property
     def _job_types(self) -> tuple[list[JobType], int]:
@@ -178,7 +173,8 @@ class Experiment:
 
     def jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window. Raises JobError for a job that the cluster cannot run."""
-        return closer_arrivals(self._jobs(window, seed), self.config.ray.arrivals)
+        jobs, factor = self._jobs(window, seed), self.config.ray.arrivals
+        return jobs if factor == 1 else [replace(job, submit_time=job.submit_time * factor) for job in jobs]
 
     def _jobs(self, window: str, seed: int) -> list[Job]:
         """The jobs of a window at the times at which they were recorded; of a file that is followed, those by now."""
@@ -217,10 +213,7 @@ class Experiment:
         settings = self.config.simulator
         if max_hours is not None:
             settings = settings.model_copy(update={"max_hours": min(max_hours, settings.max_hours or max_hours)})
-        if choose_servers:
-            tables = self.tables_by_all if choose_batches else self.tables_by_servers
-        else:
-            tables = self.tables_by_batch_size if choose_batches else self.tables
+        tables = self.tables_for(batch_sizes=choose_batches, servers=choose_servers)
         knowledge = self._knowledge(len(jobs), own_seed)
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
 

@@ -168,7 +168,7 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     from rlpto.ray_cluster.scheduler.placement import place
     from rlpto.simulator.cluster import SimulatedCluster
 
-    config, tables = experiment.config, experiment.tables_by_all
+    config, tables = experiment.config, experiment.tables_for(batch_sizes=True, servers=True)
     ahead = looking_ahead(config.simulator)
     kind = tables.types[0]
     jobs = [
@@ -251,7 +251,11 @@ def real_cluster(
     from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
-    config, source, tables = experiment.config, experiment.source(), experiment.tables_by_all
+    config, source, tables = (
+        experiment.config,
+        experiment.source(),
+        experiment.tables_for(batch_sizes=True, servers=True),
+    )
     settings, timing, background = config.ray, config.simulator, config.workload.background
     jobs = experiment.jobs(window, seed) if source is None else source.poll()
     own_seed = experiment.window_seed(window, seed)

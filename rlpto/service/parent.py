@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from rlpto.io.errors import ClusterError, ConfigError
-from rlpto.service.preparing import TOKEN_FILE, make_folder, prepare
+from rlpto.service.preparing import make_folder, prepare
 from rlpto.service.settings import ServiceSettings
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
@@ -54,7 +53,8 @@ class Child:
             if code is None:
                 return
             if code == _BAD_INPUT and not self.restarts:
-                raise ClusterError(f"the {self.name} process has ended: {_last_line(self.log)}")
+                said = _last_line(self.log.read_text(encoding="utf-8", errors="replace"))
+                raise ClusterError(f"the {self.name} process has ended: {said} ({self.log})")
             self._backoff = FIRST_BACKOFF_S if now - self._since > STEADY_S else self._backoff
             self._due, self._process = now + self._backoff, None
             say(f"the {self.name} process has ended ({_how(code)}); starting it again in {self._backoff:g} s")
@@ -68,24 +68,22 @@ class Child:
         """Whether it runs now."""
         return self._process is not None and self._process.poll() is None
 
-    def ask_to_end(self) -> None:
-        """Send the signal that asks it to end."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(self._end)
-
-    def wait(self, seconds: float) -> None:
-        """Wait until it has ended; after so long it is killed."""
+    def end(self, seconds: float, now: Callable[[], bool] = lambda: False) -> None:
+        """Send the signal that asks it to end, and kill it after a time [s], or once `now` says so."""
         if self._process is None:
             return
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with suppress(ProcessLookupError):
+            self._process.send_signal(self._end)
+        until = time.monotonic() + seconds
+        while self.alive and time.monotonic() < until and not now():
+            time.sleep(_LOOK_S / 4)
+        self._process.kill()
+        self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with _opened_log(self.log) as log:
+        if self.log.exists() and self.log.stat().st_size > LARGEST_LOG_BYTES:
+            self.log.replace(self.log.with_name(f"{self.log.name}.1"))
+        with self.log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", *self._arguments],
                 stdin=subprocess.DEVNULL,
@@ -98,59 +96,48 @@ class Child:
 
 
 def serve(
-    path: Path,
-    settings: ServiceSettings,
-    ready: Callable[[str, Path], None],
-    say: Callable[[str], None],
+    path: Path, settings: ServiceSettings, ready: Callable[[str, bool], None], say: Callable[[str], None]
 ) -> None:
     """Run a service until SIGINT or SIGTERM; a second one ends it at once.
 
-    path: of the settings. ready: is told the address and the file of the admin's token once pages are served. say: is
-    told in one line what happens later.
-    Raises ConfigError for an address or a folder that cannot be used, ClusterError for a service that is at work in the
-    folder, or cannot start.
+    path: of the settings. ready: called once pages are served, with the address and whether the admin's token is new.
+    say: called with a line about what happens later.
+    Raises ConfigError for settings, an address or a folder that cannot be used, ClusterError for a service that is at
+    work in the folder, or cannot start.
     """
+    _check(path)
     make_folder(settings.folder)
     logs = settings.folder / "logs"
     logs.mkdir(exist_ok=True)
     with _alone_in(settings.folder), _listening(settings) as listening, _stopped() as stopped:
-        prepare(settings)
-        token_file = settings.folder / TOKEN_FILE
+        is_new = prepare(settings)
         number, host = listening.fileno(), settings.web.host
         arguments = ["rlpto.service.web", str(path), "--fd", str(number)]
         web = Child("web", arguments, logs / "web.log", signal.SIGTERM, [number])
         scheduler = Child("scheduler", ["rlpto.service.scheduler", str(path)], logs / "scheduler.log", signal.SIGINT)
         scheme = "http" if settings.web.certificate is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        address = f"{scheme}://{shown}:{listening.getsockname()[1]}"
+        address, is_up = f"{scheme}://{shown}:{listening.getsockname()[1]}", False
         try:
-            _run((web, scheduler), stopped, address, lambda: ready(address, token_file), say)
+            while not stopped:
+                for child in (web, scheduler):
+                    child.look(time.monotonic(), say)
+                if not is_up and _answers(address):
+                    is_up = True
+                    ready(address, is_new)
+                time.sleep(_LOOK_S)
         finally:
             say("ending; again to end at once")
-            for child in (web, scheduler):
-                child.ask_to_end()
-            web.wait(WEB_STOP_S)
-            until = time.monotonic() + SCHEDULER_STOP_S
-            while scheduler.alive and time.monotonic() < until and len(stopped) < 2:
-                time.sleep(_LOOK_S)
-            scheduler.wait(0.0)
+            web.end(WEB_STOP_S)
+            scheduler.end(SCHEDULER_STOP_S, lambda: len(stopped) > 1)
 
 
-def _run(
-    children: Sequence[Child],
-    stopped: Sequence[int],
-    address: str,
-    ready: Callable[[], None],
-    say: Callable[[str], None],
-) -> None:
-    told = False
-    while not stopped:
-        for child in children:
-            child.look(time.monotonic(), say)
-        if not told and _answers(address):
-            told = True
-            ready()
-        time.sleep(_LOOK_S)
+def _check(path: Path) -> None:
+    """Let a scheduler process read what the settings name, before anything is written. Raises ConfigError."""
+    command = [sys.executable, "-m", "rlpto.service.scheduler", str(path), "--check"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise ConfigError(_last_line(found.stderr))
 
 
 def _answers(address: str) -> bool:
@@ -207,18 +194,9 @@ def _stopped() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def _opened_log(path: Path) -> Iterator[BinaryIO]:
-    if path.exists() and path.stat().st_size > LARGEST_LOG_BYTES:
-        path.replace(path.with_name(f"{path.name}.1"))
-    with path.open("ab") as log:
-        yield log
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[-20:]
-    said = next((line for line in reversed(lines) if line.strip()), "it has said nothing")
-    return f"{said.strip().removeprefix('error: ').removeprefix('rlpto: error: ')[:300]} ({log})"
+def _last_line(text: str) -> str:
+    line = next((line for line in reversed(text.split("\n")) if line.strip()), "it has printed nothing")
+    return line.strip().removeprefix("error: ").removeprefix("rlpto: error: ")[:300]
 
 
 def _how(code: int) -> str:

@@ -103,11 +103,13 @@ class WebSettings(Settings):
     key: ConfigPath | None = None
     """Its key (PEM)."""
     posts_per_second: float = Field(20.0, gt=0, le=10_000)
-    """Changes that a token may make, per second over ten seconds; more are answered 429."""
+    """Changes that a user may make, per second over ten seconds; more are answered 429."""
     streams: int = Field(8, ge=1, le=1000)
-    """Streams of events that a token may hold open."""
+    """Streams of events that a user may hold open."""
+    request_seconds: float = Field(15.0, gt=0, le=600)
+    """Seconds for receiving a whole request, headers and body; the connection is closed after them."""
     session_hours: float = Field(12.0, gt=0, le=720)
-    """Hours after which somebody has to sign in again in the browser."""
+    """Hours after which a browser has to sign in again."""
 
     @model_validator(mode="after")
     def _is_not_in_the_open(self) -> WebSettings:

@@ -27,13 +27,14 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node. kind: of its GPUs. jobs: GPUs that each job holds there now."""
+    """A node. kind: of its GPUs. jobs: GPUs that each job holds there now. host: name of its machine."""
 
     id: str
     gpus: int
     alive: bool
     kind: str = ""
     jobs: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def test_only_programs_with_a_bound_let_policies_choose_batch_sizes() -> None:
     def choices(**bounds: int) -> dict[str, list[int]]:
         overrides = [f"ray.programs.{name}.largest_batch_size={bound}" for name, bound in bounds.items()]
         experiment = prepare(load_config(CONFIGS / "ray_smoke.yaml", overrides))
-        tables = experiment.tables_by_batch_size
+        tables = experiment.tables_for(batch_sizes=True)
         sizes = [(kind.model, size) for kind, size in zip(tables.types, tables.batch_size.tolist(), strict=True)]
         return {name: [size for model, size in sizes if model == name and size] for name in experiment.models}
 
@@ -272,9 +272,10 @@ def test_the_pollux_benchmark_gives_the_published_figures(
     assert np.mean(jobs.finish_time - jobs.submit_time) == pytest.approx(published, rel=1e-3)
 
 
-@pytest.mark.parametrize("tables", ["tables", "tables_by_batch_size", "tables_by_servers", "tables_by_all"])
-def test_whatever_a_policy_chooses_kinds_of_gpu_are_told_apart(tables: str) -> None:
+@pytest.mark.parametrize("batch_sizes", [False, True])
+@pytest.mark.parametrize("servers", [False, True])
+def test_kinds_of_gpu_are_known_for_every_choice_of_a_policy(batch_sizes: bool, servers: bool) -> None:
     nodes = [{"count": 1, "gpus": 4, "gpu": "t4"}, {"count": 1, "gpus": 8, "gpu": "a100"}]
     jobs = [{"name": "a", "model": "cifar10", "gpus": 1, "max_gpus": 4}]
     config = Config.model_validate({"cluster": {"nodes": nodes}, "workload": {"source": "jobs", "jobs": jobs}})
-    assert getattr(Experiment(config), tables).kinds == ("t4", "a100")
+    assert Experiment(config).tables_for(batch_sizes=batch_sizes, servers=servers).kinds == ("t4", "a100")

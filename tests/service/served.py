@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from rlpto.client import ENDED, Answer, Client
+from rlpto.client import Answer, Client
 from rlpto.ray_cluster.nodes.processes import TITLE, of_folder, start_time, titled
 from rlpto.service.scheduler.process import STATE_FILE, STATE_VARIABLE
 from rlpto.service.settings import load_service
 from rlpto.store.database import Store
-from rlpto.store.jobs import JobRow, get_job
+from rlpto.store.jobs import ENDED, JobRow, get_job
 from rlpto.store.status import heartbeat, policies
 
 REPOSITORY = Path(__file__).resolve().parents[2]

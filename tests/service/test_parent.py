@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import fcntl
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.service.parent import FIRST_BACKOFF_S, Child, serve
-from rlpto.service.preparing import prepare
+from rlpto.service.preparing import TOKEN_FILE, prepare
 from rlpto.service.settings import ServiceSettings
 from tests.service.web.helpers import make_settings
 
@@ -44,8 +47,7 @@ class TestChild:
         one = child(tmp_path, "http.server", "0")
         one.look(0.0, print)
         assert one.alive
-        one.ask_to_end()
-        one.wait(10)
+        one.end(10)
         assert not one.alive
 
     def test_input_at_fault_is_said_at_the_first_start(self, tmp_path: Path) -> None:
@@ -58,41 +60,72 @@ class TestChild:
 
 class TestServe:
     def serve(self, settings: ServiceSettings) -> None:
-        serve(Path("none.yaml"), settings, lambda *_: None, lambda _: None)
+        file = settings.folder.parent / "settings.yaml"
+        file.write_text(yaml.safe_dump(settings.model_dump(mode="json")), encoding="utf-8")
+        serve(file, settings, lambda *_: None, lambda _: None)
 
     def test_an_address_that_is_taken(self, tmp_path: Path) -> None:
-        import socket
-
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            settings = make_settings(tmp_path, web={"port": taken.getsockname()[1]})
+            settings = make_settings(tmp_path / "new", web={"port": taken.getsockname()[1]})
             with pytest.raises(ConfigError, match="cannot listen on"):
                 self.serve(settings)
 
     def test_a_folder_where_another_is_at_work(self, tmp_path: Path) -> None:
-        import fcntl
-
-        with (tmp_path / "lock").open("w") as lock:
+        settings = make_settings(tmp_path / "new")
+        settings.folder.mkdir()
+        with (settings.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with pytest.raises(ClusterError, match="another service is at work in this folder"):
-                self.serve(make_settings(tmp_path))
+                self.serve(settings)
 
     def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="cannot make the folder"):
-            self.serve(make_settings(tmp_path / "file" / "service"))
+        settings = make_settings(tmp_path / "file")
+        with pytest.raises(ConfigError, match="cannot make a folder"):
+            self.serve(settings)
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"experiment": "none.yaml"}, "none.yaml"),
+            ({"scheduler": {"policy": "nonsense"}}, "scheduler.policy: nonsense: expected one of"),
+        ],
+    )
+    def test_wrong_settings_are_one_line_before_anything_is_written(
+        self, tmp_path: Path, changes: dict[str, object], said: str
+    ) -> None:
+        settings = make_settings(tmp_path / "new", **changes)
+        with pytest.raises(ConfigError, match=said) as error:
+            self.serve(settings)
+        assert "\n" not in str(error.value)
+        assert not settings.folder.exists()
 
 
 class TestPreparing:
     def test_the_first_token_is_kept_and_readable_by_its_owner_alone(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new", programs=CATALOGUE_PROGRAM)
-        token = prepare(settings)
-        file = settings.folder / "admin-token"
-        assert (file.stat().st_mode & 0o777, file.read_text().strip()) == (0o600, token)
-        assert settings.folder.stat().st_mode & 0o077 == 0
-        assert prepare(settings) == token
+        assert prepare(settings), "made"
+        file = settings.folder / TOKEN_FILE
+        token = file.read_text()
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert not prepare(settings), "it is not shown again"
+        assert file.read_text() == token
+
+    def test_a_folder_that_exists_is_made_its_owners_alone(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path / "old")
+        settings.folder.mkdir()
+        settings.folder.chmod(0o755)
+        settings.database.touch()
+        settings.database.chmod(0o644)
+        prepare(settings)
+        assert settings.folder.stat().st_mode & 0o777 == 0o700
+        assert {path.stat().st_mode & 0o777 for path in settings.folder.glob("service.sqlite*")} == {0o600}
 
     def test_a_token_that_is_lost_is_replaced(self, tmp_path: Path) -> None:
         settings = make_settings(tmp_path / "new")
-        token = prepare(settings)
-        (settings.folder / "admin-token").unlink()
-        assert prepare(settings) != token
+        prepare(settings)
+        file = settings.folder / TOKEN_FILE
+        token = file.read_text()
+        file.unlink()
+        assert prepare(settings)
+        assert file.read_text() != token

@@ -26,14 +26,15 @@ from rlpto.ray_cluster.scheduler.gpu_claims import Command
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address:
-    of its machine."""
+    """A node that is alive. id: Ray's. gpus, cpus: GPUs, of the kind `gpu`, and CPU slots it offers to jobs. address,
+    host: of its machine."""
 
     id: str
     gpus: int
     address: str = ""
     cpus: int = 0
     gpu: str = ONE_KIND
+    host: str = ""
 
 
 class Backend(Protocol):
@@ -115,6 +116,7 @@ class RayBackend:
                 entry["NodeManagerAddress"],
                 int(entry["Resources"].get("CPU", 0)),
                 kind_of(entry["Resources"]),
+                entry["NodeManagerHostname"],
             )
             for entry in alive_nodes()
         ]

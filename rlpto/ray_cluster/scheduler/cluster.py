@@ -181,6 +181,11 @@ class RayCluster:
         """Every change of the GPUs that a job's controller has reported to hold, restarts of the scheduler included."""
         return allocation_changes(self.database, self._number)
 
+    @property
+    def hosts(self) -> Mapping[str, str]:
+        """Names of the machines of nodes that are up, or were."""
+        return self._nodes.hosts
+
     def nodes_of(self, job: str) -> Nodes:
         """Ray's node id of each GPU that the plan gives to the job with this id."""
         return self._commands.claims.entry(job).planned.nodes

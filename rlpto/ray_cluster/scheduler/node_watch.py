@@ -23,12 +23,13 @@ def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeIn
 class NodeWatch:
     """Takes over which nodes are up. claims: whose capacity follows. All times in s of the session.
 
-    shape: the nodes as they are now; what was up at some time and is missing is down.
+    shape: the nodes as they are now; what was up at some time and is missing is down. hosts: names of their machines.
     """
 
     def __init__(self, offer: NodeOffer, claims: GpuClaims, database: SessionDatabase) -> None:
         self._offer, self._claims, self._database = offer, claims, database
         self._numbers: dict[str, int] = {}
+        self.hosts: dict[str, str] = {}
         self.shape = ClusterShape()
         self.kind_of = offer.kind_of
 
@@ -53,6 +54,7 @@ class NodeWatch:
     def add(self, node: NodeInfo, time: float) -> None:
         """A node of the claims is up."""
         number = self._numbers.setdefault(node.id, len(self._numbers))
+        self.hosts[node.id] = node.host
         self._reshape(time)
         self._database.node(node.id, number, node.gpus, True, time)
         self._database.event(time, "node_up", node=node.id, value=node.gpus)

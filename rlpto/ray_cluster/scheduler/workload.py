@@ -60,11 +60,6 @@ def program_spec(
     )
 
 
-def closer_arrivals(jobs: Sequence[Job], factor: float) -> list[Job]:
-    """The same jobs with all submit times multiplied by a factor."""
-    return [replace(job, submit_time=job.submit_time * factor) for job in jobs]
-
-
 def check_jobs_fit(jobs: Sequence[Job], gpus: int) -> None:
     """Raise ClusterError if the cluster has no GPUs, JobError for a job that wants more than it can ever give."""
     if gpus == 0:

@@ -59,6 +59,16 @@ class Stop:
         self.asked, self.keep = True, self._keeps
 
 
+def check(settings: ServiceSettings) -> None:
+    """Read what the settings name; nothing is written. Raises ConfigError for what is wrong."""
+    config = load_config(settings.experiment)
+    if settings.scheduler.address is None:
+        _check_kinds(config)
+    known = sorted(row.name for row in catalogue_of(settings.scheduler.policies))
+    if settings.scheduler.policy not in known:
+        raise ConfigError(f"scheduler.policy: {settings.scheduler.policy}: expected one of {', '.join(known)}")
+
+
 def serve(settings: ServiceSettings) -> None:
     """Serve until a signal. Raises RlptoError for what is wrong with settings, database or cluster."""
     config = load_config(settings.experiment)
@@ -149,14 +159,18 @@ def start_local_nodes(config: Config) -> None:
 
     if running_cluster() is not None:
         return
+    _check_kinds(config)
     groups = config.cluster.nodes
-    if any(group.gpu != ONE_KIND for group in groups):
-        raise ConfigError(
-            "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
-            "of a cluster that is there"
-        )
     gpus = [group.gpus for group in groups for _ in range(group.count)]
     start_cluster(gpus, max(DEFAULT_CPUS, *(group.cpus for group in groups)), on_progress=_quiet)
+
+
+def _check_kinds(config: Config) -> None:
+    if any(group.gpu != ONE_KIND for group in config.cluster.nodes):
+        raise ConfigError(
+            "cluster.nodes: a service starts nodes of one kind of GPU; expected no `gpu` there, or scheduler.address "
+            "of a running cluster"
+        )
 
 
 def end_local_nodes(folder: Path) -> None:

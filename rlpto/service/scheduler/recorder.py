@@ -193,8 +193,9 @@ def node_rows(cluster: ServingCluster) -> tuple[NodeRow, ...]:
             jobs[job] = jobs.get(job, 0) + 1
     up = dict(zip(cluster.node_ids, cluster.shape, strict=False))
     gone = [(name, gpus) for name, _, gpus, _ in cluster.database.nodes() if name not in up]
-    alive = (NodeRow(name, node.gpus, True, node.gpu, held.get(name, {})) for name, node in up.items())
-    return (*alive, *(NodeRow(name, gpus, False) for name, gpus in gone[-MOST_GONE_NODES:]))
+    hosts = cluster.hosts
+    alive = (NodeRow(name, up[name].gpus, True, up[name].gpu, held.get(name, {}), hosts.get(name, "")) for name in up)
+    return (*alive, *(NodeRow(name, gpus, False, host=hosts.get(name, "")) for name, gpus in gone[-MOST_GONE_NODES:]))
 
 
 def _known(value: float) -> float | None:

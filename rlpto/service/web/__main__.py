@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import socket
 import sys
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlpto.io.errors import RlptoError
 from rlpto.service.settings import ServiceSettings, load_service
@@ -18,12 +22,50 @@ from rlpto.service.web.app import make_app, openapi_text
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that it is never the server that closes one under a request."""
 STOP_S = 5
-"""After so long requests that are still answered are cut off."""
+"""Time that requests have to end after SIGTERM before they are cut off."""
+MOST_CONNECTIONS = 1000
+"""Further ones are answered 503."""
 _BAD_INPUT = 2
 
 
-class Server(uvicorn.Server):
-    """Ends streams as soon as it is told to stop, so that nothing waits for them."""
+class TimedProtocol(H11Protocol):
+    """uvicorn's protocol with a time limit for receiving a whole request, which uvicorn (0.54) does not have: the
+    connection is closed `web.request_seconds` after it was made, or after the first byte of a further request."""
+
+    def __init__(self, config: uvicorn.Config, *given: Any, **more: Any) -> None:
+        super().__init__(config, *given, **more)
+        settings: ServiceSettings = config.app.state.settings  # type: ignore[union-attr]
+        self._limit_s = settings.web.request_seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self._limit_s, transport.close)
+
+    def handle_events(self) -> None:
+        """Handle what has been received, and time what is still missing."""
+        super().handle_events()
+        state = self.conn.their_state
+        missing = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        if missing and self._timer is None:
+            self._timer = self.loop.call_later(self._limit_s, self.transport.close)
+        elif not missing:
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Clean up."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class WebServer(uvicorn.Server):
+    """Ends streams as soon as it is asked to stop, so that nothing waits for them."""
 
     def __init__(self, app: FastAPI, settings: ServiceSettings) -> None:
         web = settings.web
@@ -32,7 +74,8 @@ class Server(uvicorn.Server):
                 app,
                 host=web.host,
                 port=web.port,
-                http="h11",
+                http=TimedProtocol,
+                limit_concurrency=MOST_CONNECTIONS,
                 ws="none",
                 log_level="warning",
                 access_log=False,
@@ -68,7 +111,7 @@ def main() -> None:
         if given.openapi:
             print(openapi_text(settings), end="")
             return
-        server = Server(make_app(settings), settings)
+        server = WebServer(make_app(settings), settings)
     except RlptoError as error:
         print(f"rlpto: error: {error}", file=sys.stderr)
         sys.exit(_BAD_INPUT)

@@ -1,4 +1,4 @@
-"""Who asks: by token in a header, or by the session cookie of a browser; and what that role may do."""
+"""Authentication by the token of a header or the session cookie of a browser, and what each role may do."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 
-from rlpto.service.web.guard import COOKIE, SAFE_METHODS
-from rlpto.service.web.problems import Problem, not_found
+from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.middleware import COOKIE, SAFE_METHODS
 from rlpto.service.web.state import Service, TheService
 from rlpto.store.jobs import JobRow, get_job
-from rlpto.store.users import Role, Token, User, user_of_token
+from rlpto.store.users import Role, Token, User, user_of_token, user_of_token_id
 
 _BEARER = "bearer "
 _describe_bearer = HTTPBearer(auto_error=False, description="A token of `rlpto serve`, or of POST /api/v1/tokens.")
@@ -21,7 +21,7 @@ _describe_bearer = HTTPBearer(auto_error=False, description="A token of `rlpto s
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and by which token."""
+    """The user who asks, and the token used."""
 
     user: User
     token: Token
@@ -31,9 +31,19 @@ class Caller:
         """Of the user."""
         return self.user.name
 
+    def may_see(self, owner: str | None) -> bool:
+        """Whether what a user owns is shown; None: it belongs to no user."""
+        return owner is None or self.user.sees_all or owner == self.name
+
+
+def still_valid(service: Service, caller: Caller) -> Caller | None:
+    """A caller with the role of now; None: the token or the user has ended since."""
+    found = user_of_token_id(service.store, caller.token.id, service.now())
+    return None if found is None else Caller(*found)
+
 
 def caller_of(service: Service, request: Request) -> Caller | None:
-    """Who asks; None: nobody that is known."""
+    """The user of a request's token or session; None: neither is valid."""
     header = request.headers.get("authorization")
     if header is not None:
         secret = header[len(_BEARER) :].strip() if header.lower().startswith(_BEARER) else ""
@@ -49,8 +59,10 @@ def caller_of(service: Service, request: Request) -> Caller | None:
 async def known_caller(
     request: Request, service: TheService, _: Annotated[object, Depends(_describe_bearer)] = None
 ) -> Caller:
-    """Who asks. Raises Problem 401 for nobody that is known, 403 where a browser does not say which page asks, or 429
-    for too many changes."""
+    """The user who asks.
+
+    Raises Problem 401 without a valid token, 403 for a browser's change without an origin, 429 for too many changes.
+    """
     caller = caller_of(service, request)
     if caller is None:
         headers = {"WWW-Authenticate": "Bearer"}
@@ -58,7 +70,7 @@ async def known_caller(
     if request.method not in SAFE_METHODS:
         if caller.token.kind == "session" and request.headers.get("origin") is None:
             raise Problem(403, "wrong-origin", "a browser must say which page asks")
-        service.limits.change(caller.token.id, service.now())
+        service.limits.change(caller.name)
     return caller
 
 
@@ -83,6 +95,6 @@ AnAdmin = Annotated[Caller, Depends(_of_role("admin"))]
 def job_for(service: Service, caller: Caller, job: str) -> JobRow:
     """A job that the caller may see. Raises Problem 404 for any other, whether it is there or not."""
     found = get_job(service.store, job)
-    if found is None or not (caller.user.sees_all or found.owner == caller.name):
+    if found is None or not caller.may_see(found.owner):
         raise not_found("job")
     return found

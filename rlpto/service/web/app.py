@@ -14,13 +14,11 @@ from starlette.middleware import Middleware
 
 from rlpto import __version__
 from rlpto.service.settings import ServiceSettings
-from rlpto.service.web.group_commit import GroupCommit
-from rlpto.service.web.guard import Guard
-from rlpto.service.web.limits import Limits
-from rlpto.service.web.metrics import Metrics, Noted
-from rlpto.service.web.problems import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.metrics import ServiceMetrics
+from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
-from rlpto.service.web.state import EventNotifier, Service
+from rlpto.service.web.state import DatabaseWriter, EventNotifier, Service
 from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
@@ -30,8 +28,7 @@ _PROBLEM: dict[str, Any] = {
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
-    """The web process' application; its database must be there."""
-    noted = Noted()
+    """The web process' application; its store must be there."""
     app = FastAPI(
         title="RLPTO job service",
         version=__version__,
@@ -40,11 +37,11 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
         lifespan=_lifespan,
-        middleware=[Middleware(Guard, settings=settings.web, note=noted)],
+        middleware=[Middleware(RequestGuard, settings=settings.web)],
         responses={"4XX": _PROBLEM},
     )
     app.openapi = _described(app)  # type: ignore[method-assign]
-    app.state.settings, app.state.noted = settings, noted
+    app.state.settings = settings
     add_handlers(app)
     api = APIRouter(prefix=API)
     for part in (jobs, cluster, stream, account, admin):
@@ -65,12 +62,11 @@ def openapi_text(settings: ServiceSettings) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServiceSettings = app.state.settings
     store = Store(settings.database)
-    metrics = Metrics(store)
+    metrics = ServiceMetrics(store)
     notifier = EventNotifier(store)
-    limits = Limits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
+    limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
+    service = Service(settings, store, DatabaseWriter(settings.database), notifier, limits, metrics)
     app.state.service = service
-    app.state.noted.by = metrics
     looking = asyncio.create_task(notifier.look())
     try:
         yield

@@ -17,7 +17,7 @@ from rlpto.store.status import heartbeat, nodes
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-class Metrics:
+class ServiceMetrics:
     """Counters of one web process, and gauges that are read from the database when they are asked for."""
 
     def __init__(self, store: Store) -> None:
@@ -44,18 +44,6 @@ class Metrics:
     def text(self) -> bytes:
         """All of it in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-class Noted:
-    """Passes answers on to the metrics of the service that is at work, if one is."""
-
-    def __init__(self) -> None:
-        self.by: Metrics | None = None
-
-    def __call__(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answer."""
-        if self.by is not None:
-            self.by.note(method, route, status, seconds)
 
 
 class _ClusterGauges(Collector):

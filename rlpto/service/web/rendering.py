@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
 from rlpto import __version__
+from rlpto.io.durations import span_text
 
 _HERE = Path(__file__).parent
 _KINDS = {".js": "text/javascript", ".css": "text/css", ".txt": "text/plain", ".svg": "image/svg+xml"}
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 _YEAR_S = 31_536_000
 _NONE = "\u2013"
 
@@ -74,23 +74,17 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals |= {"static": _static_url, "version": __version__, "now": time.time}
-    made.filters |= {"span": span_text, "utc": utc_text, "number": number_text, "share": share_text}
+    made.filters |= {
+        "span": partial(span_text, none=_NONE),
+        "utc": utc_text,
+        "number": number_text,
+        "share": share_text,
+    }
     return made
 
 
 def _static_url(name: str) -> str:
     return f"/static/{name}?v={static_files()[name].version}"
-
-
-def span_text(seconds: float | None) -> str:
-    """A time in words: 42 s, 12 min, 3.5 h, 2.1 d; a dash for None."""
-    if seconds is None:
-        return _NONE
-    if abs(seconds) < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    if abs(seconds) < 2 * _HOUR_S:
-        return f"{seconds / _MINUTE_S:.0f} min"
-    return f"{seconds / _HOUR_S:.1f} h" if abs(seconds) < 2 * _DAY_S else f"{seconds / _DAY_S:.1f} d"
 
 
 def utc_text(at: float | None) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 from rlpto.service.settings import CatalogueProgram, ServiceSettings
-from rlpto.service.web.problems import Problem
-from rlpto.service.web.values import JobBody
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.schemas import JobBody
 from rlpto.store.audit import keep_key, submitted_before
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
 from rlpto.store.programs import get_program
-from rlpto.store.status import previews
+from rlpto.store.status import PreviewRow, previews
 from rlpto.store.users import User
 
 _USUAL_EPOCHS = 10.0
@@ -73,15 +74,13 @@ def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     )
 
 
-def previews_for(store: Store, job: NewJob) -> list[dict[str, str | int | float]]:
+def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
     """Hours and GPU-hours of a job by metric and number of GPUs, as far as the scheduler has predicted them."""
     program = get_program(store, job.program)
     whole = usual_epochs(entry_of(json.dumps(program.spec, sort_keys=True))) if program else _USUAL_EPOCHS
     share = job.epochs / whole
-    return [
-        {"metric": row.metric, "gpus": row.gpus, "hours": row.hours * share, "gpu_hours": row.gpu_hours * share}
-        for row in previews(store, job.program)
-    ]
+    rows = previews(store, job.program)
+    return [replace(row, hours=row.hours * share, gpu_hours=row.gpu_hours * share) for row in rows]
 
 
 def digest_of(body: JobBody) -> str:

@@ -1,4 +1,4 @@
-"""A database as a busy service has it, for pages: jobs of two users in every state, nodes, allocations, curves."""
+"""A database as a busy service has them, for pages: jobs of two users in every state, nodes, allocations, curves."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ def fill_demo(settings: ServiceSettings, jobs: int = 46, seed: int = 1) -> dict[
         failed = insert_job(store, NewJob("ann", "broken", "digits", 5.0), now - 800)
         change_job(store, failed.id, now - 700, state="failed", ended=now - 700, reason="ValueError: no such layer")
         ids["failed"] = failed.id
+        one = insert_job(store, NewJob("ann", "one report", "digits", 5.0), now - 30)
+        change_job(store, one.id, now, state="running", started=now - 20, progress=1.0, gpus_held=1)
+        curves.add_point(store, one.id, now - 5, 1.0, 1, loss=2.0, accuracy=0.3, goodput=900.0, noise_scale=300.0)
+        ids["one"] = one.id
         ids["submitted"] = insert_job(store, NewJob("ann", "just now", "digits", 5.0), now).id
         _state(store, now, rng)
     writer = OutputLog(job_folder(settings.folder, ids["running"]))
@@ -101,7 +105,11 @@ def _state(store: Store, now: float, rng: random.Random) -> None:
     for span in spans:
         if span.ended is None:
             held[span.node][span.job] = span.gpus
-    status.set_nodes(store, [status.NodeRow(node, GPUS, True, "", jobs) for node, jobs in held.items()], now)
+    status.set_nodes(
+        store,
+        [status.NodeRow(node, GPUS, True, "", jobs, f"host-{node[-1]}.example") for node, jobs in held.items()],
+        now,
+    )
     waiting = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'queued' ORDER BY seq")]
     running = [row[0] for row in store.rows("SELECT id FROM jobs WHERE state = 'running' ORDER BY seq")]
     status.set_queue(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
+from rlpto.service.web.routes import account
 from rlpto.store.programs import note_check
+from rlpto.store.users import add_token
 from tests.service.web.helpers import PROGRAM, Api
 from tests.service.web.test_jobs import problem
 
@@ -29,16 +32,68 @@ class TestTokens:
         assert api("DELETE", f"tokens/{made['id']}").status_code == 204
         problem(api("GET", "me", None, headers=header), 401, "unauthorized")
 
-    def test_changes_are_bounded_by_token(self, api: Api) -> None:
+    def test_changes_are_bounded_by_user(self, api: Api) -> None:
         service: Any = api.client.app.state.service  # type: ignore[attr-defined]
-        service.limits._per_second = 0.2
-        codes = [api("POST", "jobs/validate", json={"program": "digits"}).status_code for _ in range(4)]
-        assert codes == [200, 200, 429, 429]
+        service.limits._changes.per_second = 0.2
+        second = {"Authorization": f"Bearer {add_token(api.store, 'ann', '', time.time())[1]}"}
+        headers = ({}, {}, second, {})
+        codes = [api("POST", "jobs/validate", json={"program": "digits"}, headers=one).status_code for one in headers]
+        assert codes == [200, 200, 429, 429], "a second token is no second quota"
         assert api("POST", "jobs/validate", "bob", json={"program": "digits"}).status_code == 200
         assert api("GET", "me").status_code == 200, "reading goes on"
 
+    def test_an_expiring_token_makes_none_that_outlives_it(self, api: Api) -> None:
+        for user, path in (("ann", "tokens"), ("root", "users/root/tokens")):
+            made = api("POST", "tokens", user, json={"days": 2}).json()
+            header = {"Authorization": f"Bearer {made['token']}"}
+            for days in (None, 3):
+                answer = api("POST", path, None, json={"days": days}, headers=header)
+                assert "at most 2" in problem(answer, 403, "outlives-token")
+            assert api("POST", path, None, json={"days": 1}, headers=header).status_code == 201
+            cookie = api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN).headers["set-cookie"]
+            assert "Max-Age=43200" in cookie
+            problem(api("POST", path, None, json={}, headers=ORIGIN), 403, "outlives-token")
+            api.client.cookies.clear()
+
+    def test_expired_tokens_do_not_count(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(account, "_MOST_TOKENS", 2)
+        add_token(api.store, "ann", "", 0.0, expires=1.0)
+        assert len(api("GET", "tokens").json()["tokens"]) == 1
+        assert api("POST", "tokens", json={}).status_code == 201
+        problem(api("POST", "tokens", json={}), 403, "quota-exceeded")
+
+    def test_admins_list_and_end_those_of_others(self, api: Api) -> None:
+        api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        found = api("GET", "users/ann/tokens", "root").json()["tokens"]
+        assert [one["kind"] for one in found] == ["session", "token"]
+        problem(api("GET", "users/ann/tokens", "olga"), 403, "role-needed")
+        problem(api("GET", "users/eve/tokens", "root"), 404, "not-found")
+        problem(api("DELETE", f"users/bob/tokens/{found[0]['id']}", "root"), 404, "not-found")
+        assert api("DELETE", f"users/ann/tokens/{found[0]['id']}", "root").status_code == 204
+        problem(api("GET", "me", None), 401, "unauthorized")
+        assert api("GET", "me").status_code == 200, "the token of that session goes on"
+        trail = api("GET", "audit", "root").json()["audit"]
+        assert [(row["by"], row["action"]) for row in trail] == [("root", "token.end"), ("ann", "session.add")]
+
 
 class TestSessions:
+    def test_a_session_ends_with_its_token(self, api: Api) -> None:
+        made = api("POST", "tokens", json={}).json()
+        api("POST", "session", None, json={"token": made["token"]}, headers=ORIGIN)
+        assert api("GET", "me", None).json()["name"] == "ann"
+        api("DELETE", f"tokens/{made['id']}")
+        problem(api("GET", "me", None), 401, "unauthorized")
+
+    def test_wrong_tokens_lock_nobody_out_and_are_audited(self, api: Api) -> None:
+        wrong = {"token": "rlpto_" + "A" * 43}
+        codes = [api("POST", "session", None, json=wrong, headers=ORIGIN).status_code for _ in range(8)]
+        assert codes == [401] * 5 + [429] * 3
+        right = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
+        assert right.status_code == 201, "from the same address"
+        trail = api("GET", "audit", "root").json()["audit"]
+        refused = [(row["by"], row["target"]) for row in trail if row["action"] == "session.refuse"]
+        assert refused == [("", "testclient")] * 5
+
     def test_a_browser_signs_in_and_out(self, api: Api) -> None:
         answer = api("POST", "session", None, json={"token": api.tokens["ann"]}, headers=ORIGIN)
         cookie = answer.headers["set-cookie"]

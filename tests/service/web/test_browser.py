@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import NewJob, change_job, insert_job
 from rlpto.store.requests import open_requests
+from rlpto.store.users import change_user, get_user
 from tests.service.web.demo import fill_demo
 from tests.service.web.helpers import Answering, fill, make_settings
 from tests.service.web.serving import WebProcess, web_process
 
 STATIC = Path(rendering.__file__).parent / "static"
-CHROMIUM = next((path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if os.path.exists(path)), None)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -33,7 +36,7 @@ REFUSED = "the server responded with a status of 422"
 """What the browser notes where a form was filled in wrongly, as a test does."""
 SOON_MS = 5000
 KINDS = ("error", "warning")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: .ci/chromium")
 
 
 def test_vendored_files_are_those_that_were_published() -> None:
@@ -236,6 +239,52 @@ class TestPages:
         page.wait_for_selector("#logs:has-text('epoch  79')")
         assert "<b>not bold</b>" in page.inner_text("#logs")
         assert page.query_selector("#logs b") is None
+        first = page.inner_text("#logs").splitlines()[0]
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  epoch", first), "every line has its time"
+
+    def test_a_single_report_is_shown_around_its_time(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.goto(f"{site.web.address}/jobs/{site.ids['one']}")
+        for chart, most in (("gpus", 60), ("loss", 1), ("noise", 1)):
+            page.wait_for_selector(f"#{chart} canvas")
+            assert page.evaluate(f"rlptoRange('{chart}')") == most, chart
+        assert "goodput [samples/s]" in page.inner_text("#gpus")
+
+    def test_nodes_have_the_names_of_their_hosts(self, sign_in: Any) -> None:
+        page = sign_in("root")
+        assert "host-2.example" in page.inner_text("#nodes")
+        page.wait_for_selector("#gantt[data-bars]")
+        page.focus("#gantt")
+        page.keyboard.press("ArrowRight")
+        assert "of host-" in page.inner_text("#gantt-said")
+
+    def test_a_role_changes_when_it_is_applied_and_confirmed(self, site: Site, sign_in: Any) -> None:
+        page = sign_in("root")
+        page.goto(f"{site.web.address}/admin")
+        form = "form[data-api='/api/v1/users/dev']"
+        page.select_option(f"{form} select", "operator")
+        page.wait_for_timeout(300)
+        dev = get_user(site.store, "dev")
+        assert dev is not None
+        assert dev.role == "developer", "not by choosing alone"
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.click(f"{form} button")
+        assert get_user(site.store, "dev") == dev
+        page.once("dialog", lambda dialog: dialog.accept())
+        with page.expect_navigation():
+            page.click(f"{form} button")
+        assert get_user(site.store, "dev") == replace(dev, role="operator"), "and nothing else"
+        change_user(site.store, dev)
+
+    def test_an_admin_ends_a_session(self, site: Site, sign_in: Any) -> None:
+        theirs, page = sign_in("bob"), sign_in("root")
+        page.goto(f"{site.web.address}/admin")
+        page.click("#t-bob summary")
+        page.once("dialog", lambda dialog: dialog.accept())
+        with page.expect_navigation():
+            page.click("#t-bob tr:has-text('session') button >> nth=0")
+        answer = theirs.request.get(f"{site.web.address}/api/v1/me")
+        assert answer.status == 401
 
     def test_history_by_state_and_page(self, site: Site, sign_in: Any) -> None:
         page = sign_in("root")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,7 @@ def test_raw_bytes_do_not_stop_the_server(tmp_path: Path) -> None:
             b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\nConnection: close\r\n\r\n",
             b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n",
             POST + b"Content-Length: -5\r\n\r\n",
+            POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
             POST + b"Content-Length: 99999999999\r\n\r\n",
             POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
@@ -236,6 +238,39 @@ def test_a_body_that_never_says_how_long_it_is(tmp_path: Path) -> None:
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         assert exchange(web, head + chunk * 12).startswith(b"HTTP/1.1 413")
+
+
+def test_two_lengths_are_refused_and_the_connection_ends(tmp_path: Path) -> None:
+    config = make_settings(tmp_path / "service")
+    fill(config)
+    with web_process(config) as web:
+        both = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        answer = exchange(web, both + b"0\r\n\r\n" + b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"urn:rlpto:bad-framing" in answer
+        assert answer.count(b"HTTP/1.1") == 1, "what follows is not read as a request"
+
+
+def test_requests_that_never_end_are_closed(tmp_path: Path) -> None:
+    config = make_settings(tmp_path / "service", web={"request_seconds": 1.5})
+    token = fill(config)["ann"].encode()
+    head = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    body = POST + b"Authorization: Bearer " + token + b"\r\nContent-Length: 50\r\n\r\n{"
+    with web_process(config) as web:
+        host, port = web.address.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=30) for _ in range(102)]
+        for number, one in enumerate(slow):
+            one.sendall(b"" if number == 0 else head + b"\r\n" + head if number == 1 else body if number % 2 else head)
+        began = time.monotonic()
+        for one in slow[2:]:
+            one.sendall(b"x")  # a byte now and then keeps nothing open
+        for one in slow:
+            while one.recv(65_536):
+                pass
+            one.close()
+        assert time.monotonic() - began >= 1.0, "they had their time"
+        web.wait()
+        assert "Traceback" not in web.log()
 
 
 def exchange(web: WebProcess, sent: bytes) -> bytes:

@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx2
+import pytest
+
+from rlpto.store.database import Store
 from rlpto.store.events import add_event
 from rlpto.store.jobs import change_job
-from tests.service.web.helpers import Api
+from rlpto.store.users import change_user, get_user, revoke_token, user_of_token
+from tests.service.web.helpers import Api, fill, make_settings
+from tests.service.web.serving import web_process
 from tests.service.web.test_jobs import problem
 
 
@@ -55,7 +63,43 @@ def test_events_that_are_gone_are_said_to_be(api: Api) -> None:
     assert [kind for kind, _ in parsed(answer.text)] == ["gap", "nodes", "nodes", "end"]
 
 
-def test_streams_are_bounded_by_token(api: Api) -> None:
+def test_streams_are_bounded_by_user(api: Api) -> None:
     service: Any = api.client.app.state.service  # type: ignore[attr-defined]
     service.limits._most_streams = 0
     problem(api("GET", "events", params={"once": "true"}), 429, "too-many-streams")
+
+
+@pytest.mark.parametrize("what", ["token", "user", "role", "session"])
+def test_a_stream_ends_with_what_allows_it(tmp_path: Path, what: str) -> None:
+    """A stream of all jobs that an operator has opened, when the right to read it ends."""
+    settings = make_settings(tmp_path / "service")
+    tokens = fill(settings)
+    store = Store(settings.database)
+    with web_process(settings) as web:
+        headers = {"Authorization": f"Bearer {tokens['olga']}"}
+        if what == "session":
+            answer = httpx2.post(f"{web.address}/api/v1/session", json={"token": tokens["olga"]})
+            headers = {"Cookie": answer.headers["set-cookie"].partition(";")[0]}
+        olga = get_user(store, "olga")
+        found = user_of_token(store, tokens["olga"], time.time())
+        assert olga is not None
+        assert found is not None
+        url = f"{web.address}/api/v1/events"
+        with httpx2.stream("GET", url, headers=headers | {"Last-Event-ID": "0"}, timeout=20) as stream:
+            lines = stream.iter_lines()
+            add_event(store, "job", time.time(), "jaaa", "ann", {"state": "before"})
+            assert any("before" in line for line in lines)
+            if what in ("token", "session"):
+                revoke_token(store, found[1].id, "olga", time.time())
+            else:
+                change_user(store, replace(olga, disabled=what == "user", role="user"))
+            for _ in range(3):
+                add_event(store, "job", time.time(), "jaaa", "ann", {"state": "after"})
+            add_event(store, "drain", time.time(), body={"on": True})
+            rest = []
+            for line in lines:
+                rest.append(line)
+                if "event: drain" in line:
+                    break
+    assert not any("after" in line for line in rest), "another user's job"
+    assert ("event: drain" in rest) == (what == "role"), "a user of another role goes on with their own"

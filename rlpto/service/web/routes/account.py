@@ -1,15 +1,16 @@
-"""The caller's own: who they are, their tokens, and sessions of browsers."""
+"""The caller's own account: tokens, sessions of browsers, and quotas."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
+
 from fastapi import APIRouter, Request, Response
 
-from rlpto.service.web.access import TheCaller
-from rlpto.service.web.answers.people import NewToken, TokenAnswer, Tokens, UserAnswer
-from rlpto.service.web.guard import COOKIE
-from rlpto.service.web.problems import Problem, not_found
+from rlpto.service.web.access import Caller, TheCaller
+from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.middleware import COOKIE
+from rlpto.service.web.schemas import NameInPath, SessionBody, TokenBody
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.values import NameInPath, SessionBody, TokenBody
 from rlpto.store import audit, users
 from rlpto.store.database import Store
 
@@ -17,86 +18,110 @@ router = APIRouter(tags=["account"])
 _DAY_S = 86_400.0
 _HOUR_S = 3600.0
 _MOST_TOKENS = 100
-_NO_ATTEMPTS_OF = "session"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a user and sessions of their browsers that can be used now, newest first."""
+
+    tokens: list[users.Token]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewToken(users.Token):
+    """A token that was just made. token: its secret, which cannot be read later."""
+
+    token: str
 
 
 @router.get("/me")
-async def me(caller: TheCaller, service: TheService) -> UserAnswer:
-    """Who the caller is, and what they may have."""
-    return user_answer(service, caller.user)
+async def me(caller: TheCaller, service: TheService) -> users.User:
+    """The caller with the quotas that apply."""
+    return with_quotas(service, caller.user)
 
 
-def user_answer(service: Service, user: users.User) -> UserAnswer:
-    """A user with the quotas that hold."""
+def with_quotas(service: Service, user: users.User) -> users.User:
+    """A user with the quotas that apply: their own, else those of the settings."""
     quotas = service.settings.quotas
-    return UserAnswer(
-        **vars(user)
-        | {"gpus_held": user.gpus_held or quotas.gpus_held, "jobs_queued": user.jobs_queued or quotas.jobs_queued}
+    return replace(
+        user, gpus_held=user.gpus_held or quotas.gpus_held, jobs_queued=user.jobs_queued or quotas.jobs_queued
     )
 
 
 @router.get("/tokens")
 async def tokens(caller: TheCaller, service: TheService) -> Tokens:
-    """The caller's tokens."""
-    found = users.tokens_of(service.store, caller.name, service.now())
-    return Tokens(
-        tokens=[TokenAnswer(id=one.id, label=one.label, created=one.created, expires=one.expires) for one in found]
-    )
+    """The caller's tokens and sessions."""
+    return Tokens(users.tokens_of(service.store, caller.name, service.now()))
 
 
 @router.post("/tokens", status_code=201)
 async def make_token(body: TokenBody, caller: TheCaller, service: TheService) -> NewToken:
-    """A further token of the caller."""
-    return await new_token(service, caller.name, caller.name, body)
+    """Make a further token of the caller."""
+    return await new_token(service, caller, caller.name, body)
 
 
-async def new_token(service: Service, by: str, user: str, body: TokenBody) -> NewToken:
-    """A token for a user. Raises Problem where there are too many."""
+async def new_token(service: Service, caller: Caller, user: str, body: TokenBody) -> NewToken:
+    """A token for a user. Raises Problem if it would outlive the caller's, or if there are too many."""
     at = service.now()
     expires = None if body.days is None else at + body.days * _DAY_S
+    bound = users.last_expiry(service.store, caller.token)
+    if bound is not None and (expires is None or expires > bound):
+        days = max(0.0, bound - at) / _DAY_S
+        raise Problem(403, "outlives-token", f"days: expected at most {days:.4g}, when the token in use expires")
 
     def write(store: Store) -> NewToken:
-        if len(users.tokens_of(store, user, at)) >= _MOST_TOKENS:
+        known = [one for one in users.tokens_of(store, user, at) if one.kind == "token"]
+        if len(known) >= _MOST_TOKENS:
             raise Problem(403, "quota-exceeded", f"{user} has {_MOST_TOKENS} tokens; end some first")
         token, secret = users.add_token(store, user, body.label, at, expires=expires)
-        audit.note(store, by, "token.add", user, at, {"id": token.id, "label": body.label})
-        return NewToken(id=token.id, label=token.label, created=at, expires=expires, token=secret)
+        audit.note(store, caller.name, "token.add", user, at, {"id": token.id, "label": body.label})
+        return NewToken(**asdict(token), token=secret)
 
     return await service.commit(write)
 
 
 @router.delete("/tokens/{name}", status_code=204)
 async def end_token(name: NameInPath, caller: TheCaller, service: TheService) -> None:
-    """End one of the caller's tokens."""
+    """End one of the caller's tokens with the sessions made with it, or one session."""
+    await end_token_of(service, caller, caller.name, name)
+
+
+async def end_token_of(service: Service, caller: Caller, user: str, token: str) -> None:
+    """End a token or a session of a user. Raises Problem 404 if there is none of that id."""
     at = service.now()
 
     def write(store: Store) -> None:
-        if not users.revoke_token(store, name, caller.name, at):
+        if not users.revoke_token(store, token, user, at):
             raise not_found("token")
-        audit.note(store, caller.name, "token.end", caller.name, at, {"id": name})
+        audit.note(store, caller.name, "token.end", user, at, {"id": token})
 
     await service.commit(write)
 
 
 @router.post("/session", status_code=201)
-async def sign_in(body: SessionBody, request: Request, service: TheService, response: Response) -> UserAnswer:
+async def sign_in(body: SessionBody, request: Request, service: TheService, response: Response) -> users.User:
     """Sign a browser in with a token: it gets a cookie of its own, which scripts cannot read."""
     at = service.now()
-    service.limits.change(_NO_ATTEMPTS_OF, at)
+    address = request.client.host if request.client else ""
     found = users.user_of_token(service.store, body.token, at)
     if found is None or found[1].kind != "token":
+        service.limits.wrong_sign_in(address)
+        await service.commit(lambda store: audit.note(store, "", "session.refuse", address, at))
         raise Problem(401, "unauthorized", "no such token, or it has ended")
     user, token = found
-    hours = service.settings.web.session_hours
-    expires = at + hours * _HOUR_S
-    _, secret = await service.commit(
-        lambda store: users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
-    )
+    service.limits.change(user.name)
+    expires = at + service.settings.web.session_hours * _HOUR_S
+
+    def write(store: Store) -> tuple[users.Token, str]:
+        made = users.add_token(store, user.name, "browser", at, expires=expires, session_of=token)
+        audit.note(store, user.name, "session.add", address, at, {"id": made[0].id, "token": token.id})
+        return made
+
+    session, secret = await service.commit(write)
+    age = int((session.expires or expires) - at)
     secure = request.url.scheme == "https" or service.settings.web.behind_proxy
-    response.set_cookie(
-        COOKIE, secret, max_age=int(hours * _HOUR_S), secure=secure, httponly=True, samesite="strict", path="/"
-    )
-    return user_answer(service, user)
+    response.set_cookie(COOKIE, secret, max_age=age, secure=secure, httponly=True, samesite="strict", path="/")
+    return with_quotas(service, user)
 
 
 @router.delete("/session", status_code=204)

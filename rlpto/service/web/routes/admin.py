@@ -1,37 +1,77 @@
-"""What admins do: users, programs, the audit trail."""
+"""What admins do: users with their tokens, programs, the audit trail."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
 
-from rlpto.service.settings import CatalogueProgram
+from rlpto.service.settings import CatalogueProgram, OptionSettings
 from rlpto.service.web.access import AnAdmin, TheCaller
-from rlpto.service.web.answers.people import AuditEntry, AuditTrail, NewToken, UserAnswer, Users
-from rlpto.service.web.answers.programs import OptionAnswer, Preview, ProgramAnswer, Programs
-from rlpto.service.web.problems import Problem, not_found
-from rlpto.service.web.routes.account import new_token, user_answer
+from rlpto.service.web.errors import Problem, not_found
+from rlpto.service.web.routes.account import NewToken, Tokens, end_token_of, new_token, with_quotas
 from rlpto.service.web.routes.jobs import Cursor, Limit
+from rlpto.service.web.schemas import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import entry_of, usual_epochs
-from rlpto.service.web.values import NameInPath, TokenBody, UserBody, UserChange
 from rlpto.store import audit, programs, users
 from rlpto.store.database import Store
-from rlpto.store.status import previews
+from rlpto.store.status import PreviewRow, previews
 
 router = APIRouter(tags=["admin"])
 
 
+@dataclass(frozen=True)
+class Users:
+    """All users by name."""
+
+    users: list[users.User]
+
+
+@dataclass(frozen=True)
+class AuditTrail:
+    """Changes, newest first. next: cursor of the next page; null: this is the last one."""
+
+    audit: list[audit.AuditRow]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class ProgramAnswer:
+    """A program that may be trained, and what users may choose of it. preview: whole trainings of it, alone."""
+
+    name: str
+    description: str
+    options: Mapping[str, OptionSettings]
+    batch_size: int | None
+    batch_sizes: list[int]
+    epochs: float
+    most_epochs: float
+    most_gpus: int
+    enabled: bool
+    checked: programs.Checked
+    problem: str
+    version: int
+    preview: list[PreviewRow]
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The catalogue of programs."""
+
+    programs: list[ProgramAnswer]
+
+
 @router.get("/users")
 async def all_users(_: AnAdmin, service: TheService) -> Users:
-    """Everybody."""
-    return Users(users=[user_answer(service, user) for user in users.all_users(service.store)])
+    """All users."""
+    return Users([with_quotas(service, user) for user in users.all_users(service.store)])
 
 
 @router.post("/users", status_code=201)
-async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> UserAnswer:
+async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> users.User:
     """Add a user, who then needs a token."""
     at = service.now()
 
@@ -41,11 +81,11 @@ async def add_user(body: UserBody, caller: AnAdmin, service: TheService) -> User
         audit.note(store, caller.name, "user.add", body.name, at, {"role": body.role})
         return users.add_user(store, body.name, body.role, at)
 
-    return user_answer(service, await service.commit(write))
+    return with_quotas(service, await service.commit(write))
 
 
 @router.patch("/users/{name}")
-async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> UserAnswer:
+async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, service: TheService) -> users.User:
     """Change role or quotas of a user, or disable them."""
     at = service.now()
 
@@ -62,25 +102,42 @@ async def change_user(name: NameInPath, body: UserChange, caller: AnAdmin, servi
         )
         users.change_user(store, changed)
         if not any(one.role == "admin" and not one.disabled for one in users.all_users(store)):
-            raise Problem(409, "last-admin", "nobody would be admin any more")
+            raise Problem(409, "last-admin", "this would leave no admin")
         audit.note(store, caller.name, "user.change", name, at, body.model_dump(exclude_none=True))
         return changed
 
-    return user_answer(service, await service.commit(write))
+    return with_quotas(service, await service.commit(write))
+
+
+@router.get("/users/{name}/tokens")
+async def tokens(name: NameInPath, _: AnAdmin, service: TheService) -> Tokens:
+    """Tokens and sessions of a user."""
+    return Tokens(users.tokens_of(service.store, _known(service, name), service.now()))
 
 
 @router.post("/users/{name}/tokens", status_code=201)
 async def make_token(name: NameInPath, body: TokenBody, caller: AnAdmin, service: TheService) -> NewToken:
-    """A token for somebody else."""
+    """Make a token for a user."""
+    return await new_token(service, caller, _known(service, name), body)
+
+
+@router.delete("/users/{name}/tokens/{token}", status_code=204)
+async def end_token(name: NameInPath, token: NameInPath, caller: AnAdmin, service: TheService) -> None:
+    """End a token of a user with the sessions made with it, or one session."""
+    await end_token_of(service, caller, name, token)
+
+
+def _known(service: Service, name: str) -> str:
+    """The name of a user. Raises Problem 404 if there is none."""
     if users.get_user(service.store, name) is None:
         raise not_found("user")
-    return await new_token(service, caller.name, name, body)
+    return name
 
 
 @router.get("/programs")
 async def all_programs(caller: TheCaller, service: TheService) -> Programs:
     """Programs that may be trained, what users may choose of each, and what a training takes."""
-    return Programs(programs=program_answers(service, all_of_them=caller.user.role == "admin"))
+    return Programs(program_answers(service, all_of_them=caller.user.role == "admin"))
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
@@ -133,8 +190,7 @@ async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor
     """Who has changed what, newest first."""
     found = audit.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
-    entries = [AuditEntry(**vars(row) | {"detail": dict(row.detail)}) for row in page]
-    return AuditTrail(audit=entries, next=str(page[-1].seq) if len(found) > limit else None)
+    return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)
 
 
 def _named(service: Service, name: str) -> ProgramAnswer:
@@ -150,7 +206,7 @@ def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
     return ProgramAnswer(
         name=row.name,
         description=entry.description,
-        options={name: OptionAnswer(**option.model_dump()) for name, option in entry.options.items()},
+        options=entry.options,
         batch_size=usual if isinstance(usual, int) else None,
         batch_sizes=list(entry.batch_sizes),
         epochs=usual_epochs(entry),
@@ -160,8 +216,5 @@ def _answer(service: Service, row: programs.ProgramRow) -> ProgramAnswer:
         checked=row.checked,
         problem=row.problem,
         version=row.version,
-        preview=[
-            Preview(metric=one.metric, gpus=one.gpus, hours=one.hours, gpu_hours=one.gpu_hours)
-            for one in previews(service.store, row.name)
-        ],
+        preview=previews(service.store, row.name),
     )

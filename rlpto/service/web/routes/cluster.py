@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from rlpto.service.web.access import AnOperator, Caller, TheCaller, job_for
-from rlpto.service.web.answers.cluster import (
-    Allocations,
-    DecisionAnswer,
-    Decisions,
-    DrainAnswer,
-    NodeAnswer,
-    NodesAnswer,
-    Policies,
-    PolicyAnswer,
-    PolicyEntry,
-    QueueAnswer,
-    QueueEntry,
-    SpanAnswer,
-    SwitchAnswer,
-    Switches,
-    Volume,
-    VolumeAnswer,
-)
-from rlpto.service.web.answers.jobs import prediction_answer
-from rlpto.service.web.problems import Problem
-from rlpto.service.web.routes.jobs import Cursor, IfMatch, Limit, check_match, stale
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.routes.jobs import ASSUMES, Cursor, IfMatch, Limit, check_match, stale
+from rlpto.service.web.schemas import DrainBody, PolicyChange
 from rlpto.service.web.state import Service, TheService
-from rlpto.service.web.values import DrainBody, PolicyChange
 from rlpto.store import audit, requests, status
-from rlpto.store.curves import spans_between, spans_of_job
+from rlpto.store.curves import Span, spans_between, spans_of_job
 from rlpto.store.database import Store
 from rlpto.store.jobs import get_job
 
@@ -48,30 +31,125 @@ _DAY_S = 86_400.0
 Time = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 
 
+@dataclass(frozen=True)
+class QueueEntry(status.QueueRow):
+    """A waiting job. Of another user's job only place and GPUs are shown: the id is empty, name and owner are null."""
+
+    name: str | None
+    owner: str | None
+    gpus: int | None
+    priority: str | None
+    prediction: status.PredictionRow | None
+
+
+@dataclass(frozen=True)
+class QueueAnswer:
+    """Waiting jobs in order of service. prediction_assumes: what predicted starts and finishes rest on."""
+
+    queue: list[QueueEntry]
+    prediction_assumes: str = ASSUMES
+
+
+@dataclass(frozen=True)
+class NodesAnswer:
+    """The nodes of the cluster. GPUs of other users' jobs are together under an empty id."""
+
+    nodes: list[status.NodeRow]
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Which job held which GPUs when, newest first; job and owner are empty for another user's.
+
+    names: of jobs. hosts: names of the machines of nodes.
+    """
+
+    now: float
+    spans: list[Span]
+    names: Mapping[str, str]
+    hosts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag."""
+
+    policy: str | None
+    number: int
+    since: float | None
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """A policy that may be switched to."""
+
+    name: str
+    summary: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The catalogue of policies."""
+
+    policies: list[PolicyEntry]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Changes of policy, newest first. next: cursor of the next page; null: this is the last one."""
+
+    switches: list[requests.Switch]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions in order."""
+
+    decisions: list[status.DecisionRow]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Task volume in order of time."""
+
+    volume: list[status.VolumeRow]
+
+
+@dataclass(frozen=True)
+class DrainAnswer:
+    """Whether no further job starts."""
+
+    on: bool
+
+
 @router.get("/queue")
 async def queue(caller: TheCaller, service: TheService) -> QueueAnswer:
     """Waiting jobs in order of service, with why they wait and when they will start and finish."""
-    return QueueAnswer(queue=queue_entries(service, caller))
+    return QueueAnswer(queue_entries(service, caller))
 
 
 def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE) -> list[QueueEntry]:
     """The first jobs of the queue as a caller may see them."""
-    said = status.predictions(service.store)
+    predicted = status.predictions(service.store)
     entries = []
     for row in status.queue(service.store, limit):
         job = get_job(service.store, row.job)
-        shown = job is not None and (caller.user.sees_all or job.owner == caller.name)
-        known: dict[str, Any] = {name: getattr(job, name) if shown else None for name in ("name", "owner")}
+        shown = job is not None and caller.may_see(job.owner)
         entries.append(
             QueueEntry(
-                **known,
-                job=row.job if shown else None,
-                gpus=None if job is None else job.gpus,
-                priority=None if job is None else job.priority,
-                prediction=prediction_answer(said.get(row.job)) if shown else None,
+                job=row.job if shown else "",
                 position=row.position,
                 gpus_ahead=row.gpus_ahead,
                 reason=row.reason if shown else "",
+                name=job.name if job is not None and shown else None,
+                owner=job.owner if job is not None and shown else None,
+                gpus=None if job is None else job.gpus,
+                priority=None if job is None else job.priority,
+                prediction=predicted.get(row.job) if shown else None,
             )
         )
     return entries
@@ -80,19 +158,19 @@ def queue_entries(service: Service, caller: Caller, limit: int = _LONGEST_QUEUE)
 @router.get("/nodes")
 async def nodes(caller: TheCaller, service: TheService) -> NodesAnswer:
     """Nodes, their GPUs, and which job holds how many."""
-    return NodesAnswer(nodes=node_answers(service, caller))
+    return NodesAnswer(visible_nodes(service, caller))
 
 
-def node_answers(service: Service, caller: Caller) -> list[NodeAnswer]:
+def visible_nodes(service: Service, caller: Caller) -> list[status.NodeRow]:
     """The nodes as a caller may see them."""
     found = []
     for node in status.nodes(service.store):
         held: dict[str, int] = {}
         for name, gpus in node.jobs.items():
             job = None if caller.user.sees_all else get_job(service.store, name)
-            shown = caller.user.sees_all or (job is not None and job.owner == caller.name)
-            held[name if shown else ""] = held.get(name if shown else "", 0) + gpus
-        found.append(NodeAnswer(id=node.id, gpus=node.gpus, alive=node.alive, kind=node.kind, jobs=held))
+            shown = name if caller.user.sees_all or (job is not None and caller.may_see(job.owner)) else ""
+            held[shown] = held.get(shown, 0) + gpus
+        found.append(replace(node, jobs=held))
     return found
 
 
@@ -114,30 +192,19 @@ async def allocations(
         spans = spans_between(service.store, begin, now if until is None else until, limit)
     names: dict[str, str] = {}
     for span in spans:
-        if span.job not in names and (caller.user.sees_all or span.owner == caller.name):
+        if span.job not in names and caller.may_see(span.owner):
             found = get_job(service.store, span.job)
             names[span.job] = "" if found is None else found.name
-    return Allocations(
-        now=now,
-        spans=[
-            SpanAnswer(
-                job=span.job if span.job in names else None,
-                name=names.get(span.job),
-                node=span.node,
-                gpus=span.gpus,
-                started=span.started,
-                ended=span.ended,
-            )
-            for span in spans
-        ],
-    )
+    visible = [span if span.job in names else replace(span, job="", owner="") for span in spans]
+    hosts = {node.id: node.host for node in status.nodes(service.store) if node.host}
+    return Allocations(now, visible, names, hosts)
 
 
 @router.get("/policies")
 async def policies(_: TheCaller, service: TheService) -> Policies:
     """Policies that may be switched to."""
     rows = status.policies(service.store)
-    return Policies(policies=[PolicyEntry(name=row.name, summary=row.summary, source=row.source) for row in rows])
+    return Policies([PolicyEntry(row.name, row.summary, row.source) for row in rows])
 
 
 @router.get("/policy")
@@ -152,10 +219,8 @@ def policy_answer(service: Service) -> PolicyAnswer:
     """The policy in force; of number 0 before the scheduler has ever started."""
     found = requests.switch_in_force(service.store)
     if found is None:
-        return PolicyAnswer(policy=None, number=0, since=None, by="", reason="")
-    return PolicyAnswer(
-        policy=found.policy, number=found.number, since=found.in_force, by=found.by, reason=found.reason
-    )
+        return PolicyAnswer(None, 0, None, "", "")
+    return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason)
 
 
 @router.put("/policy")
@@ -165,7 +230,7 @@ async def switch_policy(
     """Let another policy decide; this answers once it is in force. Running processes are not touched."""
     known = {row.name for row in status.policies(service.store)}
     if not known:
-        detail = "the scheduler is starting and has not told which policies there are; nothing was changed"
+        detail = "the scheduler is starting and has not listed its policies yet; nothing was changed"
         raise Problem(503, "no-scheduler", detail, {"Retry-After": "5"})
     if body.policy not in known:
         raise Problem(422, "not-valid", f"no policy {body.policy}: expected one of GET /api/v1/policies")
@@ -216,9 +281,7 @@ async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, c
     """Which policy was in force when, who asked for it, and why."""
     found = requests.switches(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
-    return Switches(
-        switches=[SwitchAnswer(**vars(one)) for one in page], next=str(page[-1].number) if len(found) > limit else None
-    )
+    return Switches(page, str(page[-1].number) if len(found) > limit else None)
 
 
 @router.get("/decisions")
@@ -227,8 +290,7 @@ async def decisions(
 ) -> Decisions:
     """Decisions with reward, its parts, and the agent's steering; without `since` those of the last day."""
     begin = service.now() - _DAY_S if since is None else since
-    found = status.decisions(service.store, begin, limit)
-    return Decisions(decisions=[DecisionAnswer(**vars(row)) for row in found])
+    return Decisions(status.decisions(service.store, begin, limit))
 
 
 @router.get("/volume")
@@ -237,14 +299,13 @@ async def volume(
 ) -> Volume:
     """Task volume by step, and its forecast with an 80 % interval; without `since` from a day ago on."""
     begin = service.now() - _DAY_S if since is None else since
-    found = status.volume(service.store, begin, limit)
-    return Volume(volume=[VolumeAnswer(**vars(row)) for row in found])
+    return Volume(status.volume(service.store, begin, limit))
 
 
 @router.get("/drain")
 async def drained(_: TheCaller, service: TheService) -> DrainAnswer:
     """Whether no further job starts."""
-    return DrainAnswer(on=status.is_drained(service.store))
+    return DrainAnswer(status.is_drained(service.store))
 
 
 @router.put("/drain", status_code=202)
@@ -257,4 +318,4 @@ async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> Dra
         audit.note(store, caller.name, "drain", "on" if body.on else "off", at)
 
     await service.commit(ask)
-    return DrainAnswer(on=body.on)
+    return DrainAnswer(body.on)

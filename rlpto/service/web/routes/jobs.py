@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
 from rlpto.service.web.access import TheCaller, job_for
-from rlpto.service.web.answers.jobs import (
-    CancelAnswer,
-    Curves,
-    EventAnswer,
-    EventPage,
-    JobAnswer,
-    JobPage,
-    LogLineAnswer,
-    LogPage,
-    PointAnswer,
-    job_answer,
-)
-from rlpto.service.web.answers.programs import Preview, Validation
-from rlpto.service.web.problems import Problem
+from rlpto.service.web.errors import Problem
+from rlpto.service.web.schemas import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.service.web.state import Service, TheService
 from rlpto.service.web.submitting import checked_job, digest_of, previews_for, submit
-from rlpto.service.web.values import LARGEST_NUMBER_OF_ROW, JobBody, JobChange, JobId, PlainName
 from rlpto.store import audit, requests, status
-from rlpto.store.curves import points_after
+from rlpto.store.curves import Point, points_after
 from rlpto.store.database import Store
-from rlpto.store.events import add_event, events_of_job
+from rlpto.store.events import Event, add_event, events_of_job
 from rlpto.store.jobs import STATES, JobRow, State, change_asked, get_job, list_jobs
-from rlpto.store.logs import log_lines
+from rlpto.store.logs import LogLine, log_lines
 
 router = APIRouter(tags=["jobs"])
+ASSUMES = (
+    "the policy in force stays, no job is submitted or cancelled, no quota or drain holds a job back, no node fails, "
+    "and speeds are as estimated; an interval also allows for jobs that are forecast to come and for errors of speeds"
+)
+"""Assumptions of a predicted start and finish."""
 Key = Annotated[
     str | None,
     Header(
@@ -48,16 +40,79 @@ Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{1,15}$", description="`nex
 Since = Annotated[int, Query(ge=0, le=LARGEST_NUMBER_OF_ROW, description="What follows this number.")]
 
 
-@router.post("/jobs", status_code=201, response_model=JobAnswer)
-async def submit_job(body: JobBody, caller: TheCaller, service: TheService, key: Key = None) -> Response:
-    """Submit a job. It is in the database when this answers."""
+@dataclass(frozen=True)
+class JobAnswer(JobRow):
+    """A job with its place in the queue and its predicted start and finish. prediction_assumes: what they rest on."""
+
+    queue: status.QueueRow | None = None
+    prediction: status.PredictionRow | None = None
+    prediction_assumes: str = ASSUMES
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Jobs, newest first. next: cursor of the next page; null: this is the last one."""
+
+    jobs: list[JobRow]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What would be submitted. preview: by metric and number of GPUs, for the job's epochs. waiting: jobs that wait
+    now. gpus_ahead: GPUs that they ask for."""
+
+    job: JobRow
+    preview: list[status.PreviewRow]
+    waiting: int
+    gpus_ahead: int
+
+
+@dataclass(frozen=True)
+class CancelAnswer:
+    """The job will end, or has ended."""
+
+    id: str
+    state: State
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines of a log in order. next: number of the line that follows. over: the job is over; after an empty page no
+    further lines come."""
+
+    lines: list[LogLine]
+    next: int
+    over: bool
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Reports of a job in order. next: value of `since` for what follows."""
+
+    points: list[Point]
+    next: int
+
+
+@dataclass(frozen=True)
+class EventPage:
+    """Events in order."""
+
+    events: list[Event]
+
+
+@router.post("/jobs", status_code=201)
+async def submit_job(
+    body: JobBody, caller: TheCaller, service: TheService, response: Response, key: Key = None
+) -> JobRow:
+    """Submit a job. It is on disk when this answers."""
     job = checked_job(service.store, service.settings, caller.user, body)
     digest, at = digest_of(body), service.now()
     row, is_new = await service.commit(lambda store: submit(store, service.settings, caller.user, job, key, digest, at))
-    headers = {"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'}
+    response.headers.update({"Location": f"/api/v1/jobs/{row.id}", "ETag": f'"{row.version}"'})
     if not is_new:
-        headers["Idempotency-Replayed"] = "true"
-    return Response(job_answer(row).model_dump_json(), 201, headers, "application/json")
+        response.headers["Idempotency-Replayed"] = "true"
+    return row
 
 
 @router.post("/jobs/validate")
@@ -66,12 +121,7 @@ async def validate_job(body: JobBody, caller: TheCaller, service: TheService) ->
     job = checked_job(service.store, service.settings, caller.user, body)
     waiting = status.queue(service.store)
     ahead = sum(row.gpus for row in list_jobs(service.store, states=("queued",), limit=200))
-    return Validation(
-        job=job_answer(JobRow(**vars(job))),
-        preview=[Preview(**one) for one in previews_for(service.store, job)],
-        waiting=len(waiting),
-        gpus_ahead=ahead,
-    )
+    return Validation(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
 
 
 @router.get("/jobs")
@@ -87,7 +137,7 @@ async def jobs(
     """Jobs, newest first, page by page."""
     whose = owner if caller.user.sees_all else caller.name
     if owner is not None and owner != whose:
-        return JobPage(jobs=[], next=None)
+        return JobPage([], None)
     found = list_jobs(
         service.store,
         owner=whose,
@@ -97,7 +147,7 @@ async def jobs(
         limit=limit + 1,
     )
     page = found[:limit]
-    return JobPage(jobs=[job_answer(row) for row in page], next=str(page[-1].seq) if len(found) > limit else None)
+    return JobPage(page, str(page[-1].seq) if len(found) > limit else None)
 
 
 @router.get("/jobs/{job}")
@@ -150,7 +200,7 @@ async def cancel_job(job: JobId, caller: TheCaller, service: TheService) -> Canc
 
     await service.commit(write)
     now = get_job(service.store, row.id) or row
-    return CancelAnswer(id=now.id, state=now.state)
+    return CancelAnswer(now.id, now.state)
 
 
 @router.get("/jobs/{job}/logs")
@@ -167,7 +217,7 @@ async def logs(
     row = job_for(service, caller, job)
     found = await asyncio.to_thread(log_lines, service.settings.folder, row.id, start, limit)
     next_line = found[-1].n + 1 if found else max(start, 1)
-    return LogPage(lines=[LogLineAnswer(**vars(line)) for line in found], next=next_line, over=row.is_over)
+    return LogPage(found, next_line, row.is_over)
 
 
 @router.get("/jobs/{job}/curves")
@@ -181,17 +231,14 @@ async def curves(
     """Loss, accuracy, GPUs, goodput and noise scale over time."""
     row = job_for(service, caller, job)
     found = points_after(service.store, row.id, since, limit)
-    return Curves(points=[PointAnswer(**vars(point)) for point in found], next=found[-1].seq if found else since)
+    return Curves(found, found[-1].seq if found else since)
 
 
 @router.get("/jobs/{job}/events")
 async def events(job: JobId, caller: TheCaller, service: TheService, since: Since = 0, limit: Limit = 200) -> EventPage:
     """What has happened to a job."""
     row = job_for(service, caller, job)
-    found = events_of_job(service.store, row.id, since, limit)
-    return EventPage(
-        events=[EventAnswer(seq=one.seq, at=one.at, kind=one.kind, job=one.job, body=dict(one.body)) for one in found]
-    )
+    return EventPage(events_of_job(service.store, row.id, since, limit))
 
 
 def check_match(given: str | None, version: int) -> None:
@@ -209,4 +256,5 @@ def stale() -> Problem:
 
 
 def _whole_answer(service: Service, row: JobRow) -> JobAnswer:
-    return job_answer(row, status.queue_row(service.store, row.id), status.prediction(service.store, row.id))
+    place, prediction = status.queue_row(service.store, row.id), status.prediction(service.store, row.id)
+    return JobAnswer(**vars(row), queue=place, prediction=prediction)

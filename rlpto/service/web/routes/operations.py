@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from fastapi import APIRouter, Response
 
 from rlpto.service.web.access import TheCaller
-from rlpto.service.web.answers.cluster import Health
-from rlpto.service.web.problems import Problem
+from rlpto.service.web.errors import Problem
 from rlpto.service.web.state import TheService
 from rlpto.store.status import heartbeat
 
 router = APIRouter(tags=["operations"])
 SILENCE_S = 15.0
 """A scheduler that has given no sign of life for so long is taken to be gone."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The process answers."""
+
+    status: str
 
 
 @router.get("/healthz")

@@ -10,12 +10,12 @@ from starlette.responses import RedirectResponse, Response
 
 from rlpto.performance.metrics import METRIC_NAMES
 from rlpto.service.web.access import Caller, caller_of, job_for
-from rlpto.service.web.answers.jobs import ASSUMES
-from rlpto.service.web.problems import not_found
+from rlpto.service.web.errors import not_found
 from rlpto.service.web.rendering import page, static_response
-from rlpto.service.web.routes.account import user_answer
+from rlpto.service.web.routes.account import with_quotas
 from rlpto.service.web.routes.admin import program_answers
-from rlpto.service.web.routes.cluster import node_answers, policy_answer, queue_entries
+from rlpto.service.web.routes.cluster import policy_answer, queue_entries, visible_nodes
+from rlpto.service.web.routes.jobs import ASSUMES
 from rlpto.service.web.routes.operations import SILENCE_S
 from rlpto.service.web.state import Service, TheService
 from rlpto.store import audit, programs, status, users
@@ -159,7 +159,7 @@ async def account(caller: AViewer, service: TheService) -> Response:
         "account.html",
         user=caller.user,
         here="account",
-        me=user_answer(service, caller.user),
+        me=with_quotas(service, caller.user),
         tokens=users.tokens_of(service.store, caller.name, service.now()),
     )
 
@@ -176,7 +176,10 @@ async def admin(
         "admin.html",
         user=caller.user,
         here="admin",
-        users=[user_answer(service, one) for one in users.all_users(service.store)],
+        users=[with_quotas(service, one) for one in users.all_users(service.store)],
+        tokens={
+            one.name: users.tokens_of(service.store, one.name, service.now()) for one in users.all_users(service.store)
+        },
         programs=programs.all_programs(service.store),
         trail=trail[:_PAGE],
         older=trail[_PAGE - 1].seq if len(trail) > _PAGE else None,
@@ -205,7 +208,7 @@ def _queue(service: Service, caller: Caller) -> dict[str, Any]:
     found = queue_entries(service, caller, _SHOWN_QUEUE + 1)
     new = jobs_in(service.store, ("submitted", "checking"), limit=_SHOWN_QUEUE)
     seen = {entry.job for entry in found}
-    mine = [row for row in new if (caller.user.sees_all or row.owner == caller.name) and row.id not in seen]
+    mine = [row for row in new if (caller.may_see(row.owner)) and row.id not in seen]
     return {"queue": found[:_SHOWN_QUEUE], "more": len(found) > _SHOWN_QUEUE, "new": mine, "assumes": ASSUMES}
 
 
@@ -216,7 +219,7 @@ def _running(service: Service, caller: Caller) -> dict[str, Any]:
 
 
 def _nodes(service: Service, caller: Caller) -> dict[str, Any]:
-    return {"nodes": node_answers(service, caller)}
+    return {"nodes": visible_nodes(service, caller)}
 
 
 def _job(service: Service, caller: Caller, job: str) -> dict[str, Any]:

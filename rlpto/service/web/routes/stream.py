@@ -10,15 +10,15 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rlpto.service.web.access import Caller, TheCaller, job_for
-from rlpto.service.web.limits import Limits
+from rlpto.service.web.access import Caller, TheCaller, job_for, still_valid
+from rlpto.service.web.middleware import RateLimits
 from rlpto.service.web.state import Service, TheService
 from rlpto.store.events import Event, events_after, first_event, last_event
 from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
-"""A stream without events says at least so often that it lives."""
+"""Time between two signs of life of a stream without events; its reader is checked as often."""
 _AT_ONCE = 500
 _EVENT_SCHEMA = {
     "type": "object",
@@ -53,34 +53,39 @@ async def events(
     row = None if job is None else job_for(service, caller, job)
     start = int(last) if last is not None else 0 if row is not None or once else last_event(service.store)
     lines = _lines(service, caller, start, None if row is None else row.id, once)
-    return _Stream(lines, service.limits, caller.token.id)
+    return _Stream(lines, service.limits, caller.name)
 
 
 class _Stream(StreamingResponse):
     """Counts as open until it ends, however that is. Raises Problem 429 where too many are open."""
 
-    def __init__(self, lines: AsyncIterator[str], limits: Limits, token: str) -> None:
+    def __init__(self, lines: AsyncIterator[str], limits: RateLimits, user: str) -> None:
         headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
         super().__init__(lines, headers=headers, media_type="text/event-stream")
-        limits.check_stream(token)
-        self._limits, self._token = limits, token
+        limits.check_stream(user)
+        self._limits, self._user = limits, user
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""
-        with self._limits.stream(self._token):
+        with self._limits.stream(self._user):
             await super().__call__(scope, receive, send)
 
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
-    """The stream's text, piece by piece."""
+    """The stream's text, piece by piece. It breaks off, without `end`, once the caller may not read it any more: the
+    token or the user has ended, or the job belongs to somebody else and the role has changed."""
     at = start
     yield "retry: 1000\n\n"
     if at and at + 1 < first_event(service.store):
         yield 'event: gap\ndata: {"detail": "older events are gone; read the state again"}\n\n'
     while True:
-        is_over = job is not None and _is_over(service, job)
+        now = still_valid(service, caller)
+        row = None if job is None else get_job(service.store, job)
+        if now is None or (row is not None and not now.may_see(row.owner)):
+            return
+        is_over = job is not None and (row is None or row.is_over)
         found = events_after(service.store, at, _AT_ONCE)
-        text = "".join(_text(event) for event in found if _may_see(caller, event) and job in (None, event.job))
+        text = "".join(_text(event) for event in found if now.may_see(event.owner) and job in (None, event.job))
         at = found[-1].seq if found else at
         if text:
             yield text
@@ -91,15 +96,6 @@ async def _lines(service: Service, caller: Caller, start: int, job: str | None, 
             return
         if service.notifier.last <= at and not await service.notifier.wait(COMMENT_INTERVAL_S):
             yield ":\n\n"
-
-
-def _is_over(service: Service, job: str) -> bool:
-    row = get_job(service.store, job)
-    return row is None or row.is_over
-
-
-def _may_see(caller: Caller, event: Event) -> bool:
-    return event.owner is None or caller.user.sees_all or event.owner == caller.name
 
 
 def _text(event: Event) -> str:

@@ -34,9 +34,13 @@
       height: 190,
       legend: { live: true },
       cursor: { y: false, points: { size: 6 } },
-      scales: { x: { time } },
+      // uPlot shows three years around a single point: show a minute, or one epoch.
+      scales: { x: { time, range: (plot, low, high) => {
+        const [x, rest] = plot.data?.[0] ?? [], half = time ? 30 : 0.5;
+        return x !== undefined && rest === undefined ? [x - half, x + half] : [low, high];
+      } } },
       axes: [
-        { ...axis, label: xLabel || undefined, labelSize: xLabel ? 16 : undefined, labelFont: "11px system-ui" },
+        { ...axis, space: 70, label: xLabel || undefined, labelSize: xLabel ? 16 : undefined, labelFont: "11px system-ui" },
         ...scales.map((scale, place) => ({
           ...axis, scale, size: 52, side: place ? 1 : 3, grid: place ? { show: false } : axis.grid,
           values: (_, ticks) => ticks.map(short),
@@ -51,7 +55,7 @@
           width: one.thin ? 1 : 1.75,
           dash: one.dash,
           spanGaps: true,
-          points: { show: x.length < 3 },
+          points: { show: (plot) => plot.data[0].length < 3 },
           paths: one.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
           value: (_, value) => short(value),
         })),
@@ -71,6 +75,7 @@
   for (const place of document.querySelectorAll(".chart")) widths.observe(place);
   addEventListener("rlpto-theme", () => { for (const entry of [...made.values()]) entry.again(); });
   window.rlptoDraw = draw;
+  window.rlptoRange = (id) => { const { min, max } = made.get(id).plot.scales.x; return max - min; };
   window.rlptoGet = async (path) => {
     const answer = await fetch(`/api/v1/${path}`, { credentials: "same-origin" });
     if (answer.status === 401) location.href = "/login";

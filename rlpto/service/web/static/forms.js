@@ -7,13 +7,16 @@
     return field.dataset.type ? Number(text) : text;
   };
 
-  // The body a form stands for: empty and hidden fields are left out, `a.b` is b inside a.
+  const isChanged = (field) => (field.selectedOptions ? !field.selectedOptions[0].defaultSelected : field.value !== field.defaultValue);
+
+  // The body of a form: empty and hidden fields are left out, with data-changed those not changed, too; `a.b`: b of a.
   const bodyOf = (form) => {
     const whole = form.querySelector("[data-whole]");
     if (whole) return JSON.parse(whole.value);
     const body = {};
     for (const field of form.elements) {
       if (!field.name || field.closest("[hidden]") || "inPath" in field.dataset || field.value.trim() === "") continue;
+      if ("changed" in form.dataset && !isChanged(field)) continue;
       if (field.dataset.labelOf) {
         const [key, ...rest] = field.value.trim().split("=");
         body[field.dataset.labelOf] = { [key]: rest.join("=") };
@@ -75,10 +78,6 @@
     if (!form.dataset.api) return;
     event.preventDefault();
     run(form, () => bodyOf(form), form.querySelector("[role=alert]"), form.querySelector("button"));
-  });
-  document.addEventListener("change", (event) => {
-    const form = event.target.closest("form[data-auto]");
-    if (form) run(form, () => bodyOf(form), form.querySelector("[role=alert]"));
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-api]");

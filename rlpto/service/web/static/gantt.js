@@ -5,8 +5,16 @@
   const said = document.getElementById("gantt-said");
   const hint = said.textContent;
   const LEFT = 84, BOTTOM = 22, LEAST_LANE = 3, MOST_LANE = 22;
-  let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], nodes = [];
+  let bars = [], lanes = [], until = 0, since = 0, chosen = -1, spans = [], names = {}, hosts = {}, nodes = [];
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // The host's name and the beginning of the node's id, cut to what fits.
+  const nodeName = (node, pen) => {
+    const host = (hosts[node] ?? "").split(".")[0];
+    let name = host ? `${host} ${node.slice(0, 4)}` : node.slice(0, 14);
+    while (pen && name.length > 4 && pen.measureText(name).width > LEFT - 6) name = name.slice(0, -1);
+    return name;
+  };
 
   // A lane for every GPU of a node: each span takes as many as it has GPUs, the first that are free then.
   const place = () => {
@@ -56,7 +64,7 @@
       if (lane.gpus * laneHeight < 10) return;
       pen.fillStyle = style("--faint");
       pen.textBaseline = "middle";
-      pen.fillText(lane.node.slice(0, 12), 0, (number + Math.min(lane.gpus, 2) / 2) * laneHeight);
+      pen.fillText(nodeName(lane.node, pen), 0, (number + Math.min(lane.gpus, 2) / 2) * laneHeight);
     });
     const drawn = bars.map((bar, number) => {
       const begin = Math.max(LEFT, x(bar.span.started)), end = Math.min(width - 4, x(bar.span.ended ?? until));
@@ -74,6 +82,7 @@
     const length = until - since;
     const step = [10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800].find((one) => length / one <= width / 90) ?? 604800;
     pen.textBaseline = "alphabetic";
+    let free = LEFT;
     const zone = new Date().getTimezoneOffset() * 60;
     for (let at = Math.ceil((since - zone) / step) * step + zone; at <= until; at += step) {
       const moment = new Date(at * 1000);
@@ -82,7 +91,10 @@
       pen.fillStyle = style("--grid");
       pen.fillRect(x(at), 0, 1, height - BOTTOM + 4);
       pen.fillStyle = style("--faint");
-      pen.fillText(text, Math.min(x(at), width - 50), height - 5);
+      const begin = x(at), end = begin + pen.measureText(text).width;
+      if (begin < free || end > width) continue;
+      pen.fillText(text, begin, height - 5);
+      free = end + 8;
     }
   };
 
@@ -92,7 +104,7 @@
     if (!span) { said.textContent = hint; draw(); return; }
     const took = Math.round((span.ended ?? until) - span.started);
     const from = new Date(span.started * 1000).toLocaleTimeString();
-    said.textContent = `${span.job ? span.name || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${span.node} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
+    said.textContent = `${span.job ? names[span.job] || span.job : "another user's job"}: ${span.gpus} GPU${span.gpus === 1 ? "" : "s"} of ${nodeName(span.node)} from ${from} for ${took} s${span.ended ? "" : ", still"}`;
     draw();
   };
   const at = (event) => {
@@ -113,9 +125,11 @@
   new ResizeObserver(draw).observe(canvas.parentElement);
   addEventListener("rlpto-theme", draw);
 
-  // found: {now, spans}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
+  // found: {now, spans, names, hosts}. all: nodes that are shown even if nothing ran there. seconds: shown; null: from the first span.
   window.rlptoGantt = (found, all, seconds) => {
     spans = found.spans;
+    names = found.names;
+    hosts = found.hosts;
     nodes = all;
     const first = Math.min(...spans.map((span) => span.started));
     const last = Math.max(...spans.map((span) => span.ended ?? found.now));

@@ -1,17 +1,19 @@
-"""What every request passes before anything reads it: host, origin, size; and headers that every answer carries."""
+"""Checks of every request before a route reads it (host, origin, size), headers of every answer, and rate limits."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlpto.service.settings import LOOPBACK, WebSettings
-from rlpto.service.web.problems import API, problem_response
+from rlpto.service.web.errors import API, Problem, problem_response
 
 LARGEST_BODY_BYTES = 64 * 1024
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -27,11 +29,23 @@ SECURITY_HEADERS = {
 }
 
 
-class Guard:
-    """ASGI middleware. note: is told method, route, status and seconds of every answer."""
+BURST_SECONDS = 10.0
+"""A user who was idle for this time may make the changes of all of it at once."""
+WRONG_SIGN_INS_PER_SECOND = 0.5
+"""Wrong tokens that one address may sign in with, per second over ten seconds; a right one is never refused."""
+_MOST_BUCKETS = 10_000
+_CLOSING = (400, 408, 413)
+"""After these the rest of the request is not read, so the connection ends."""
 
-    def __init__(self, app: ASGIApp, settings: WebSettings, note: Callable[[str, str, int, float], None]) -> None:
-        self._app, self._note = app, note
+
+class RequestGuard:
+    """ASGI middleware, which also counts every answer in the metrics of the application's service.
+
+    Starlette's TrustedHostMiddleware is not used: it answers in plain text, and every error here is a problem in JSON.
+    """
+
+    def __init__(self, app: ASGIApp, settings: WebSettings) -> None:
+        self._app = app
         self._hosts = {host.lower().strip("[]") for host in (*LOOPBACK, settings.host, *settings.hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,6 +62,8 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers[name] = value
+                if status in _CLOSING:
+                    headers["Connection"] = "close"
                 if "cache-control" not in headers:
                     headers["Cache-Control"] = "no-store"
             await send(message)
@@ -59,10 +75,14 @@ class Guard:
             else:
                 await self._app(scope, _bounded(receive), send_guarded)
         finally:
-            self._note(scope["method"], _route(scope), status, time.perf_counter() - began)
+            service = getattr(scope["app"].state, "service", None)
+            if service is not None:
+                service.metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
     def _refusal(self, method: str, headers: Headers) -> tuple[int, str, str] | None:
         """Status, kind and detail of why a request is not answered; None: it is."""
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return 400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both"
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             return (
@@ -109,3 +129,59 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return bounded
+
+
+class RateLimits:
+    """Bounds on what a user may ask for: changes per second, and streams open at a time."""
+
+    def __init__(self, per_second: float, streams: int) -> None:
+        self._changes = _Buckets(per_second)
+        self._sign_ins = _Buckets(WRONG_SIGN_INS_PER_SECOND)
+        self._most_streams = streams
+        self._streams: dict[str, int] = {}
+
+    def change(self, user: str) -> None:
+        """Count a change. Raises Problem 429 for too many."""
+        self._changes.take(user, "changes")
+
+    def wrong_sign_in(self, address: str) -> None:
+        """Count an attempt to sign in with a wrong token. Raises Problem 429 for too many."""
+        self._sign_ins.take(address, "wrong tokens")
+
+    def check_stream(self, user: str) -> None:
+        """Raise Problem 429 for a user who has as many streams open as allowed."""
+        if self._streams.get(user, 0) >= self._most_streams:
+            detail = f"{user} has {self._most_streams} streams open; close one first"
+            raise Problem(429, "too-many-streams", detail, {"Retry-After": "5"})
+
+    @contextmanager
+    def stream(self, user: str) -> Iterator[None]:
+        """Count a stream as long as it is open."""
+        self._streams[user] = self._streams.get(user, 0) + 1
+        try:
+            yield
+        finally:
+            self._streams[user] -= 1
+            if not self._streams[user]:
+                del self._streams[user]
+
+
+class _Buckets:
+    """Token buckets by key, the one used longest ago first."""
+
+    def __init__(self, per_second: float) -> None:
+        self.per_second = per_second
+        self._filled: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, key: str, what: str) -> None:
+        """Take one from the bucket of a key. Raises Problem 429 if it is empty."""
+        now, most = time.monotonic(), self.per_second * BURST_SECONDS
+        left, since = self._filled.pop(key, (most, now))
+        left = min(most, left + (now - since) * self.per_second)
+        self._filled[key] = (left - 1.0 if left >= 1.0 else left, now)
+        if len(self._filled) > _MOST_BUCKETS:
+            self._filled.popitem(last=False)
+        if left < 1.0:
+            wait = (1.0 - left) / self.per_second
+            detail = f"more than {self.per_second:g} {what} a second; try again in {wait:.2f} s"
+            raise Problem(429, "too-many-requests", detail, {"Retry-After": str(max(1, round(wait)))})
