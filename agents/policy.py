@@ -18,7 +18,8 @@ from rlpto.io.errors import ConfigError, PolicyError
 from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
 from rlpto.io.settings import Settings
-from rlpto.policies.steering import STEERING_FEATURES, steer
+from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.steering import steer
 
 if TYPE_CHECKING:
     from rlpto.agents.trained import TrainedAgent

@@ -25,7 +25,7 @@ from rlpto.envs.setup import EnvSetup, action_space, observation_space
 from rlpto.io.arrays import AnyArray, FloatArray
 from rlpto.io.errors import CheckpointError
 from rlpto.io.reading import check_finite
-from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.index_weights import STEERING_FEATURES
 
 CHECKPOINT = "rlpto checkpoint 1"
 """Format of a checkpoint: an agent, and all that its training needs to go on."""

@@ -28,9 +28,7 @@ from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError, TrainingError
-from rlpto.policies.index_weights import INDEX_FEATURES
-from rlpto.policies.steering import steering_weights
-from rlpto.policies.steering_file import save_steering_weights
+from rlpto.policies.index_weights import OFF, save_weights
 
 START = "start.yaml"
 """File of a run with the steering weights that evolution found: what action zero means to its agent."""
@@ -94,7 +92,7 @@ def train(
             lambda weights: 0.0 if evaluator is None else reward_of_constants(evaluator.setup, weights),
             resume=resume,
         )
-        save_steering_weights(setup.start, folder / START)
+        save_weights(setup.start, folder / START)
     env = SB3ClusterEnv(setup, settings.envs, identity.seed)
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
     terms = EpisodeTerms()
@@ -111,7 +109,7 @@ def starting_setup(setup: EnvSetup, settings: AgentSettings) -> EnvSetup:
     """The setup an agent starts from. Without warm start, action zero is an index of zero weights: no preferences."""
     if settings.warm_start == "auto":
         return setup
-    return replace(setup, start=steering_weights(np.zeros(len(INDEX_FEATURES))))
+    return replace(setup, start=np.array(list(OFF.values())))
 
 
 def _only_evolved(folder: Path) -> bool:

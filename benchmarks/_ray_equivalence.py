@@ -10,12 +10,12 @@ import torch
 from _common import Check
 from _ray_job import cluster, job, load, send
 
-from rlpto.ray_cluster.job.checkpoints import read_newest
+from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.programs.base import load_program
-from rlpto.ray_cluster.worker.random_numbers import step_seed
+from rlpto.ray_cluster.worker.sampling import step_seed
 from rlpto.ray_cluster.worker.training import Trainer, weights_of
 
 DISTANCE = 1e-12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rlpto.ray_cluster.nodes.environment import ray_environment
 
 FOLDER = Path(__file__).resolve().parent
 PARTS = sorted(path.stem.removeprefix("_ray_") for path in FOLDER.glob("_ray_*.py") if path.stem != "_ray_job")
+WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
+"""Workers are forked, unless this says otherwise: starts that share two cores with training would dominate figures."""
 USUAL = ("equivalence", "pause", "overhead", "recovery")
 
 
@@ -25,6 +28,7 @@ def main() -> None:
     if unknown:
         _common.refuse(f"there is no part {unknown[0]!r}: expected {', '.join(PARTS)}")
     step_aside()
+    os.environ.setdefault(WORKER_PROGRAM, str(FOLDER.parent / "tests" / "ray_cluster" / "fork_server.py"))
     checks: list[_common.Check] = []
     facts: dict[str, object] = {}
     with ray_environment():  # some of it counts only from before the import on

@@ -31,7 +31,6 @@ from rlpto.envs.setup import EnvSetup
 from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.tables import JobType
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steering_weights
 from rlpto.simulator.settings import SimulatorSettings
 
 COUNTED = 1000
@@ -119,7 +118,7 @@ def make_setup() -> EnvSetup:
         Workload(f"{seed}", tuple(batch.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
     )
     env = EnvSettings(hold=0.0)
-    start = steering_weights(IndexWeights().vector())
+    start = IndexWeights().vector()
     parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
     return EnvSetup(batch.NODES, workloads, tables, *parts)
 

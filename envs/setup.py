@@ -18,7 +18,7 @@ from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.steering import STEERING_FEATURES
+from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.simulator.settings import SimulatorSettings
 
 HOUR = 3600.0

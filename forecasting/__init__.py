@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rlpto.forecasting.errors import ForecastError
 
 if TYPE_CHECKING:
-    from rlpto.forecasting.base import Forecast, Forecaster
+    from rlpto.forecasting.base import Forecaster, SeriesForecast
     from rlpto.forecasting.hybrid import HybridForecaster
     from rlpto.forecasting.registry import load, make_forecaster
     from rlpto.forecasting.series import TimeSeries, as_series
 
 _PLACES = {
-    "Forecast": "base",
+    "SeriesForecast": "base",
     "Forecaster": "base",
     "HybridForecaster": "hybrid",
     "load": "registry",
@@ -28,10 +28,10 @@ _PLACES = {
 }
 
 __all__ = [
-    "Forecast",
     "ForecastError",
     "Forecaster",
     "HybridForecaster",
+    "SeriesForecast",
     "TimeSeries",
     "as_series",
     "load",

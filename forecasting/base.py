@@ -52,7 +52,7 @@ MOST_FORECASTS = 50_000_000
 
 
 @dataclass(frozen=True)
-class Forecast:
+class SeriesForecast:
     """What comes next, H intervals ahead, in counts per interval.
 
     point: [H] meant for absolute error, near the median.
@@ -184,7 +184,7 @@ class Forecaster(ABC):
         self._history = self._observed().followed(new.values, new.covariates)
         self._update(new)
 
-    def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> Forecast:
+    def predict(self, horizon: int, quantiles: Sequence[float] = ()) -> SeriesForecast:
         """What follows the history.
 
         horizon: intervals ahead, 1 to LONGEST_HORIZON. quantiles: levels in (0, 1), in any order.
@@ -194,7 +194,7 @@ class Forecaster(ABC):
         series, levels = self._observed(), _checked_levels(quantiles)
         found = self._predict(checked_integer("horizon", horizon, 1, LONGEST_HORIZON), levels)
         end = series.start + len(series) * series.step
-        return Forecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
+        return SeriesForecast(found.point[0], found.mean[0], levels, found.quantiles[0], series.step, end)
 
     def forecasts(self, y: Counts, origins: Values, horizon: int, covariates: Values | None = None) -> FloatArray:
         """[N, H] point forecasts for N origins of a series, each from y[:origin] only; nothing is fitted again.

@@ -33,7 +33,7 @@ MEAN_PRIOR = np.array([0.5, 0.2, 0.15, 0.15, 0.0])
 """[FEATURES] of the point, mean of the pooled quantiles, raw ARIMA, daily mean, a constant."""
 
 
-class Rules(NamedTuple):
+class CombinationRules(NamedTuple):
     """Constants of the combination.
 
     half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
@@ -105,7 +105,13 @@ class Combined(NamedTuple):
 
 
 def new_state(
-    horizon: int, members: int, strong: list[int], levels: FloatArray, variance: float, whole: bool, rules: Rules
+    horizon: int,
+    members: int,
+    strong: list[int],
+    levels: FloatArray,
+    variance: float,
+    whole: bool,
+    rules: CombinationRules,
 ) -> CombinationState:
     """A combination that has seen nothing. levels: of the quantiles. whole: whether counts are whole numbers."""
     each = len(SHIFTS) * (len(THRESHOLDS) if whole else 1)
@@ -141,7 +147,7 @@ def new_state(
 @njit(cache=True)
 def combine(
     state: CombinationState,
-    rules: Rules,
+    rules: CombinationRules,
     newest: FloatArray,
     members: FloatArray,
     spread: FloatArray,
@@ -191,7 +197,7 @@ def combine(
 
 
 @njit(cache=True)
-def _settle(state: CombinationState, rules: Rules, count: float, h: int) -> None:
+def _settle(state: CombinationState, rules: CombinationRules, count: float, h: int) -> None:
     """Learn from the forecast of step h made h + 1 origins ago: its target is `count`."""
     old = (state.origins[0] - 1 - h) % state.weight.shape[0]
     forget = 0.5 ** (1 / rules.half_life)
@@ -217,7 +223,7 @@ def _settle(state: CombinationState, rules: Rules, count: float, h: int) -> None
 
 
 @njit(cache=True)
-def _reweigh(state: CombinationState, rules: Rules) -> None:
+def _reweigh(state: CombinationState, rules: CombinationRules) -> None:
     """Exponential weights per step: losses relative to the prior's mean loss, partly those of all steps together."""
     settled = min(state.weight.shape[0], state.origins[0])  # of later steps nothing is settled yet: they keep the prior
     prior = state.prior
@@ -270,7 +276,7 @@ def _weighted_median(values: FloatArray, weights: FloatArray) -> float:
 
 
 @njit(cache=True)
-def _bound(state: CombinationState, rules: Rules, h: int, q: int, point: float, spread: float) -> float:
+def _bound(state: CombinationState, rules: CombinationRules, h: int, q: int, point: float, spread: float) -> float:
     """A quantile in log1p: the point, and past scores' quantile at the adapted level times the spread.
 
     Adaptive conformal inference (Gibbs and Candès 2021) on scores scaled as in Romano et al. (2019). Never beyond

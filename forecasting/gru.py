@@ -23,7 +23,7 @@ from rlpto.forecasting.intervals import at_levels, median
 from rlpto.forecasting.network import (
     QUANTILES,
     Examples,
-    NetworkSettings,
+    GruSettings,
     QuantileGRU,
     blank_network,
     quantiles,
@@ -65,8 +65,8 @@ class GruForecaster(Forecaster):
         self._memory = torch.empty(0)  # recurrent state after the history
         self._read = torch.empty(0)  # [1, hidden + inputs] what the decoder is given there
 
-    def _blank(self) -> tuple[QuantileGRU, NetworkSettings]:
-        settings = NetworkSettings(hidden=self.hidden, updates=self.updates)
+    def _blank(self) -> tuple[QuantileGRU, GruSettings]:
+        settings = GruSettings(hidden=self.hidden, updates=self.updates)
         return blank_network(RECENT + CALENDAR, _TARGETS, settings, self.seed), settings
 
     def _fit(self, series: TimeSeries) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from rlpto.forecasting.base import SPREAD_HORIZON, SPREAD_LEVELS, Batch, Forecaster
-from rlpto.forecasting.combine import FEATURES, FIXED, CombinationState, Combined, Rules, combine, new_state
+from rlpto.forecasting.combine import FEATURES, FIXED, CombinationRules, CombinationState, Combined, combine, new_state
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import MOST_LEARNT, VALIDATION, describe, layout_of
 from rlpto.forecasting.gru import MOST_UNITS, MOST_UPDATES, GruForecaster
@@ -50,7 +50,7 @@ STRONG = [place for place, name in enumerate(NAMES) if PARTS[name].strong]
 LABELS = (*NAMES, "mean of the strong members", "median of the members")
 """What candidates are made of, in the order of the weights."""
 
-RULES = Rules()
+RULES = CombinationRules()
 
 
 class Members(NamedTuple):
@@ -81,8 +81,8 @@ class HybridForecaster(Forecaster):
     and, for whole counts, rounded. The weights are exponential in the candidates' absolute errors, per step ahead; a
     share always stays with the prior, so that every member is always included. They learn on the last 15 % of the
     fitted series and continue as counts come in; a forecast enters them once its target is observed. The intervals are
-    the GRU's quantiles under adaptive conformal calibration; `Forecast.mean` is a regression for squared error on the
-    point and some members. See `combine.py` for the arithmetic.
+    the GRU's quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression for squared error on
+    the point and some members. See `combine.py` for the arithmetic.
 
     A series given to the batched methods must start where the fitted one did for weights to be warm from the fitted
     part on; origins before that, and other series' first ones, are combined under the starting weights.

@@ -21,7 +21,7 @@ MEDIAN = QUANTILES.index(0.5)
 
 
 @dataclass(frozen=True)
-class NetworkSettings:
+class GruSettings:
     """Size and training of a network.
 
     hidden: units of the GRU and of the decoder; chunk: origins per training sequence; warmup: steps that a sequence
@@ -45,7 +45,7 @@ class NetworkSettings:
 class QuantileGRU(nn.Module):
     """A GRU over inputs [B, T, inputs]; a decoder to quantiles [B, T, H, len(QUANTILES)]."""
 
-    def __init__(self, inputs: int, targets: int, settings: NetworkSettings) -> None:
+    def __init__(self, inputs: int, targets: int, settings: GruSettings) -> None:
         super().__init__()
         self.cell = nn.GRU(inputs, settings.hidden, batch_first=True)
         self.from_state = nn.Linear(settings.hidden + inputs, settings.hidden)
@@ -95,14 +95,14 @@ def pinball(quantiles: Tensor, truth: Tensor) -> Tensor:
     return torch.maximum(levels * error, (levels - 1) * error).sum() / max(error.numel(), 1)
 
 
-def blank_network(inputs: int, targets: int, settings: NetworkSettings, seed: int) -> QuantileGRU:
+def blank_network(inputs: int, targets: int, settings: GruSettings, seed: int) -> QuantileGRU:
     """An untrained network, in evaluation mode; torch's own random numbers are left as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return QuantileGRU(inputs, targets, settings).eval()
 
 
-def train(network: QuantileGRU, examples: Examples, validation: int, settings: NetworkSettings, seed: int) -> None:
+def train(network: QuantileGRU, examples: Examples, validation: int, settings: GruSettings, seed: int) -> None:
     """Train on the examples before index `validation`, stopped early by the loss on those from there on.
 
     Examples whose targets reach into the validation part are left out. The same seed gives the same weights.
@@ -126,7 +126,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _optimise(
-    network: QuantileGRU, data: list[Tensor], validation: int, settings: NetworkSettings, rng: np.random.Generator
+    network: QuantileGRU, data: list[Tensor], validation: int, settings: GruSettings, rng: np.random.Generator
 ) -> None:
     optimiser = torch.optim.AdamW(network.parameters(), lr=settings.rate, weight_decay=settings.decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, settings.updates, eta_min=settings.rate / 20)
@@ -171,7 +171,7 @@ def _chunk_loss(
     return pinball(network.decode(states, targets[inside]), aim)
 
 
-def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int, settings: NetworkSettings) -> float:
+def _validation_loss(network: QuantileGRU, data: list[Tensor], validation: int, settings: GruSettings) -> float:
     network.eval()
     end = len(data[0])
     starts = np.arange(validation, end, settings.chunk)

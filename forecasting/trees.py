@@ -9,6 +9,7 @@ import numpy.typing as npt
 from numba import njit
 
 from rlpto.forecasting.base import Forecaster, targets
+from rlpto.forecasting.compat import tree_nodes
 from rlpto.forecasting.errors import ForecastError, checked_integer
 from rlpto.forecasting.features import CALENDAR, MOST_LEARNT, RECENT, TARGETS, VALIDATION, Features, describe, layout_of
 from rlpto.forecasting.series import TimeSeries
@@ -164,15 +165,11 @@ class TreesForecaster(Forecaster):
 
 
 def forest_of(model: Any, trees: int) -> Forest:
-    """The first trees of a fitted HistGradientBoostingRegressor without categories, as plain arrays.
-
-    They can be saved as numbers, and one origin costs microseconds, of which scikit-learn's own checks take a
-    thousand; the nodes of a model are not among what scikit-learn documents, but have been there all along.
-    """
-    nodes = [grown[0].nodes for grown in model._predictors[:trees]]
+    """The first trees of a fitted HistGradientBoostingRegressor as plain arrays, which can be saved."""
+    start, nodes = tree_nodes(model, trees)
     sizes = np.array([len(tree) for tree in nodes], dtype=np.int32)
     roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32) if trees else np.empty(0, dtype=np.int32)
-    base = np.asarray(model._baseline_prediction, dtype=np.float64).reshape(1)
+    base = np.array([start])
     if not trees:
         return Forest.bare()._replace(base=base)
     whole, first = np.concatenate(nodes), np.repeat(roots, sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,8 +33,8 @@ def up(
     quiet: QuietOption = False,
 ) -> None:
     """Start several Ray nodes with logical GPUs on this machine, for a laptop without any."""
-    from rlpto.ray_cluster.nodes.background import start_cluster
     from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
+    from rlpto.ray_cluster.nodes.persistent_cluster import start_cluster
 
     console = make_console(quiet)
     with waiting(quiet) as on_wait:
@@ -52,7 +52,7 @@ def status(
     ] = None,
 ) -> None:
     """Show a cluster's nodes, its scheduler, and the jobs of its run: GPUs held, progress, when they will end."""
-    from rlpto.ray_cluster.nodes.background import noted_cluster, running_cluster
+    from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster, running_cluster
     from rlpto.ray_cluster.scheduler.connection import AUTO, Connection
 
     console = make_console()
@@ -74,13 +74,12 @@ def status(
 
 def _nodes(address: str) -> Table:
     """The nodes of the cluster that this process is connected to."""
-    from ray._private import state
     from rich.table import Table
 
+    from rlpto.ray_cluster.compat import free_resources
     from rlpto.ray_cluster.controllers import alive_nodes
 
-    ray_state: Any = state  # which has no types
-    free = ray_state.available_resources_per_node()
+    free = free_resources()
     table = Table(title=f"Ray cluster at {address}", title_justify="left")
     for heading in ("node", "address", "GPUs", "held", "CPUs"):
         table.add_column(heading)
@@ -97,7 +96,7 @@ def _jobs() -> Iterator[Table | str]:
     from rich.table import Table
 
     from rlpto.ray_cluster.controllers import all_controllers
-    from rlpto.ray_cluster.scheduler.cluster_owner import schedulers
+    from rlpto.ray_cluster.scheduler.connection import schedulers
     from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
 
     controllers = len(all_controllers())
@@ -123,7 +122,7 @@ def _jobs() -> Iterator[Table | str]:
 @app.command("restart-head", epilog="Example: rlpto cluster restart-head")
 def restart(quiet: QuietOption = False) -> None:
     """Start the head of a cluster of `up --durable` again after it has died, under jobs that train on."""
-    from rlpto.ray_cluster.nodes.background import restart_head, running_cluster
+    from rlpto.ray_cluster.nodes.persistent_cluster import restart_head, running_cluster
 
     console = make_console(quiet)
     found = running_cluster()
@@ -137,7 +136,7 @@ def restart(quiet: QuietOption = False) -> None:
 @app.command("down", epilog="Example: rlpto cluster down")
 def down(quiet: QuietOption = False) -> None:
     """End the local cluster that `up` has started, and nothing else."""
-    from rlpto.ray_cluster.nodes.background import stop_cluster
+    from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
 
     console = make_console(quiet)
     with waiting(quiet) as on_wait:

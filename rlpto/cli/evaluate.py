@@ -134,10 +134,10 @@ def evaluate(
         *_window_keys(windows, trace),
     ]
     source = _source(config, run)
-    settled = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
-    settled = settled if run is None else with_agents(settled, run)
-    settled = with_reference(settled if switch is None else with_switches(settled, switch), policies is not None)
-    folder = run_dir or _default_folder(settled.name, run, trace, cluster)
+    resolved = read_config(source, [*overrides, *_policy_keys(policies, run)], seed)
+    resolved = resolved if run is None else with_agents(resolved, run)
+    resolved = with_reference(resolved if switch is None else with_switches(resolved, switch), policies is not None)
+    folder = run_dir or _default_folder(resolved.name, run, trace, cluster)
     console = make_console(quiet)
 
     def show(title: str, config: Config, finished: list[FinishedCell], folder: Path) -> None:
@@ -157,7 +157,7 @@ def evaluate(
         for option, given in (("--address", address is not None), ("--keep", keep)):
             if given:
                 raise ConfigError(f"{option}: expected --cluster ray or both as well")
-        show("", settled, run_cells(settled, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
+        show("", resolved, run_cells(resolved, folder, fresh=fresh, jobs=jobs, progress=not quiet), folder)
         return
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
@@ -166,11 +166,11 @@ def evaluate(
     from rlpto.experiments.on_ray import RealRun, run_real_cells
 
     with waiting(quiet) as on_wait:
-        how = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
+        options = RealRun(console.print, on_wait, address, fresh, keep, not quiet)
         if cluster is Where.ray:
-            show("", *run_real_cells(settled, folder, how), folder)
+            show("", *run_real_cells(resolved, folder, options), folder)
             return
-        found = evaluate_both(settled, folder, how, show)
+        found = evaluate_both(resolved, folder, options, show)
     console.print()
     console.print(fidelity_table(found))
     for sentence in verdicts(found):

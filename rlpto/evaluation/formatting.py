@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlpto.evaluation.metrics import Metric
+from rlpto.evaluation.metrics import CellMetric
 
 NOTHING = "–"  # noqa: RUF001
 """Stands where a figure is not defined."""
@@ -39,14 +39,14 @@ class Scale:
         return number if number == NOTHING or not self.unit else f"{number} {self.unit}"
 
 
-def scale_for(metric: Metric, values: Iterable[float]) -> Scale:
+def scale_for(metric: CellMetric, values: Iterable[float]) -> Scale:
     """Unit and decimals that suit `values` (as stored) of a metric: the largest has three or four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     unit, factor = _unit(metric.unit, largest)
     return Scale(unit, factor, _decimals(largest * factor, counted=metric.unit == "jobs"))
 
 
-def heading(metric: Metric, scale: Scale) -> str:
+def heading(metric: CellMetric, scale: Scale) -> str:
     """Label of a column, with the unit its figures are shown in unless the label says it."""
     said = not scale.unit or metric.unit in ("jobs", "GPU-h")
     return metric.label if said else f"{metric.label} [{scale.unit}]"

@@ -20,7 +20,7 @@ LOWER_BOUND = "lower bound"
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class CellMetric:
     """One figure of a run.
 
     name: key in files. label: heading in tables. unit: of the stored value ("share": 0 to 1; "" for a
@@ -34,8 +34,8 @@ class Metric:
     description: str
 
 
-def _queueing(name: str) -> Metric:
-    return Metric(
+def _queueing(name: str) -> CellMetric:
+    return CellMetric(
         f"queueing_{name}",
         f"queue {name}",
         "s",
@@ -45,8 +45,8 @@ def _queueing(name: str) -> Metric:
     )
 
 
-def _time_to(percent: int) -> Metric:
-    return Metric(
+def _time_to(percent: int) -> CellMetric:
+    return CellMetric(
         f"time_to_{percent}",
         f"to {percent} %",
         "s",
@@ -56,20 +56,22 @@ def _time_to(percent: int) -> Metric:
     )
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric("reward", "reward", "", "higher", "Sum of all parts of the reward over all decisions."),
+METRICS: tuple[CellMetric, ...] = (
+    CellMetric("reward", "reward", "", "higher", "Sum of all parts of the reward over all decisions."),
     *(
-        Metric(f"reward_{term.name}", f"{term.name.removesuffix('s')} part", "", "higher", term.description)
+        CellMetric(f"reward_{term.name}", f"{term.name.removesuffix('s')} part", "", "higher", term.description)
         for term in TERMS
     ),
-    Metric(
+    CellMetric(
         "jct_mean", "JCT mean", "s", "lower", "Mean job completion time, submit to finish, over the jobs that finished."
     ),
-    Metric("jct_median", "JCT median", "s", "lower", "Median JCT of the jobs that finished."),
-    Metric("jct_p95", "JCT p95", "s", "lower", "95th percentile of the JCTs of the jobs that finished."),
-    Metric("jct_p99", "JCT p99", "s", "lower", "99th percentile of the JCTs of the jobs that finished."),
-    Metric("makespan", "makespan", "s", "lower", "First submit to last finish; not defined while a job is unfinished."),
-    Metric(
+    CellMetric("jct_median", "JCT median", "s", "lower", "Median JCT of the jobs that finished."),
+    CellMetric("jct_p95", "JCT p95", "s", "lower", "95th percentile of the JCTs of the jobs that finished."),
+    CellMetric("jct_p99", "JCT p99", "s", "lower", "99th percentile of the JCTs of the jobs that finished."),
+    CellMetric(
+        "makespan", "makespan", "s", "lower", "First submit to last finish; not defined while a job is unfinished."
+    ),
+    CellMetric(
         "queueing_mean",
         "queue mean",
         "s",
@@ -77,7 +79,7 @@ METRICS: tuple[Metric, ...] = (
         "Mean time from submit to first GPU; jobs that never started are left out.",
     ),
     *(_queueing(name) for name in PRIORITY_CLASSES),
-    Metric(
+    CellMetric(
         "utilisation",
         "GPUs used",
         "share",
@@ -85,15 +87,15 @@ METRICS: tuple[Metric, ...] = (
         "GPU-seconds held by jobs / GPU-seconds that were up, from the first submit to the last finish (to the end "
         "of the run where jobs are unfinished).",
     ),
-    Metric("gpu_hours", "GPU-hours", "GPU-h", "lower", "GPU-hours held by all jobs."),
-    Metric(
+    CellMetric("gpu_hours", "GPU-hours", "GPU-h", "lower", "GPU-hours held by all jobs."),
+    CellMetric(
         "rescales_per_job",
         "rescales",
         "per job",
         "lower",
         "Changes that gave a job other GPUs after its first start, per job of the workload; a first start is none.",
     ),
-    Metric(
+    CellMetric(
         "fairness_mean",
         "rho mean",
         "",
@@ -103,23 +105,25 @@ METRICS: tuple[Metric, ...] = (
         "unfinished jobs / GPUs of the cluster, averaged over the job's stay): a share is taken to slow a job in "
         "proportion. Above 1 the job would have done better with its share; finished jobs only.",
     ),
-    Metric("fairness_max", "rho max", "", "lower", "Largest rho (see rho mean): the worst treated job."),
-    Metric("unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho (see rho mean) above 1."),
-    Metric(
+    CellMetric("fairness_max", "rho max", "", "lower", "Largest rho (see rho mean): the worst treated job."),
+    CellMetric(
+        "unfair_share", "rho > 1", "share", "lower", "Share of the finished jobs with rho (see rho mean) above 1."
+    ),
+    CellMetric(
         "slowdown_mean",
         "slowdown",
         "",
         "lower",
         "Mean of JCT / time the job needs alone on the cluster, as fast as it can be, start delay included.",
     ),
-    Metric(
+    CellMetric(
         "final_accuracy",
         "accuracy",
         "share",
         "higher",
         "Mean accuracy of all jobs at the end of the run, the unfinished ones included.",
     ),
-    Metric(
+    CellMetric(
         "epochs_saved",
         "epochs saved",
         "share",
@@ -127,7 +131,7 @@ METRICS: tuple[Metric, ...] = (
         "Mean over the finished jobs that may stop early of 1 - epochs trained / epochs declared; not defined where no "
         "job may.",
     ),
-    Metric(
+    CellMetric(
         "accuracy_lost",
         "accuracy lost",
         "points",
@@ -136,7 +140,7 @@ METRICS: tuple[Metric, ...] = (
         "ended with, times 100.",
     ),
     *(_time_to(percent) for percent in (90, 95, 99)),
-    Metric(
+    CellMetric(
         "accuracy_hours_lost",
         "hours lost",
         "job-h",
@@ -144,20 +148,22 @@ METRICS: tuple[Metric, ...] = (
         "Hours in the system times the share of the accuracy it can gain that a job had yet to gain, summed over jobs, "
         "whatever their class.",
     ),
-    Metric("latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."),
-    Metric(
+    CellMetric(
+        "latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."
+    ),
+    CellMetric(
         "latency_p99",
         "latency p99",
         "s",
         "lower",
         "99th percentile of the wall-clock time of one decision (queue and policy).",
     ),
-    Metric("unfinished", "unfinished", "jobs", "lower", "Jobs that had not finished when the run ended."),
-    Metric("jobs", "jobs", "jobs", "none", "Jobs of the workload."),
-    Metric("wall_seconds", "run time", "s", "none", "Wall-clock time of the run itself."),
+    CellMetric("unfinished", "unfinished", "jobs", "lower", "Jobs that had not finished when the run ended."),
+    CellMetric("jobs", "jobs", "jobs", "none", "Jobs of the workload."),
+    CellMetric("wall_seconds", "run time", "s", "none", "Wall-clock time of the run itself."),
 )
 
-METRIC: dict[str, Metric] = {metric.name: metric for metric in METRICS}
+METRIC: dict[str, CellMetric] = {metric.name: metric for metric in METRICS}
 """Metrics by name."""
 
 

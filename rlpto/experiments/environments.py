@@ -25,9 +25,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
-from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steering_weights
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.index_weights import IndexWeights, load_weights
 from rlpto.workloads.windows import Window
 
 SHARED = ("cluster", "profiles", "queue", "reward", "simulator", "env", "forecast")
@@ -123,8 +121,8 @@ def training_setup(
 def start_weights(config: Config) -> FloatArray:
     """[STEERING_FEATURES] weights of the heuristic that agents start from. Raises CheckpointError for a bad file."""
     if config.env.start is None:
-        return steering_weights(IndexWeights().vector())
-    return load_steering_weights(config.env.start)
+        return IndexWeights().vector()
+    return load_weights(config.env.start)
 
 
 def joint_tables(experiments: Sequence[Experiment]) -> SpeedTables:

@@ -17,7 +17,7 @@ from rlpto.experiments.run_folder import begin_run, command_line, members, refus
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
-from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
+from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs, time_text
 
 if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
@@ -73,7 +73,9 @@ def with_switches(config: Config, text: str) -> Config:
             time, policy = parse_switch(part)
             spec = by_label.get(str(policy), str(policy))
             make_policy(spec)
-            parts.append(f"{time:.15g}:{spec}")
+            if parse_spec(spec).later:
+                raise ConfigError(f"{policy} switches policies itself, expected a single policy")
+            parts.append(f"{time_text(time)}:{spec}")
             parse_spec(SWITCH.join(parts))
         except RlptoError as error:
             raise ConfigError(f"--switch {text}: {part}: {error}") from None

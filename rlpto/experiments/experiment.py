@@ -37,7 +37,6 @@ from rlpto.planning.planner import Planner
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
-from rlpto.ray_cluster.scheduler.workload import guessed_profiles
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
 from rlpto.simulator.online import FactsCache
@@ -71,7 +70,7 @@ class Experiment:
         """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
         source, programs = load_profiles(self.config.profiles.folder), self.config.ray.programs
         if isinstance(source, FittedProfiles):
-            guessed = guessed_profiles({name: programs[name] for name in programs if name in self.guessed_models})
+            guessed = {name: programs[name].guessed_profile(name) for name in programs if name in self.guessed_models}
             served = {name: program.servers for name, program in programs.items() if program.has_servers}
             source = FittedProfiles({**source.profiles, **guessed}, served)
         return source.choosing({name: program.largest_batch_size or 0 for name, program in programs.items()})

@@ -20,7 +20,7 @@ REAL, SIMULATED = "real", "simulated"
 def evaluate_both(
     config: Config,
     folder: Path,
-    how: RealRun,
+    options: RealRun,
     show: Callable[[str, Config, list[FinishedCell], Path], object],
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
@@ -30,9 +30,9 @@ def evaluate_both(
     programs are not measured: a guess is no simulation of them.
     """
     _refuse_guesses(config)
-    config, real = run_real_cells(config, folder / REAL, how)
+    config, real = run_real_cells(config, folder / REAL, options)
     show(REAL, config, real, folder / REAL)
-    simulated = run_cells(config, folder / SIMULATED, fresh=how.fresh, jobs=1, progress=how.progress)
+    simulated = run_cells(config, folder / SIMULATED, fresh=options.fresh, jobs=1, progress=options.progress)
     show(SIMULATED, config, simulated, folder / SIMULATED)
     found = compare(labelled(simulated), labelled(real))
     write_fidelity(found, folder / "fidelity.json")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
     from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 
 
@@ -114,8 +115,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     from rlpto.performance.tables import ONE_KIND
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
-    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
-    from rlpto.ray_cluster.scheduler.connection import Connection
+    from rlpto.ray_cluster.scheduler.connection import Connection, only_scheduler
 
     with ExitStack() as stack:
         if address is None:
@@ -246,9 +246,8 @@ def real_cluster(
     database: of the session; jobs keep their files beside them.
     """
     from rlpto.experiments.experiment import estimate_noise
-    from rlpto.ray_cluster.scheduler.clock import Rules
-    from rlpto.ray_cluster.scheduler.cluster import RayCluster
-    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+    from rlpto.ray_cluster.scheduler.clock import SessionTiming
+    from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge, RayCluster
     from rlpto.ray_cluster.scheduler.workload import job_specs
 
     config, source, tables = (
@@ -265,17 +264,31 @@ def real_cluster(
 
     specs = specs_of(jobs, 0)
     limit = math.inf if timing.max_hours is None else timing.max_hours * HOUR
-    rules = Rules(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
-    remaining = config.knowledge.remaining
-    if config.knowledge.mode != "online":
-        noise = estimate_noise(config.knowledge, len(jobs), own_seed)
-        return RayCluster(
-            *(backend, jobs, specs, tables, database, rules, noise, observers),
-            source=source,
-            specs_of=specs_of,
-            background=background,
-            remaining=remaining,
-        )
+    rules = SessionTiming(timing.interval, timing.decide_on, limit, settings.poll, settings.without_gpus)
+    online = None
+    if config.knowledge.mode == "online":
+        online = _online_estimates(experiment, jobs, specs)
+    noise = None if online is not None else estimate_noise(config.knowledge, len(jobs), own_seed)
+    return RayCluster(
+        backend=backend,
+        jobs=jobs,
+        specs=specs,
+        tables=tables,
+        database=database,
+        rules=rules,
+        observers=observers,
+        knowledge=PolicyKnowledge(noise, online, config.knowledge.remaining),
+        source=None if online is not None else source,
+        specs_of=specs_of,
+        background=background,
+    )
+
+
+def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
+    """What is to be learned of jobs from their reports."""
+    from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
+
+    tables = experiment.tables_for(batch_sizes=True, servers=True)
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
     def ratio(model: str, gpu: str, other: str) -> float:
@@ -283,13 +296,8 @@ def real_cluster(
         return own / its
 
     kinds = experiment.shape.kind_sizes
-    online = OnlineEstimates(jobs, specs, settings.programs, samples, tables.max_gpus, kinds, ratio)
-    return RayCluster(
-        *(backend, jobs, specs, tables, database, rules, None, observers),
-        estimates=online,
-        background=background,
-        remaining=remaining,
-    )
+    programs = experiment.config.ray.programs
+    return OnlineEstimates(jobs, specs, programs, samples, tables.max_gpus, kinds, ratio)
 
 
 def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:

@@ -62,7 +62,7 @@ def local_ray(cpus: int) -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
-        with LocalCluster([], cpus, forking=False):
+        with LocalCluster([], cpus):
             yield
     finally:
         set_variables({"PYTHONPATH": before})

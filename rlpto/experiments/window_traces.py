@@ -19,10 +19,9 @@ from rlpto.forecasting.series import MONDAY, local_seconds
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError, TraceError
 from rlpto.workloads.calibration import load_calibration
-from rlpto.workloads.draws import draw_trace
 from rlpto.workloads.files import KEYS, files_by_split, read_any, stem
 from rlpto.workloads.listed import LISTED_WINDOW, listed_trace
-from rlpto.workloads.load import offered_load, scale_load
+from rlpto.workloads.load import draw_trace, offered_load, scale_load
 from rlpto.workloads.synthetic import generate
 from rlpto.workloads.trace import Trace
 from rlpto.workloads.windows import Window, select, split_windows

@@ -25,7 +25,7 @@ from rlpto.policies.index import Index
 from rlpto.policies.las import Las
 from rlpto.policies.max_throughput import MaxThroughput
 from rlpto.policies.optimus import Optimus
-from rlpto.policies.pollux import Pollux
+from rlpto.policies.pollux.policy import Pollux
 from rlpto.policies.random import RandomPolicy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.round_robin import RoundRobin

@@ -128,10 +128,9 @@ def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
 
 def process_of(handle: Any) -> ControllerProcess:
     """What Ray knows of a controller now, whether it answers or not."""
-    # No public call tells this without the dashboard.
-    from ray._private.state import actors
+    from rlpto.ray_cluster.compat import actor_states
 
-    known = actors(actor_id=handle._actor_id.hex())
+    known = actor_states(handle._actor_id.hex())
     if not known:
         return ControllerProcess(False, 0, "")
     return ControllerProcess(known["State"] == "ALIVE", known["Pid"], known["Address"]["NodeID"])

@@ -196,7 +196,8 @@ class JobReport:
     failure: text of the newest failure, kept after recovery; empty if there was none.
     note: that the job has stopped early, and where; empty for all others.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
-    pid: of the controller's process. time: when this was said, s since the epoch of `time.time`.
+    pid: of the controller's process. time: when this was said, s since the epoch of `time.time`; that clock may jump.
+    number: of the question that this answers, counted up by the scheduler: it orders the reports of a job.
     """
 
     job: str
@@ -227,6 +228,7 @@ class JobReport:
     staleness: float = math.nan
     pid: int = 0
     time: float = 0.0
+    number: int = 0
 
     @property
     def ended(self) -> bool:

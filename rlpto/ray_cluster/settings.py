@@ -5,11 +5,17 @@ from __future__ import annotations
 from pydantic import Field, JsonValue, model_validator
 
 from rlpto.io.settings import Settings
+from rlpto.performance.accuracy import AccuracyCurve
+from rlpto.performance.efficiency import BatchLimits
+from rlpto.performance.noise import NoiseCurve
+from rlpto.performance.profiles import FitErrors, Profile
+from rlpto.performance.server_law import ServerParams
+from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import Architecture, BatchRule, Device, LrRule
 
 
 class GuessSettings(Settings):
-    """What policies are told about a model of which there is no profile. Nothing of it decides what happens."""
+    """What policies know about a model that has no profile. It has no effect on how the model trains."""
 
     step_seconds: float = Field(0.05, gt=0)
     """Seconds of a step with one worker; where a program has a pace, that counts."""
@@ -61,7 +67,45 @@ class ProgramSettings(Settings):
     pace: float | None = Field(None, gt=0)
     """Seconds to which a step is stretched at one worker, for logical GPUs; null: as fast as it goes."""
     guess: GuessSettings = GuessSettings()
-    """What policies are told where there is no profile."""
+    """What policies know where there is no profile."""
+
+    @property
+    def servers_at_most(self) -> int:
+        """Most parameter servers that a scheduler may give a job, where jobs train through some."""
+        return self.servers if self.most_servers is None else self.most_servers
+
+    def guessed_profile(self, name: str) -> Profile:
+        """The profile of a program that has not been measured. name: of its model."""
+        guess, batch = self.guess, self.batch_size
+        step = guess.step_seconds if self.pace is None else self.pace
+        law: ThroughputLaw
+        # Nine tenths of a step grow with the samples: enough that more workers help, not enough that they do for ever.
+        if self.has_servers:
+            compute, sync = 0.9 * step / batch, guess.sync_seconds
+            law = ServerParams(compute, 0.1 * step, sync, 0.0, 0.0, self.servers, self.servers_at_most)
+        else:
+            law = ThroughputParams(
+                alpha_c=0.1 * step,
+                beta_c=0.9 * step / batch,
+                alpha_n=guess.sync_seconds,
+                beta_n=0.0,
+                alpha_r=guess.sync_seconds,
+                beta_r=0.0,
+                gamma=1.0,
+            )
+        return Profile(
+            name=name,
+            description=self.training,
+            source="guessed from ray.programs: not measured",
+            samples=float(self.samples),
+            epochs=self.epochs,
+            batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
+            throughput=law,
+            noise=NoiseCurve((0.0,), (guess.noise_scale,)),
+            accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
+            rescale_delay=guess.rescale_delay,
+            errors=FitErrors(0.0, 0.0, 0.0, 0.0),
+        )
 
     @property
     def has_servers(self) -> bool:

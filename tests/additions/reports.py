@@ -9,8 +9,8 @@ REPORTS = {
         inserted=(
             (
                 "rlpto/evaluation/metrics.py",
-                '    Metric("gpu_hours"',
-                '    Metric("queueing_max", "queue max", "s", "lower", "Longest time from submit to first GPU."),\n',
+                '    CellMetric("gpu_hours"',
+                '    CellMetric("queueing_max", "queue max", "s", "lower", "Longest time to the first GPU."),\n',
             ),
             (
                 "rlpto/evaluation/metrics.py",

@@ -17,7 +17,7 @@ from rlpto.agents.training import starting_setup
 from rlpto.agents.validation import standing
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import CheckpointError, TrainingError
-from rlpto.policies.steering import NO_PRICE
+from rlpto.policies.index_weights import NO_PRICE
 from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
 
 

@@ -20,9 +20,11 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError
-from rlpto.policies.index_weights import IndexWeights, save_index_weights
-from rlpto.policies.steering import STEERING_FEATURES, steering_weights
-from rlpto.policies.steering_file import save_steering_weights
+from rlpto.policies.index_weights import (
+    STEERING_FEATURES,
+    IndexWeights,
+    save_weights,
+)
 
 NAME = "rlpto/Cluster-v0"
 
@@ -107,16 +109,16 @@ class TestSetup:
 
 class TestStart:
     def test_the_start_is_the_plain_index_or_what_a_file_says(self, tmp_path: Path):
-        plain = steering_weights(IndexWeights().vector())
+        plain = IndexWeights().vector()
         np.testing.assert_array_equal(start_weights(SMALL), plain)
         config = tmp_path / "here" / "config.yaml"
         config.parent.mkdir()
         config.write_text("env: {start: ../weights.yaml}\n")
-        save_index_weights(IndexWeights(held=2.0), tmp_path / "weights.yaml")
+        save_weights(IndexWeights(held=2.0).vector(), tmp_path / "weights.yaml")
         tuned = start_weights(load_config(config))
-        np.testing.assert_array_equal(tuned, steering_weights(IndexWeights(held=2.0).vector()))
+        np.testing.assert_array_equal(tuned, IndexWeights(held=2.0).vector())
         steering = np.linspace(-1, 1, len(STEERING_FEATURES))
-        save_steering_weights(steering, tmp_path / "weights.yaml")
+        save_weights(steering, tmp_path / "weights.yaml")
         np.testing.assert_array_equal(start_weights(load_config(config)), steering)
 
 

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlpto.forecasting.combine import FEATURES, SHIFTS, CombinationState, Combined, Rules, combine, new_state
+from rlpto.forecasting.combine import FEATURES, SHIFTS, CombinationRules, CombinationState, Combined, combine, new_state
 from rlpto.forecasting.intervals import LEAST_SPREAD, at_levels, mean_of, spread_of
 from rlpto.forecasting.network import QUANTILES
 from rlpto.io.arrays import FloatArray
 
 H, K = 3, 4
-RULES = Rules()
+RULES = CombinationRules()
 
 
 def blank(whole: bool = True) -> CombinationState:

@@ -30,7 +30,7 @@ from rlpto.experiments.run_folder import begin_run, read_run_config, refuse_fore
 from rlpto.forecasting.registry import load as load_forecaster
 from rlpto.forecasting.registry import make_method
 from rlpto.ray_cluster.messages import JobSpec, Plan
-from rlpto.ray_cluster.nodes.background import noted_cluster
+from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
 from rlpto.ray_cluster.scheduler.schema import Decision

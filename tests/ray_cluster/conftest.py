@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 from rlpto.ray_cluster.nodes.local import LocalCluster
 
 NODES, GPUS = 4, 2
-OWN = ("test_background.py", "test_chaos.py", "test_head.py", "test_leftovers.py")
+OWN = ("test_persistent_cluster.py", "test_chaos.py", "test_head.py", "test_leftovers.py")
 """Files whose tests start clusters of their own."""
 
 

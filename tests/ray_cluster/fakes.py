@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -28,6 +29,13 @@ class FakeTime:
         hand = Hand()
         hand.began = self.wall - at if began is None else began
         return hand
+
+
+def said(
+    job: str, generation: int, applied: int, holding: tuple[str, ...], number: int, serving: tuple[str, ...] = ()
+) -> JobReport:
+    """What a controller says of its GPUs, as the answer to the question of this number."""
+    return JobReport(job, generation, applied, holding=holding, serving_on=serving, number=number)
 
 
 @dataclass
@@ -102,7 +110,8 @@ class FakeBackend:
     """A cluster in memory. gpus, cpus: by node; kinds: of the GPUs. delay: s until a command is in force. rate:
     epochs/s of a worker.
 
-    broken: nodes on which nothing comes up: who grows into them goes on as before. controller: makes one.
+    broken: nodes on which nothing comes up: who grows into them goes on as before. controller: makes one. clock_jumps:
+    when the clock of controllers does, and by how many s. asked: number of the newest question to them.
     """
 
     world: FakeTime
@@ -118,6 +127,8 @@ class FakeBackend:
     cpus: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    clock_jumps: tuple[float, float] = (math.inf, 0.0)
+    asked: int = 0
     controller: Callable[..., FakeController] = FakeController
     _gone: dict[str, str] = field(default_factory=dict)
     _ending: dict[str, FakeController] = field(default_factory=dict)
@@ -145,6 +156,7 @@ class FakeBackend:
 
     def reports(self, timeout: float) -> list[JobReport]:
         self.pass_time(max(timeout, 0.001))
+        self.asked += 1
         return [self.report(controller) for controller in self.controllers.values()]
 
     def pass_time(self, seconds: float) -> None:
@@ -176,7 +188,8 @@ class FakeBackend:
             checkpoint=Checkpoint(int(100 * controller.progress), "checkpoint", "0" * 64),
             failure=controller.failure,
             note=controller.note,
-            time=self.world.wall,
+            time=self.world.wall + (self.clock_jumps[1] if self.world.wall >= self.clock_jumps[0] else 0.0),
+            number=self.asked,
         )
 
     def end(self, job: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,14 +23,14 @@ from rlpto.io.errors import ClusterError, JobError
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.scheduler.clock import Rules
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables, with_batch_sizes
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 
-RULES = Rules(interval=10.0)
+RULES = SessionTiming(interval=10.0)
 CHOOSING = "max_throughput:choose_batch_size=true"
 
 
@@ -50,7 +51,7 @@ def make_cluster(
     backend: FakeBackend,
     jobs: list[Job],
     database: SessionDatabase,
-    rules: Rules = RULES,
+    rules: SessionTiming = RULES,
     tables: SpeedTables | None = None,
 ) -> RayCluster:
     told = tables or linear_tables(0.1, 8)
@@ -94,6 +95,32 @@ def grow(backend: FakeBackend, jobs: list[Job], source: Later, database: Session
         backend, jobs, specs_of(jobs, 0), tables, database, RULES, clock=backend.world.clock, source=source,
         specs_of=specs_of,
     )  # fmt: skip
+
+
+class TestClocks:
+    @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+    def test_a_clock_that_jumps_on_the_controllers_machine_changes_nothing(
+        self, jump: float, database: SessionDatabase
+    ) -> None:
+        world = FakeTime()
+        backend = FakeBackend(world, {"n": 2}, clock_jumps=(world.wall + 20.0, jump))
+        cluster = make_cluster(
+            backend, [elastic(0, epochs=20.0), elastic(1, epochs=20.0)], database, SessionTiming(limit=1e4)
+        )
+        record = play(cluster)
+        assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
+        assert record.jobs.finish_time.max() == pytest.approx(cluster.time, abs=0.2)
+        with closing(sqlite3.connect(database.path)) as reader:
+            times = [at for (at,) in reader.execute("SELECT time FROM events ORDER BY rowid")]
+        assert times == sorted(times)
+        assert times[-1] <= cluster.time
+
+    def test_a_session_is_gone_on_with_from_where_it_was_after_the_clock_went_back(self) -> None:
+        began = time.time() + 3600.0  # by the clock as it was
+        clock = Clock(began, 50.0)
+        assert 50.0 <= clock.now() < 60.0
+        assert clock.began < began
+        assert Clock(time.time() - 80.0, 50.0).now() >= 80.0
 
 
 class TestSources:
@@ -168,13 +195,15 @@ class TestRun:
 
     def test_decisions_on_intervals_come_at_their_ends_only(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 4})
-        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, Rules(10.0, "interval")))
+        record = play(make_cluster(backend, [elastic(0), elastic(1, 3.0)], database, SessionTiming(10.0, "interval")))
         assert record.decisions.time % 10.0 == pytest.approx(0.0, abs=0.11)
         assert record.jobs.start_time[0] >= 10.0
 
     def test_a_limit_ends_the_run_with_jobs_left(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"n": 1})
-        record = play(make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, Rules(10.0, limit=25.0)))
+        record = play(
+            make_cluster(backend, [elastic(0, epochs=100.0, most=1)], database, SessionTiming(10.0, limit=25.0))
+        )
         assert np.isnan(record.jobs.finish_time).all()
         assert record.decisions.time.max() <= 25.0
 
@@ -282,7 +311,7 @@ class TestFaults:
 
     def test_without_any_node_for_long_there_is_one_clear_error(self, database: SessionDatabase) -> None:
         backend = FakeBackend(FakeTime(), {"m": 1})
-        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, Rules(10.0, without_gpus=30.0))
+        cluster = make_cluster(backend, [elastic(0, epochs=10.0)], database, SessionTiming(10.0, without_gpus=30.0))
         stopped = Interrupted(cluster, 12.0, lambda: backend.kill_node("m"))
         with pytest.raises(ClusterError, match="no node with GPUs has been alive for 30 s while 1 jobs wait"):
             play(stopped, "fifo")

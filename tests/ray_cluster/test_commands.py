@@ -25,7 +25,7 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
-from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
+from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_database import read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
@@ -274,3 +274,13 @@ def test_what_cannot_run_there_is_said_in_one_line_before_anything_is_written(
     assert message in err
     assert err.count("\n") == 1
     assert not run.exists()
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_of_somebody_else_on_this_machine_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPTO_STATE", str(tmp_path / "cluster.json"))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with command("cluster", "status", "--address", "auto") as status:
+        assert "no Ray cluster of yours on this machine" in said(status, 2)

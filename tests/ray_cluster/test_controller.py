@@ -12,8 +12,8 @@ import torch
 
 from rlpto.io.errors import JobError
 from rlpto.ray_cluster.controllers import control_node, find_controllers
-from rlpto.ray_cluster.job.checkpoints import read_newest
 from rlpto.ray_cluster.job.controller import start_controller
+from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.worker.training import Trainer

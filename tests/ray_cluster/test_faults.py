@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlpto.ray_cluster.job.checkpoints import list_checkpoints, read_newest
+from rlpto.ray_cluster.job.job_folder import list_checkpoints, read_newest, write_checkpoint
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from tests.ray_cluster.running import FREEZE, KILL, make_spec, running
 
@@ -108,3 +108,35 @@ def test_a_disk_that_refuses_is_reported_and_training_goes_on(ray_cluster: Local
         assert job.steps(1).step > report.step
         assert resumed.state == "running"
     assert read_newest(blocked / "job") is None
+
+
+def test_workers_killed_again_and_again_cost_a_job_time_and_no_more(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a = ray_cluster.node_ids[0]
+    # Without faults the first checkpoint would come after ten minutes: each fault would lead back to the start.
+    spec = make_spec(tmp_path, retries=1, checkpoint_interval=600.0)
+    with running(ray_cluster, spec) as job:
+        job.command([a])
+        reached = 0
+        for faults in range(1, 5):
+            reached = job.until(lambda now, least=reached: now.step >= least + 20).step  # type: ignore[misc]
+            job.signal_worker(a, KILL)
+            after = job.until(lambda now, faults=faults: now.recoveries == faults)  # type: ignore[misc]
+            assert after.state == "running"
+        assert job.steps(1).step > 20
+
+
+def test_a_whole_checkpoint_that_the_program_cannot_load_is_skipped(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    a = ray_cluster.node_ids[0]
+    spec = make_spec(tmp_path, retries=0)
+    with running(ray_cluster, spec) as job:
+        job.command([a])
+        sound = job.until(lambda now: now.checkpoint is not None and now.checkpoint.step > 20)
+        job.stop()
+    newest = list_checkpoints(tmp_path)[0]
+    assert sound.checkpoint is not None
+    write_checkpoint(tmp_path, newest.step + 1000, Path(newest.path).read_bytes()[:-100])
+    with running(ray_cluster, spec, resume=True) as job:
+        job.command([a])
+        resumed = job.steps(1)
+        assert newest.step < resumed.step < newest.step + 1000
+        assert "cannot be loaded" in resumed.failure

@@ -12,6 +12,7 @@ import pytest
 
 from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
+from rlpto.ray_cluster.nodes.processes import started_for
 
 OWNER = """
 import sys, tempfile
@@ -63,7 +64,8 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_and_no_other(
     assert folder.is_dir(), "its owner lives"
     owner.kill()
     owner.wait()
-    user = subprocess.Popen([sys.executable, "-c", "input()", f"{folder}/ray"], stdin=subprocess.PIPE)
+    with started_for(str(folder)):
+        user = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     remove_dead_folders()
     assert folder.is_dir(), "a process of its cluster lives"
     user.communicate()

@@ -16,6 +16,7 @@ from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import Plan
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place, place_as_chosen
+from tests.ray_cluster.fakes import said
 
 JOBS = ("a", "b", "c")
 
@@ -39,35 +40,35 @@ class TestLedger:
         claims, generation = GpuClaims({"n": 2}), numbers()
         claims.plan({"a": Plan(("n", "n"))}, lambda: next(generation))
         assert [command.job for command in claims.due()] == ["a"]
-        claims.reported("a", 1, 1, ("n", "n"), time=1.0)
+        claims.reported(said("a", 1, 1, ("n", "n"), 1))
         claims.plan({"a": Plan(("n",)), "b": Plan(("n",))}, lambda: next(generation))
         assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ("n",))]
-        claims.reported("a", 2, 1, ("n", "n"), time=2.0)  # it has heard, and still holds both
+        claims.reported(said("a", 2, 1, ("n", "n"), 2))  # it has heard, and still holds both
         assert not list(claims.due())
-        claims.reported("a", 2, 2, ("n",), time=3.0)
+        claims.reported(said("a", 2, 2, ("n",), 3))
         assert [(command.job, command.plan.nodes) for command in claims.due()] == [("b", ("n",))]
 
     def test_a_report_from_before_a_command_does_not_free_what_the_command_may_take(self) -> None:
         claims, generation = GpuClaims({"n": 1}), numbers()
         claims.plan({"a": Plan(("n",))}, lambda: next(generation))
         list(claims.due())
-        claims.reported("a", 0, 0, (), time=1.0)  # said before the command arrived
+        claims.reported(said("a", 0, 0, (), 1))  # said before the command arrived
         claims.plan({"a": Plan(), "b": Plan(("n",))}, lambda: next(generation))
         assert [(command.job, command.plan.nodes) for command in claims.due()] == [("a", ())]
-        claims.reported("a", 0, 0, (), time=2.0)
+        claims.reported(said("a", 0, 0, (), 2))
         assert not list(claims.due())
 
     def test_two_jobs_that_swap_places_both_get_there(self) -> None:
         claims, generation = GpuClaims({"m": 1, "n": 1}), numbers()
         claims.plan({"a": Plan(("m",)), "b": Plan(("n",))}, lambda: next(generation))
         list(claims.due())
-        claims.reported("a", 1, 1, ("m",), 1.0)
-        claims.reported("b", 2, 2, ("n",), 1.0)
+        claims.reported(said("a", 1, 1, ("m",), 1))
+        claims.reported(said("b", 2, 2, ("n",), 1))
         steps = claims.plan({"a": Plan(("n",)), "b": Plan(("m",))}, lambda: next(generation))
         assert [(step.job, step.plan.nodes) for step in steps] == [("a", ()), ("a", ("n",)), ("b", ()), ("b", ("m",))]
         assert {command.plan.nodes for command in claims.due()} == {()}
-        claims.reported("a", 3, 3, (), 2.0)
-        claims.reported("b", 5, 5, (), 2.0)
+        claims.reported(said("a", 3, 3, (), 2))
+        claims.reported(said("b", 5, 5, (), 2))
         assert {(command.job, command.plan.nodes) for command in claims.due()} == {("a", ("n",)), ("b", ("m",))}
 
     def test_a_move_to_free_gpus_needs_no_stop_in_between(self) -> None:
@@ -94,17 +95,17 @@ class TestLedger:
 
     def test_an_older_report_that_comes_late_is_ignored(self) -> None:
         claims = GpuClaims({"n": 1})
-        assert claims.reported("a", 2, 2, (), time=5.0)
-        assert not claims.reported("a", 1, 1, ("n",), time=4.0)
+        assert claims.reported(said("a", 2, 2, (), 5))
+        assert not claims.reported(said("a", 1, 1, ("n",), 4))
         assert claims.entry("a").holding == ()
 
     def test_a_controller_that_forgot_is_told_again(self) -> None:
         claims, generation = GpuClaims({"n": 1}), numbers()
         claims.plan({"a": Plan(("n",))}, lambda: next(generation))
         (command,) = claims.due()
-        claims.reported("a", 1, 1, ("n",), 1.0)
+        claims.reported(said("a", 1, 1, ("n",), 1))
         assert claims.unconfirmed("a") is None
-        claims.reported("a", 0, 0, (), 2.0)  # restarted
+        claims.reported(said("a", 0, 0, (), 2))  # restarted
         assert claims.unconfirmed("a") == command
 
     def test_a_step_that_was_left_out_is_not_sent_after_a_restart(self) -> None:
@@ -132,7 +133,7 @@ class Controller:
     """As slow and as late as it may be: commands wait in its mailbox, workers start and end when they like."""
 
     inbox: deque[Command] = field(default_factory=deque)
-    outbox: deque[tuple[float, int, int, tuple[str, ...]]] = field(default_factory=deque)
+    outbox: deque[tuple[int, int, int, tuple[str, ...]]] = field(default_factory=deque)
     generation: int = 0
     wanted: Plan = field(default_factory=Plan)
     workers: Counter[str] = field(default_factory=Counter)
@@ -155,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         self.new_node = len(gpus)
         self.claims = GpuClaims(self.nodes)
         self.generation = 0
-        self.clock = 0.0
+        self.asked = 0
         self.controllers: dict[str, Controller] = {}
         self.rows: dict[int, Row] = {}
 
@@ -209,16 +210,16 @@ class Machine(RuleBasedStateMachine):
     def say(self, job: str) -> None:
         controller = self.controllers.get(job)
         if controller is not None:
-            self.clock += 1.0
+            self.asked += 1
             holding = tuple((+controller.workers).elements())
-            controller.outbox.append((self.clock, controller.generation, controller.generation, holding))
+            controller.outbox.append((self.asked, controller.generation, controller.generation, holding))
 
     @rule(job=st.sampled_from(JOBS), late=st.booleans())
     def hear_report(self, job: str, late: bool) -> None:
         controller = self.controllers.get(job)
         if controller is not None and controller.outbox:
-            time, generation, applied, holding = controller.outbox.pop() if late else controller.outbox.popleft()
-            self.claims.reported(job, generation, applied, holding, time)
+            number, generation, applied, holding = controller.outbox.pop() if late else controller.outbox.popleft()
+            self.claims.reported(said(job, generation, applied, holding, number))
             self.send()
 
     @rule(job=st.sampled_from(JOBS))

@@ -29,8 +29,8 @@ from rlpto.experiments.on_ray import RealCells, check_programs, real_cluster, se
 from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.planning.prediction import predict
 from rlpto.planning.snapshot import take_snapshot
+from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import STEERING_FEATURES
 from rlpto.ray_cluster.controllers import find_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import load_factor

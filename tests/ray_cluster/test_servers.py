@@ -25,7 +25,7 @@ from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 from rlpto.ray_cluster.scheduler.placement import place_servers
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from tests.builders import Scripted, linear_tables
-from tests.ray_cluster.fakes import FakeBackend, FakeTime
+from tests.ray_cluster.fakes import FakeBackend, FakeTime, said
 from tests.ray_cluster.test_cluster import RULES, elastic, make_cluster, play, specs
 from tests.simulator.test_servers import with_servers
 
@@ -66,13 +66,13 @@ class TestClaims:
         claims, numbers = GpuClaims({"m": 2}, {"m": 2}), iter(range(1, 99))
         claims.plan({"a": Plan(("m",), None, ("m", "m"))}, lambda: next(numbers))
         (first,) = claims.due()
-        claims.reported("a", first.generation, first.generation, ("m",), 1.0, ("m", "m"))
+        claims.reported(said("a", first.generation, first.generation, ("m",), 1, ("m", "m")))
         claims.plan({"a": Plan(("m",), None, ("m",)), "b": Plan(("m",), None, ("m",))}, lambda: next(numbers))
         (less,) = claims.due()
         assert (less.job, less.plan.servers) == ("a", ("m",))
-        claims.reported("a", less.generation, first.generation, ("m",), 2.0, ("m", "m"))
+        claims.reported(said("a", less.generation, first.generation, ("m",), 2, ("m", "m")))
         assert list(claims.due()) == []
-        claims.reported("a", less.generation, less.generation, ("m",), 3.0, ("m",))
+        claims.reported(said("a", less.generation, less.generation, ("m",), 3, ("m",)))
         (other,) = claims.due()
         assert other.job == "b"
 

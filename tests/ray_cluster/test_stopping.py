@@ -13,7 +13,7 @@ from rlpto.core.cluster import Allocation
 from rlpto.core.loop import job_records
 from rlpto.core.stopping import StopRule, has_flattened
 from rlpto.ray_cluster.controllers import find_controllers
-from rlpto.ray_cluster.job.checkpoints import read_newest
+from rlpto.ray_cluster.job.job_folder import read_newest
 from rlpto.ray_cluster.job.reporting import MAX_CHUNKS_IN_FLIGHT
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.cluster import RayCluster

@@ -15,8 +15,7 @@ from torch import nn
 from rlpto.io.errors import CheckpointError, JobError
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.programs.base import load_program
-from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
-from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
+from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.training import Trainer, weights_of
 from tests.ray_cluster.running import make_spec
 

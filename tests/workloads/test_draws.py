@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.errors import TraceError
-from rlpto.workloads.draws import draw_trace
-from rlpto.workloads.load import JITTER_S
+from rlpto.workloads.load import JITTER_S, draw_trace
 from rlpto.workloads.trace import Trace, make_trace
 
 SPAN = 8 * 3600.0

@@ -6,20 +6,95 @@ Checkpoints get onto disk while the job goes on training.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import CheckpointError
-from rlpto.io.files import write_text
-from rlpto.ray_cluster.job.checkpoints import drop_checkpoints, list_checkpoints, read_newest, write_checkpoint
+from rlpto.io.files import whole_file, write_text
 from rlpto.ray_cluster.job.worker_actors import WorkerLostError, result_of
 from rlpto.ray_cluster.messages import Checkpoint, JobSpec
 from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.store.logs import OutputLog
 
+KEPT_CHECKPOINTS = 2
+"""Checkpoints that stay: if the newest turns out to be damaged, there is the one before."""
+
+_NAME = re.compile(r"step-(\d{12})-([0-9a-f]{64})\.ckpt")
+
+
+def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
+    """Write `state` as the checkpoint of `step` and drop all but the newest `KEPT_CHECKPOINTS`.
+
+    The file's name holds its hash. Raises CheckpointError if the disk is full or the folder may not be written;
+    older checkpoints are then all there.
+    """
+    digest = hashlib.sha256(state).hexdigest()
+    path = folder / f"step-{step:012d}-{digest}.ckpt"
+    with whole_file(path, "a checkpoint") as unfinished:
+        unfinished.write_bytes(state)
+    for old in list_checkpoints(folder)[KEPT_CHECKPOINTS:]:
+        Path(old.path).unlink(missing_ok=True)
+    return Checkpoint(step, str(path), digest)
+
+
+def list_checkpoints(folder: Path) -> list[Checkpoint]:
+    """All checkpoints of a folder by name, newest first; whether they are sound is not looked at."""
+    if not folder.is_dir():
+        return []
+    found = ((path, _NAME.fullmatch(path.name)) for path in folder.iterdir())
+    named = [Checkpoint(int(match[1]), str(path), match[2]) for path, match in found if match]
+    return sorted(named, key=lambda checkpoint: checkpoint.step, reverse=True)
+
+
+def read_newest(folder: Path) -> tuple[Checkpoint, bytes, list[str]] | None:
+    """The newest sound checkpoint, its content, and what was wrong with newer ones; None if there are no checkpoints.
+
+    Raises CheckpointError if there are some, but none of them is sound.
+    """
+    wrong: list[str] = []
+    for checkpoint in list_checkpoints(folder):
+        try:
+            state = Path(checkpoint.path).read_bytes()
+        except OSError as refused:
+            wrong.append(f"{checkpoint.path}: cannot be read: {(refused.strerror or str(refused)).lower()}")
+            continue
+        if hashlib.sha256(state).hexdigest() == checkpoint.sha256:
+            return checkpoint, state, wrong
+        wrong.append(f"{checkpoint.path}: damaged: its content is not that of its hash")
+    if wrong:
+        raise CheckpointError("; ".join(wrong))
+    return None
+
+
+def refuse_checkpoint(checkpoint: Checkpoint) -> None:
+    """Rename a checkpoint that its program cannot load, so that the one before it counts, and the file can be examined.
+
+    Raises CheckpointError if the disk refuses that.
+    """
+    path = Path(checkpoint.path)
+    try:
+        path.replace(path.with_suffix(".refused"))
+    except OSError as refused:
+        raise CheckpointError(f"{path}: cannot be set aside: {refused.strerror}") from None
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Remove all checkpoints: those of an earlier job of the same name. Raises CheckpointError if one stays."""
+    refused = folder.glob("step-*.refused") if folder.is_dir() else ()
+    for path in [*(Path(checkpoint.path) for checkpoint in list_checkpoints(folder)), *refused]:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be removed: {error.strerror}") from None
+
+
+SHORTEST_INTERVAL_S = 0.1
+"""Shortest wait for a second checkpoint after a fault."""
 RECORD = "controller.json"
 FAILURES = "failures.log"
 
@@ -58,6 +133,20 @@ class JobFolder:
             self.log_failure(f"{path}: cannot be read, counting starts anew: {wrong}")
             return None
         return kept
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """True if there is a checkpoint on disk, sound or not."""
+        return bool(list_checkpoints(self._folder))
+
+    def refuse(self, reason: str) -> None:
+        """The program cannot load the newest checkpoint, although its content is whole: go back to the one before."""
+        if self.checkpoint is not None:
+            self.log_failure(f"{self.checkpoint.path}: cannot be loaded: {reason}")
+            try:
+                refuse_checkpoint(self.checkpoint)
+            except CheckpointError as stays:
+                self.log_failure(str(stays))
 
     def newest_state(self) -> tuple[int, bytes] | None:
         """Step and content of the newest sound checkpoint; None if there is none, in which case the job starts over."""
@@ -114,13 +203,14 @@ class JobFolder:
 class Checkpointer:
     """Writes checkpoints and the controller's record.
 
-    interval: s between two checkpoints. record: what a restarted controller has to know, asked whenever it is written.
-    Where the disk refuses that is noted, and training goes on.
+    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`). record: what
+    a restarted controller has to know, asked whenever it is written. Where the disk refuses that is noted, and training
+    goes on.
     """
 
     def __init__(self, job_folder: JobFolder, interval: float, record: Callable[[], dict[str, Any]]) -> None:
         self._job_folder = job_folder
-        self._interval = interval
+        self._longest = self._interval = interval
         self._record = record
         self._saving: asyncio.Task[None] | None = None
         self._saved_at = time.monotonic()
@@ -129,6 +219,13 @@ class Checkpointer:
         """True if it is time for a checkpoint, and none is being written."""
         idle = self._saving is None or self._saving.done()
         return idle and time.monotonic() - self._saved_at >= self._interval
+
+    def shorten(self, trained: float) -> None:
+        """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
+
+        So a job whose workers keep dying comes further each time. Every checkpoint doubles the wait for the next one.
+        """
+        self._interval = min(self._interval, trained / 2)
 
     def save_from(self, call: Any) -> None:
         """Write a checkpoint in the background, of the state that a worker hands over between two chunks."""
@@ -151,6 +248,7 @@ class Checkpointer:
         except CheckpointError as refused:
             self._job_folder.log_failure(str(refused))
         self._saved_at = time.monotonic()
+        self._interval = min(max(2 * self._interval, SHORTEST_INTERVAL_S), self._longest)
         self.write_record()
 
     def write_record(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ class TrainingStatistics:
     """Running figures of one job.
 
     rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
-    a guess until one was measured. batch_size: samples of the newest steps.
+    a guess until one was measured. batch_size: samples of the newest steps. ended: when the newest step was done, on
+    this process's monotonic clock, as are all moments here: no other clock is sure not to jump.
     """
 
     def __init__(self) -> None:
@@ -63,6 +65,7 @@ class TrainingStatistics:
         self.step_seconds = 0.0
         self.ended: float | None = None
         self._size = Size(0, 0)
+        self._behind: float | None = None
         self._paused_since: float | None = None
         self._recovering_since: float | None = None
         self._first = True
@@ -79,7 +82,7 @@ class TrainingStatistics:
         """A new group is about to train. faulty_since: when the fault that led to it was noticed, if one did."""
         if self._size.workers and size.workers:
             self.step_seconds *= self._size.workers / size.workers
-        self._size, self._first = size, True
+        self._size, self._first, self._behind = size, True, None
         self._recent.clear()
         if faulty_since is not None:
             self._recovering_since = self._recovering_since or faulty_since
@@ -93,7 +96,7 @@ class TrainingStatistics:
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Take in what all workers of the group did; `chunks[0]` is that of rank 0."""
-        first = chunks[0]
+        first = self._on_own_clock(chunks[0])
         self.step, self.samples_done = first.position.step, first.position.progress
         if not math.isnan(first.accuracy):
             self._evaluated(first.evaluated_at, first.accuracy)
@@ -111,6 +114,15 @@ class TrainingStatistics:
         self._losses.append((sum(chunk.loss for chunk in chunks) / len(chunks), first.steps))
         self.loss = sum(loss * steps for loss, steps in self._losses) / sum(steps for _, steps in self._losses)
         self.noise_scale, self.staleness = first.noise_scale, first.staleness
+
+    def _on_own_clock(self, chunk: Chunk) -> Chunk:
+        """A chunk of rank 0 that has just come, with its moments on the clock of this process.
+
+        Within a group the two clocks differ by a constant; the delay of the group's first answer counts as part of it.
+        """
+        if self._behind is None:
+            self._behind = time.monotonic() - chunk.ended
+        return replace(chunk, first=chunk.first + self._behind, ended=chunk.ended + self._behind)
 
     def has_flattened(self, rule: StopRule, declared: float) -> bool:
         """True if the newest evaluation says that a job of so many declared epochs is to stop."""

@@ -1,4 +1,4 @@
-"""Waiting for what all workers of a group do, and telling apart those that are gone, that hang, and that raised."""
+"""Faults of a job: telling workers apart that are gone, hang or raised, and when the job is tried again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rlpto.ray_cluster.job.worker_actors import Worker, WorkerLostError, result_of, settle
-from rlpto.ray_cluster.worker.actor import Failure, Heartbeat, Ready
+from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.worker.actor import Failure, Ready, WorkerHeartbeat
 
 FAULT_GATHER_S = 0.5
 """Time for the other workers to notice a fault too, before they are told."""
@@ -87,7 +88,7 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
 
 
 def hanging(
-    workers: Sequence[Worker], heartbeats: Sequence[Heartbeat | BaseException], limit: float
+    workers: Sequence[Worker], heartbeats: Sequence[WorkerHeartbeat | BaseException], limit: float
 ) -> dict[Worker, str]:
     """Workers to give up, and why: those that do not answer; else, if all that are busy got nowhere for `limit`
     seconds, those that the others wait for; all of them where that cannot be told.
@@ -102,18 +103,78 @@ def hanging(
     busy = [(worker, heartbeat) for worker, heartbeat in zip(workers, heartbeats, strict=True) if _busy(heartbeat)]
     if not busy or any(_stalled(heartbeat) <= limit for _, heartbeat in busy):
         return {}
-    own = [worker for worker, heartbeat in busy if isinstance(heartbeat, Heartbeat) and heartbeat.phase == "own"]
+    own = [worker for worker, heartbeat in busy if isinstance(heartbeat, WorkerHeartbeat) and heartbeat.phase == "own"]
     guilty = own or [worker for worker, _ in busy]
     return {worker: f"the worker on node {worker.node[:8]} hangs: no step within {limit:.1f} s" for worker in guilty}
 
 
-def _busy(heartbeat: Heartbeat | BaseException) -> bool:
-    return isinstance(heartbeat, Heartbeat) and heartbeat.busy != ""
+def _busy(heartbeat: WorkerHeartbeat | BaseException) -> bool:
+    return isinstance(heartbeat, WorkerHeartbeat) and heartbeat.busy != ""
 
 
-def _stalled(heartbeat: Heartbeat | BaseException) -> float:
-    return heartbeat.stalled if isinstance(heartbeat, Heartbeat) else 0.0
+def _stalled(heartbeat: WorkerHeartbeat | BaseException) -> float:
+    return heartbeat.stalled if isinstance(heartbeat, WorkerHeartbeat) else 0.0
 
 
 def _faulty(task: asyncio.Task[Any]) -> bool:
     return task.exception() is not None or isinstance(task.result(), Failure)
+
+
+NODE_GONE_RETRY_S = 2.0
+"""Time between attempts to start a worker on a node that is gone."""
+
+FailureKind = Literal["raised", "died", "start"]
+"""Training code raised; a worker or server that took part is gone or hangs; one that was started did not come up."""
+
+
+class RetryPolicy:
+    """Failures of one job since it last made progress. gave_up: it keeps the workers it has, and starts no others.
+
+    What counts as progress depends on what failed. Code that raised has to pass the step at which it did. The death of
+    a worker says nothing about the code: any step after it is progress, although the job may have gone back further.
+    Starts that fail count until all workers train, because those that train already make no start more likely.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._retries, self._backoff = spec.retries, spec.backoff
+        self._count = 0
+        self._start_after = 0.0
+        self._must_pass = -1
+        self._progress = False
+        self.gave_up = False
+
+    def reset(self) -> None:
+        """A new command: what failed under the old one does not count."""
+        self._count, self._start_after, self.gave_up = 0, 0.0, False
+
+    def may_start_workers(self) -> bool:
+        """True if workers may be started now."""
+        return not self.gave_up and time.monotonic() >= self._start_after
+
+    def node_gone(self) -> None:
+        """A node is gone, which is no fault of the job's."""
+        self._start_after = time.monotonic() + NODE_GONE_RETRY_S
+
+    def failed(self, kind: FailureKind, step: int, lasting: bool, trains: bool) -> bool:
+        """Count a failure at `step`. lasting: trying again will not help. trains: some workers still do.
+
+        Returns whether the job has failed.
+        """
+        if kind != "start":
+            if self._progress:
+                self._count, self.gave_up = 0, False
+            self._must_pass, self._progress = step if kind == "raised" else -1, False
+        self._count += 1
+        if lasting or self._count > self._retries:
+            self.gave_up = trains
+            return not trains
+        if self._count > 1 or not trains:
+            self._start_after = time.monotonic() + self._backoff * 2 ** (self._count - 1)
+        return False
+
+    def stepped(self, step: int, whole: bool) -> None:
+        """Step `step` is done. whole: by all workers that the job is to have."""
+        if step > self._must_pass:
+            self._progress = True
+            if whole:
+                self._count = 0

@@ -98,7 +98,7 @@ async def kill_process(worker: Worker) -> bool:
     return True
 
 
-class Server(NamedTuple):
+class ServerActor(NamedTuple):
     """One parameter server. up: ends once it answers, or with an error if it is gone."""
 
     node: str
@@ -115,8 +115,8 @@ class ParameterServers:
     def __init__(self, spec: JobSpec, node: str) -> None:
         self._spec = spec
         self._own = (node,) * spec.servers if spec.architecture == "parameter_server" else ()
-        self._serving: list[Server] = []
-        self._starting: list[Server] = []
+        self._serving: list[ServerActor] = []
+        self._starting: list[ServerActor] = []
 
     @property
     def handles(self) -> tuple[Any, ...]:
@@ -190,7 +190,7 @@ class ParameterServers:
             ray.kill(server.handle)
         self._starting = []
 
-    def _start(self, node: str, plan: Plan) -> Server:
+    def _start(self, node: str, plan: Plan) -> ServerActor:
         actor: Any = ray.remote(ParameterServer)
         here = NodeAffinitySchedulingStrategy(node, soft=False)
         slots = (
@@ -199,7 +199,7 @@ class ParameterServers:
         handle = actor.options(num_cpus=slots, max_restarts=0, scheduling_strategy=here).remote(self._spec.asynchronous)
         up = asyncio.ensure_future(result_of(handle.alive.remote()))
         up.add_done_callback(lambda task: task.cancelled() or task.exception())  # of whom nobody waits for any more
-        return Server(node, handle, up)
+        return ServerActor(node, handle, up)
 
     async def end_group(self) -> None:
         """End the present group, which wakes workers that wait there; if a server is gone, all of them are let go."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -84,21 +85,72 @@ def ray_environment(
         set_variables(before)
 
 
+HEAD_LOOK_S, HEAD_LOOKS = 1.0, 3
+"""Time between two looks whether the head still listens, and refusals in a row after which it is gone."""
+EXIT_WITHOUT_HEAD = 2
+"""Exit status of a driver that has lost its head."""
+
+
+class HeadWatch(threading.Thread):
+    """Ends this process in one line once nobody listens at the head's `address` any more: until `stop`.
+
+    Every call of Ray's would wait for the head for a minute, out of reach of signals, and then abort the process.
+    on_lost: what is to be done before.
+    """
+
+    def __init__(self, address: str, on_lost: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        host, _, port = address.rpartition(":")
+        self._address, self._host, self._port = address, host.strip("[]"), int(port)
+        self._on_lost = on_lost
+        self._stopped = threading.Event()
+        self.start()
+
+    def stop(self) -> None:
+        """The process leaves the cluster."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Look until the head is gone, or the process has left."""
+        refused = 0
+        while not self._stopped.wait(HEAD_LOOK_S):
+            try:
+                socket.create_connection((self._host, self._port), timeout=HEAD_LOOK_S).close()
+            except ConnectionRefusedError:
+                refused += 1
+            except OSError:
+                continue  # a slow answer is no refusal
+            else:
+                refused = 0
+            if refused >= HEAD_LOOKS and not self._stopped.is_set():
+                print(
+                    f"rlpto: the head of the Ray cluster at {self._address} is gone. If it is a durable one, start it "
+                    "again with `rlpto cluster restart-head`, then this command: its jobs go on.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._on_lost()
+                os._exit(EXIT_WITHOUT_HEAD)
+
+
 @contextmanager
-def driver(address: str) -> Iterator[str]:
+def driver(address: str, on_lost: Callable[[], None] = lambda: None) -> Iterator[str]:
     """Inside, this process is a driver of the cluster at `address`; yields its HOST:PORT. Raises what Ray raises.
 
-    SIGTERM raises KeyboardInterrupt there, so that what is to be done after Ctrl-C is done then too: Ray's own handler
-    would end the process.
+    on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt there, so that
+    what is to be done after Ctrl-C is done then too: Ray's own handler would end the process.
     """
     import ray
 
     before = signal.getsignal(signal.SIGTERM)
     context: Any = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     _on_sigterm(signal.default_int_handler)
+    found = str(context.address_info["gcs_address"])
+    watch = HeadWatch(found, on_lost)
     try:
-        yield str(context.address_info["gcs_address"])
+        yield found
     finally:
+        watch.stop()
         ray.shutdown()
         _on_sigterm(before)
 
@@ -116,11 +168,6 @@ def set_variables(values: Mapping[str, str | None]) -> None:
         else:
             os.environ[name] = value
     if "ray" in sys.modules:  # it has read them, and would go on with what they were
-        from ray import _raylet
-        from ray._private import ray_constants
+        from rlpto.ray_cluster.compat import reread_environment
 
-        constants: Any = ray_constants
-        library: Any = _raylet  # neither of which has types
-        constants.ENABLE_RAY_CLUSTER = constants.env_bool(EXTERNAL_ADDRESS, not constants.IS_WINDOWS_OR_OSX)
-        library.Config.initialize("")
-        library.AuthenticationTokenLoader.instance().reset_cache()
+        reread_environment(EXTERNAL_ADDRESS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 from contextlib import suppress
 from itertools import count
@@ -27,12 +29,32 @@ def unused_folder() -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder of a new cluster, for this user alone, with a new token in it."""
+def make_folder(folder: Path, token: str | None = None) -> None:
+    """Make the folder of a new cluster, for this user alone, with its token in it; None: a new one."""
     folder.mkdir(mode=0o700)
     descriptor = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32))
+        file.write(token or new_token())
+
+
+def new_token() -> str:
+    """A token that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def mark_of(token: str) -> str:
+    """What may be known of a token: it shows whether a folder is that of the cluster with this token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def is_folder_of(folder: Path, mark: str) -> bool:
+    """True if a folder was made here by this user for the cluster whose token has this mark."""
+    try:
+        if not NAME.fullmatch(folder.name) or not stat.S_ISDIR(folder.lstat().st_mode):
+            return False
+        return folder.lstat().st_uid == os.getuid() and mark_of((folder / TOKEN_FILE).read_text("ascii")) == mark
+    except (OSError, ValueError):
+        return False
 
 
 def remove_dead_folders() -> None:

@@ -14,8 +14,7 @@ from rlpto.performance.tables import ONE_KIND
 from rlpto.ray_cluster.messages import KIND_RESOURCE
 from rlpto.ray_cluster.nodes.environment import driver, ray_environment
 from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
-from rlpto.ray_cluster.nodes.fork_server import forked_for
-from rlpto.ray_cluster.nodes.processes import TITLE, end_cluster, titled, with_children
+from rlpto.ray_cluster.nodes.processes import TITLE, end_cluster
 
 if TYPE_CHECKING:
     from rlpto.ray_cluster.nodes.ray_node import RayNode
@@ -26,7 +25,7 @@ class LocalCluster(ExitStack):
 
     gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. slots: of each node of `gpus` in
     place of that, where it is not 0: as many as parameter servers may take. kinds: what kind each's GPUs are taken for,
-    None: all alike. forking: processes of nodes are forked. on_progress: is told what comes next. Nobody from another
+    None: all alike. on_progress: is told what comes next. Nobody from another
     machine reaches the cluster, and nobody connects without its token. To be used with `with`, or ended by `close`:
     every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
     Ray already, or a node does not start.
@@ -38,14 +37,13 @@ class LocalCluster(ExitStack):
         self,
         gpus: Sequence[int],
         cpus: int | None = None,
-        forking: bool = True,
         on_progress: Callable[[str], None] = lambda _: None,
         slots: Sequence[int] = (),
         kinds: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self._slots = [*slots, *([0] * (len(gpus) - len(slots)))]
-        self._options: dict[str, Any] = {"forking": forking} | ({} if cpus is None else {"cpus": cpus})
+        self._options: dict[str, Any] = {} if cpus is None else {"cpus": cpus}
         self._nodes: dict[str, RayNode] = {}
         self.folder = unused_folder()
         try:
@@ -74,7 +72,7 @@ class LocalCluster(ExitStack):
                 on_progress(f"starting node {number} of {len(gpus)}")
                 self.add_node(count, self._slots[number - 1], kind)
             on_progress("connecting")
-            self.enter_context(driver(self.address))
+            self.enter_context(driver(self.address, self._remove))
         except Exception as error:  # Ray raises nothing more special where a node does not come up
             raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
 
@@ -99,6 +97,11 @@ class LocalCluster(ExitStack):
         """Take a node away in an orderly way."""
         _end(self._nodes.pop(node_id))
 
+    def _remove(self) -> None:
+        """Without Ray's help, whose head is gone."""
+        end_cluster(str(self.folder))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _remove_nodes(self) -> None:
         for node_id in self.node_ids:
             self.remove_node(node_id)
@@ -115,8 +118,10 @@ class LocalCluster(ExitStack):
 
     def worker_pids(self, node_id: str) -> list[int]:
         """Process ids of the jobs' workers on a node."""
-        raylet = self.raylet_pid(node_id)
-        return titled({*with_children({raylet}), *forked_for(str(self.folder), raylet)}, TITLE)
+        from rlpto.ray_cluster.compat import actor_states
+
+        workers = [one for one in actor_states().values() if one["ActorClassName"] == TITLE and one["State"] == "ALIVE"]
+        return sorted(int(one["Pid"]) for one in workers if one["Address"]["NodeID"] == node_id)
 
 
 def _end(node: RayNode) -> None:

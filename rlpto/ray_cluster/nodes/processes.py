@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rlpto.io.cores import cores
@@ -50,8 +50,8 @@ def head_family(folder: str) -> dict[int, int]:
 
 
 def head_is_alive(folder: str) -> bool:
-    """True if the raylet of a cluster's head is there, which is started last."""
-    return any("--head" in arguments_of(pid) for pid in head_family(folder))
+    """True if the server of a cluster's head runs: the head's raylet and agents outlive it, and wait for another."""
+    return any(first.endswith("gcs_server") for pid in head_family(folder) for first in arguments_of(pid)[:1])
 
 
 def load_factor() -> float:
@@ -123,36 +123,49 @@ def agent_ports() -> dict[str, int]:
     return dict(zip(AGENT_PORTS, free_ports(len(AGENT_PORTS)), strict=True))
 
 
+CLUSTER_VARIABLE = "RLPTO_CLUSTER_FOLDER"
+"""Environment variable with the folder of the cluster that a process was started for: all its descendants have it."""
 RAY_TITLE = "ray::"
 """What the names of Ray's agents and workers start with, once they have given themselves one."""
 
 
-def of_folder(folder: str) -> set[int]:
-    """Processes of a cluster with a folder of ours: its name is among their arguments, or they print to files in it.
+@contextmanager
+def started_for(folder: str) -> Iterator[None]:
+    """Inside, processes that are started belong to the cluster with this folder."""
+    before = os.environ.get(CLUSTER_VARIABLE)
+    os.environ[CLUSTER_VARIABLE] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CLUSTER_VARIABLE]
+        else:
+            os.environ[CLUSTER_VARIABLE] = before
 
-    Agents, which have other arguments once they have named themselves, have files open there. So have drivers; they
-    are none of the cluster's processes.
+
+def of_folder(folder: str) -> set[int]:
+    """Processes that were started for the cluster with this folder; whoever only names it in an argument is none.
+
+    Ray's agents and workers overwrite their environment with their title; what gives them away is that they have files
+    of the folder open.
     """
-    inside = f"{folder}/"
+    mark, inside = f"\0{CLUSTER_VARIABLE}={folder}\0".encode(), f"{folder}/"
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):  # it has ended since, or is somebody else's
-                named = inside.encode() in (entry / "cmdline").read_bytes()
-                if named or any(file.startswith(inside) for file in _open_files(entry)):
+                marked = mark in b"\0" + (entry / "environ").read_bytes() + b"\0"
+                if marked or any(file.startswith(inside) for file in _files_of_titled(entry)):
                     found.add(int(entry.name))
     return found - {os.getpid()}
 
 
-def _open_files(process: Path) -> Iterator[str]:
-    """Paths of what a process prints to; of agents and workers those of all files."""
+def _files_of_titled(process: Path) -> Iterator[str]:
+    """Paths of the open files of an agent or worker of Ray's; none of another process."""
     if (process / "comm").read_text().startswith(RAY_TITLE):
-        numbers = [entry.name for entry in (process / "fd").iterdir()]
-    else:
-        numbers = ["1", "2"]
-    for number in numbers:
-        with suppress(OSError):  # closed
-            yield os.readlink(process / "fd" / number)
+        for entry in (process / "fd").iterdir():
+            with suppress(OSError):  # closed
+                yield os.readlink(entry)
 
 
 def titled(pids: Iterable[int], title: str) -> list[int]:

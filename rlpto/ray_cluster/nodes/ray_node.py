@@ -10,13 +10,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ray._private import node, services
-from ray._private.parameter import RayParams
-
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.nodes import fork_server
+from rlpto.ray_cluster.compat import Node, RayParams, has_joined
 from rlpto.ray_cluster.nodes.environment import LOOPBACK
-from rlpto.ray_cluster.nodes.processes import agent_ports, load_factor
+from rlpto.ray_cluster.nodes.processes import agent_ports, load_factor, started_for
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Shared memory of a node: for weights of small jobs, in the moment in which new workers fetch them."""
@@ -28,14 +25,16 @@ START_ATTEMPTS = 3
 """Attempts to start a node."""
 
 
-ray_services: Any = services  # which have no types
+WORKER_PROGRAM = "RLPTO_WORKER_PROGRAM"
+"""Environment variable: path of a program that nodes run for each of their processes, with the arguments of Ray's own
+`default_worker.py`, in its place."""
 
 
-class RayNode(node.Node):
+class RayNode(Node):
     """A node that listens on the loopback interface only.
 
     head_address: of the head (HOST:PORT) that it joins; None: it is one. port: of a head; 0: any. stays: its processes
-    outlive this one. forking: they are forked. Raises ClusterError if it does not join in time; it is gone then.
+    outlive this one. Raises ClusterError if it does not join in time; it is gone then.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class RayNode(node.Node):
         resources: Mapping[str, float] | None = None,
         port: int = 0,
         stays: bool = False,
-        forking: bool = True,
     ) -> None:
         parameters: dict[str, Any] = {
             "gcs_address": head_address,
@@ -67,15 +65,16 @@ class RayNode(node.Node):
         }
         if port:
             parameters["gcs_server_port"] = port
-        program = fork_server.program() if forking else None
-        if program is not None:
+        if program := os.environ.get(WORKER_PROGRAM):
             parameters["worker_path"] = program
         try:
-            super().__init__(
-                RayParams(**parameters), head=head_address is None, shutdown_at_exit=not stays, spawn_reaper=not stays
-            )
-            if program is not None and head_address is None:
-                fork_server.start(os.environ["RAY_TMPDIR"], self.raylet.pid)
+            with started_for(os.environ["RAY_TMPDIR"]):
+                super().__init__(
+                    RayParams(**parameters),
+                    head=head_address is None,
+                    shutdown_at_exit=not stays,
+                    spawn_reaper=not stays,
+                )
         except BaseException:
             self.kill_all_processes(check_alive=False, wait=True)
             raise
@@ -89,13 +88,9 @@ class RayNode(node.Node):
         """Start the raylet, and wait until it has joined: Ray's own wait, which follows, is too short."""
         super().start_ray_processes()  # type: ignore[no-untyped-call]
         began = time.monotonic()
-        while True:
-            try:
-                ray_services.get_node(self.gcs_address, self.node_id)
-                return
-            except RuntimeError:  # it is not there yet
-                if self.raylet.poll() is not None:
-                    raise ClusterError(f"a node's raylet has ended with exit code {self.raylet.poll()}") from None
+        while not has_joined(str(self.gcs_address), str(self.node_id)):
+            if self.raylet.poll() is not None:
+                raise ClusterError(f"a node's raylet has ended with exit code {self.raylet.poll()}")
             waited = time.monotonic() - began
             if waited > REGISTER_TIMEOUT_S * load_factor():
                 raise ClusterError(f"a node has not joined its cluster within {waited:.0f} s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rlpto.performance.tables import ONE_KIND
@@ -67,10 +67,12 @@ class Backend(Protocol):
 
 @dataclass
 class _Call:
-    """A call that waits for its answer. job: of the controller. first: when it was made, on the monotonic clock; since:
-    from when on the controller may be taken to hang."""
+    """A call that waits for its answer. job: of the controller. number: of the call, counted up over all of them; a
+    controller takes its calls in their order. first: when it was made, on the monotonic clock; since: from when on the
+    controller may be taken to hang."""
 
     job: str
+    number: int
     first: float
     since: float
 
@@ -106,6 +108,7 @@ class RayBackend:
     _asked_at: dict[str, float] = field(default_factory=dict)
     _ending: dict[str, _Ending] = field(default_factory=dict)
     _gone: dict[str, str] = field(default_factory=dict)
+    _calls: int = 0
 
     def nodes(self) -> list[NodeInfo]:
         """Nodes with GPUs that are alive, in an order that stays."""
@@ -141,7 +144,8 @@ class RayBackend:
 
     def _ask(self, job: str, answer: Any) -> None:
         now = time.monotonic()
-        self._asked[answer] = _Call(job, now, now)
+        self._calls += 1
+        self._asked[answer] = _Call(job, self._calls, now, now)
 
     def reports(self, timeout: float) -> list[JobReport]:
         """Ask every controller that has not been asked lately, and take what answers there are."""
@@ -170,7 +174,8 @@ class RayBackend:
         import ray
         from ray.exceptions import ActorUnavailableError, ActorUnschedulableError, RayActorError
 
-        job = self._asked.pop(answer).job
+        call = self._asked.pop(answer)
+        job = call.job
         try:
             report = ray.get(answer)
         except ActorUnavailableError:
@@ -184,7 +189,7 @@ class RayBackend:
                 del self._handles[job]
                 self._gone[job] = "it has died: " + str(error).strip().splitlines()[0]
             return None
-        return report if isinstance(report, JobReport) else None
+        return replace(report, number=call.number) if isinstance(report, JobReport) else None
 
     def _end_silent(self) -> None:
         """Kill controllers that have left a call unanswered for too long, but not those that are being (re)started."""

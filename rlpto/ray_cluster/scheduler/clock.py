@@ -11,14 +11,15 @@ from typing import Literal
 class Clock:
     """Seconds since a session began, also across restarts of the scheduler.
 
-    began: second 0 of the session, on the clock of `time.time`.
+    began: second 0 of the session, on the clock of `time.time`. at: second that the session had come to.
 
-    Time passes by the monotonic clock, so that a correction of the machine's clock does not show in results.
+    Time passes by the monotonic clock, so that a correction of the machine's clock does not show in results. If that
+    clock has gone back while there was no scheduler, the session goes on from `at`.
     """
 
     def __init__(self, began: float | None = None, at: float = 0.0) -> None:
         wall = time.time()
-        self.began = wall - at if began is None else began
+        self.began = wall - at if began is None else min(began, wall - at)
         self._offset = (wall - self.began) - time.monotonic()
 
     def now(self) -> float:
@@ -31,7 +32,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SessionTiming:
     """When decisions are due, and how long to put up with what does not happen. All in seconds.
 
     interval, decide_on: as in the simulator's settings. limit: end the run then, even if jobs remain.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,14 +22,12 @@ from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock, Rules
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
-from rlpto.ray_cluster.scheduler.node_offer import NodeOffer
-from rlpto.ray_cluster.scheduler.node_watch import NodeWatch, usable_nodes
+from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nodes
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
-from rlpto.ray_cluster.scheduler.placement import known_placement
-from rlpto.ray_cluster.scheduler.plans import allocated_plans, remaining_plans
+from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement, remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
 from rlpto.ray_cluster.scheduler.schema import Decision
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -40,17 +38,25 @@ WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
 
 
+@dataclass(frozen=True)
+class PolicyKnowledge:
+    """What policies know of jobs. noise: errors of speeds, or None. estimates: learned from what jobs report, in place
+    of the tables; None: the tables. remaining: work that is left, see `rlpto.knowledge.remaining`."""
+
+    noise: EstimateNoise | None = None
+    estimates: OnlineEstimates | None = None
+    remaining: RemainingKnowledge = "declared"
+
+
 class RayCluster:
     """Runs `jobs` on the nodes that `backend` finds; the same `Cluster` as the simulator's, in wall-clock time.
 
     jobs: sorted by submit time [s since the session's start]. specs: what the controller of each job needs, in the same
     order. tables: what policies are told about speed. database: what the session has come to so far; if it is not
     empty, the session goes on: its controllers are taken over, and jobs whose controller is gone go on from their
-    checkpoints. noise: errors of what policies are told, or None. estimates: what policies are told instead of
-    `tables`, learned from what jobs report; None: the tables.
+    checkpoints. knowledge: what policies know.
     source: where further jobs come from while the session lasts, with `specs_of` to say what the controllers of some
     jobs need, given the number of the first of them.
-    remaining: what policies are told of remaining work, see `rlpto.knowledge.remaining`.
     background: what other processes hold of the nodes, from the session's start; nobody is there to hold it really.
     observers: called about once a second, and after every event and decision.
 
@@ -75,21 +81,18 @@ class RayCluster:
         specs: Sequence[JobSpec],
         tables: SpeedTables,
         database: SessionDatabase,
-        rules: Rules,
-        noise: EstimateNoise | None = None,
+        rules: SessionTiming,
         observers: Iterable[Callable[[RayCluster], None]] = (),
         clock: Callable[[float | None, float], Clock] = Clock,
-        estimates: OnlineEstimates | None = None,
+        knowledge: PolicyKnowledge = PolicyKnowledge(),
         source: JobSource | None = None,
         specs_of: Callable[[Sequence[Job], int], Sequence[JobSpec]] | None = None,
-        remaining: RemainingKnowledge = "declared",
         background: Sequence[BackgroundLoad] = (),
     ) -> None:
         self.tables = tables
         found = usable_nodes(backend.nodes(), tables.kinds)
         whole = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in found)
         check_jobs_fit(() if self.serves else jobs, whole.most_gpus)
-        offer = NodeOffer(background, database, found)
         self.jobs = tuple(jobs)
         self._backend = backend
         self.database = database
@@ -101,20 +104,18 @@ class RayCluster:
         self._specs = {spec.id: spec for spec in specs}
         self._number = {job: number for number, job in enumerate(self.ids)}
         began, left = database.number("began"), database.number("beat") or 0.0
-        nodes = {node.id: offer.at(left, node) for node in found}
-        gpus = {name: node.gpus - node.background for name, node in nodes.items()}
-        slots = {name: node.cpus - node.background_cpus for name, node in nodes.items()}
-        self._commands = CommandLog(backend, database, self._specs, gpus, slots)
-        self._nodes = NodeWatch(offer, self._commands.claims, database)
+        self._nodes = NodeInventory(background, database, found, left)
+        self._commands = CommandLog(backend, database, self._specs, self._nodes.claims)
         self._rules = rules
-        self._noise = noise
-        self._left = None if remaining == "declared" else partial(told_remaining, remaining, self.store, tables.own)
-        self.estimates = estimates
-        if estimates is not None:
-            self._tell_anew(estimates)
+        self._noise, self.estimates = knowledge.noise, knowledge.estimates
+        left_work = partial(told_remaining, knowledge.remaining, self.store, tables.own)
+        self._left = None if knowledge.remaining == "declared" else left_work
+        if self.estimates is not None:
+            self._tell_anew(self.estimates)
         self._observers = tuple(observers)
         self._source, self._specs_of = source, specs_of
         self._losses: dict[str, tuple[float, int]] = {}
+        self._last_look = 0.0
         self._policy = ("", 0.0)
         self._written = -np.inf
         self._fatal: RlptoError | None = None
@@ -271,7 +272,7 @@ class RayCluster:
         """
         now = max(self._clock.now(), self.time)
         self.columns.pass_time(now - self.time)
-        self.time = now
+        self._last_look, self.time = self.time, now
         with self.database.transaction():
             for seconds in self.database.take_waits():
                 self.database.event(now, "disk_full", value=seconds)
@@ -351,9 +352,9 @@ class RayCluster:
         before, claims = self.reports.get(job), self._commands.claims
         if number is None:  # it ended long ago
             return
-        said = (report.generation, report.applied, report.holding, report.time, report.serving_on)
-        if not claims.reported(job, *said):
+        if not claims.reported(report):
             return
+        at = self._said_at(report)
         if not self.columns.active[number]:  # it has ended, and lets go
             self._hold(number, report.holding)
             return
@@ -363,12 +364,16 @@ class RayCluster:
             self.estimates.heard(number, report)
         self._hold(number, report.holding)
         if before is None or report.applied > before.applied:
-            self.database.applied(job, report.applied, self._clock.of(report.time))
-        note_events(self.database, self._clock.of(report.time), before or JobReport(job), report)
+            self.database.applied(job, report.applied, at)
+        note_events(self.database, at, before or JobReport(job), report)
         if report.ended:
             self._end(number, report)
         elif claims.rolled_back(job, report.rolled_back):
             self._roll_back(job, report)
+
+    def _said_at(self, report: JobReport) -> float:
+        """When a report was made: after the last look, whatever the clock of its machine says, which may jump."""
+        return min(max(self._clock.of(report.time), self._last_look), self.time)
 
     def _roll_back(self, job: str, report: JobReport) -> None:
         """A job's growth did not come up: its plan is what trains, so that others may have the rest."""
@@ -383,7 +388,7 @@ class RayCluster:
     def _end(self, number: int, report: JobReport) -> None:
         """A job has finished, or will never."""
         job = self.ids[number]
-        at = min(max(self._clock.of(report.time), self.jobs[number].submit_time), self.time)
+        at = max(self._said_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
             self.database.set_job(job, state="finished", finish_time=at)

@@ -22,19 +22,13 @@ ATTACH_TIMEOUT_S = 5.0
 class CommandLog:
     """Sees to it that controllers are told what was planned, in time and in order.
 
-    claims: who may use which GPU. specs: what each job's controller needs, by job. capacity, slots: GPUs and CPU
-    slots by node that is alive.
+    claims: who may use which GPU. specs: what each job's controller needs, by job.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        database: SessionDatabase,
-        specs: Mapping[str, JobSpec],
-        capacity: Mapping[str, int],
-        slots: Mapping[str, int],
+        self, backend: Backend, database: SessionDatabase, specs: Mapping[str, JobSpec], claims: GpuClaims
     ) -> None:
-        self.claims = GpuClaims(capacity, slots)
+        self.claims = claims
         self._backend = backend
         self._database = database
         self._specs = specs

@@ -1,17 +1,25 @@
-"""Connecting to a Ray cluster that is there already, and whether the jobs' code is there too."""
+"""Connecting to a Ray cluster that is there already, as its only scheduler, and whether the jobs' code is there too.
+
+Two schedulers would give the same GPUs to jobs of both. Ray keeps the name of the one that is at work, and Ray
+knows whether that process is still a driver, however it ended.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ClusterError, ConfigError, JobError
 from rlpto.ray_cluster.messages import JobSpec
-from rlpto.ray_cluster.nodes.background import running_cluster
 from rlpto.ray_cluster.nodes.environment import (
     AUTH_MODE,
     AUTH_TOKEN,
@@ -20,10 +28,12 @@ from rlpto.ray_cluster.nodes.environment import (
     driver,
     ray_environment,
 )
+from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster
 from rlpto.ray_cluster.nodes.processes import load_factor
 
 AUTO = "auto"
-"""The cluster of `rlpto cluster up` if it runs, else the one that Ray finds: RAY_ADDRESS, or on this machine."""
+"""The cluster of `rlpto cluster up` if it runs, else that of RAY_ADDRESS, else the one that this user's `ray start` has
+noted. Ray itself would also take a cluster of anybody whose processes it finds on this machine, and wait for it."""
 REACH_TIMEOUT_S = 5.0
 """Longest wait for a head to answer at all."""
 IMPORT_TIMEOUT_S = 120.0
@@ -42,13 +52,14 @@ class Connection(ExitStack):
 
     def __init__(self, address: str = AUTO) -> None:
         super().__init__()
-        if address != AUTO:
-            _reach(address)
         found = running_cluster()
         folder = None
         if found is not None and address in {AUTO, found.address}:
             address, folder = found.address, found.folder
-        loopback = folder is None and address != AUTO and _is_loopback_only(address)
+        elif address == AUTO:
+            address = _usual_address()
+        _reach(address)
+        loopback = folder is None and _is_loopback_only(address)
         try:
             self.enter_context(ray_environment(folder, loopback=loopback))
             self.address = self._connect(address)
@@ -59,8 +70,10 @@ class Connection(ExitStack):
     def _connect(self, address: str) -> str:
         from ray.exceptions import AuthenticationError
 
+        from rlpto.ray_cluster.compat import takes_token
+
         try:
-            if address != AUTO and not _takes_token(address):
+            if not takes_token(address, REACH_TIMEOUT_S):
                 raise ClusterError(_refused(address))
             return self.enter_context(driver(address))
         except AuthenticationError:
@@ -74,6 +87,23 @@ class Connection(ExitStack):
     def protected(self) -> bool:
         """False if the cluster lets anybody in who reaches it."""
         return os.environ.get(AUTH_MODE, "").lower() == "token"
+
+
+def _usual_address() -> str:
+    """Address of the cluster that Ray's own commands of this user would take. Raises ClusterError if there is none."""
+    from rlpto.ray_cluster.compat import noted_address_file
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in {"", AUTO, "local"}:
+        noted, address = noted_address_file(), ""
+        with suppress(OSError):
+            if noted.stat().st_uid == os.getuid():
+                address = noted.read_text(encoding="utf-8").strip()
+    if not address:
+        raise ClusterError(
+            "no Ray cluster of yours on this machine; start one with `rlpto cluster up`, or give --address HOST:PORT"
+        )
+    return address
 
 
 def _reach(address: str) -> None:
@@ -109,26 +139,6 @@ def _is_loopback_only(address: str) -> bool:
         return outside.connect_ex((external, port)) != 0
 
 
-def _takes_token(address: str) -> bool:
-    """False if the cluster at an address refuses this process's token, or asks for one while it has none: a driver
-    would find out after a minute, and say more than one line. Raises AuthenticationError if there is no such token."""
-    import grpc
-    from ray._private import grpc_utils
-    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
-
-    ray_grpc: Any = grpc_utils
-    requests: Any = gcs_service_pb2
-    services: Any = gcs_service_pb2_grpc  # all of which have no types
-    with ray_grpc.init_grpc_channel(address) as channel:
-        try:
-            services.NodeInfoGcsServiceStub(channel).GetClusterId(
-                requests.GetClusterIdRequest(), timeout=REACH_TIMEOUT_S
-            )
-        except grpc.RpcError as error:  # of others Ray will tell
-            return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
-    return True
-
-
 def _refused(address: str) -> str:
     """What to do about a cluster that asks for another token."""
     return (
@@ -142,9 +152,6 @@ def _explain(address: str, error: Exception) -> str:
     text = " ".join(str(error).split())
     if "ersion mismatch" in text:
         return f"the Ray cluster at {address} is of another version: {text}"
-    if address == AUTO:
-        where = os.environ.get("RAY_ADDRESS", "this machine")
-        return f"no Ray cluster on {where}; start one with `rlpto cluster up`, or give --address HOST:PORT"
     return f"no Ray cluster at {address}: {text}"
 
 
@@ -179,3 +186,64 @@ def _import_problem(training: str) -> str:
     except Exception as error:  # whatever a user's module raises is the answer
         return f"{type(error).__name__}: {error}"
     return "" if isinstance(found, type) else f"module {module} has no class {name}"
+
+
+KEY_PREFIX, KEY_NAMESPACE = "scheduler:", b"rlpto"
+"""Keys of schedulers, each with the driver's id behind."""
+LEAVE_TIMEOUT_S = 2.0
+"""Longest wait for Ray to notice that a scheduler has ended."""
+
+
+@dataclass(frozen=True)
+class SchedulerProcess:
+    """A scheduler of a cluster. folder: where its run is kept. driver: Ray's id of it. host, process: where it runs.
+    ended: it has said so itself."""
+
+    folder: str
+    driver: str
+    host: str
+    process: int
+    ended: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """True if it is connected to the cluster that this process is connected to."""
+        from rlpto.ray_cluster.compat import drivers
+
+        return not self.ended and any(one["JobID"] == self.driver and not one["IsDead"] for one in drivers())
+
+
+def schedulers() -> list[SchedulerProcess]:
+    """Schedulers that the cluster has ever had to which this process is connected, the newest at the end."""
+    from rlpto.ray_cluster.compat import values
+
+    # Ray numbers drivers: the order of the keys is theirs.
+    return [SchedulerProcess(**json.loads(value)) for value in values(KEY_NAMESPACE, KEY_PREFIX)]
+
+
+@contextmanager
+def only_scheduler(folder: Path) -> Iterator[None]:
+    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept.
+
+    Raises ClusterError if another one is at work there, which does not notice.
+    """
+    import ray
+
+    from rlpto.ray_cluster.compat import drop_value, put_value
+
+    driver = str(ray.get_runtime_context().get_job_id())
+    own = SchedulerProcess(str(folder.absolute()), driver, platform.node(), os.getpid())
+    key, deadline = f"{KEY_PREFIX}{driver}", time.monotonic() + LEAVE_TIMEOUT_S
+    # Entered before it looks: of two that start at the same time none overlooks the other.
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(own)))
+    while others := [other for other in schedulers() if other.driver != driver and other.alive]:
+        if time.monotonic() > deadline:
+            drop_value(KEY_NAMESPACE, key)
+            raise ClusterError(
+                f"another scheduler is at work on this Ray cluster, for {others[0].folder} (process "
+                f"{others[0].process} on {others[0].host}): wait for its end, end it, or use another cluster"
+            )
+        time.sleep(0.1)
+    yield
+    # After an exception the cluster may be gone, and the process is about to end: Ray notices that.
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(replace(own, ended=True))))

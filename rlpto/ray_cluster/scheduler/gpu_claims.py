@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlpto.io.errors import ClusterError
-from rlpto.ray_cluster.messages import Nodes, Plan
+from rlpto.ray_cluster.messages import JobReport, Nodes, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Entry:
     """One job in the claims.
 
     planned: how it is to train in the end. steps: commands not sent yet, first to last. sent: commands sent, from the
-    newest confirmed one on. holding, serving (nodes of parameter servers), confirmed, applied,
-    reported_at: of the newest report.
+    newest confirmed one on. holding, serving (nodes of parameter servers), confirmed, applied: as the newest report
+    says; reported: its number.
     """
 
     planned: Plan = field(default_factory=Plan)
@@ -43,7 +43,7 @@ class Entry:
     serving: Nodes = ()
     confirmed: int = 0
     applied: int = 0
-    reported_at: float = 0.0
+    reported: int = -1
 
     @property
     def commanded(self) -> Plan:
@@ -137,23 +137,16 @@ class GpuClaims:
             slots[node] <= self.slots.get(node, 0) for node in command.plan.servers
         )
 
-    def reported(
-        self,
-        job: str,
-        generation: int,
-        applied: int,
-        holding: Sequence[str],
-        time: float,
-        serving: Sequence[str] = (),
-    ) -> bool:
+    def reported(self, report: JobReport) -> bool:
         """Take in what a controller says; False if something newer has been heard of it already."""
-        entry = self.entry(job)
-        if time < entry.reported_at:
+        entry = self.entry(report.job)
+        if report.number < entry.reported:
             return False
-        entry.reported_at, entry.confirmed, entry.applied = time, generation, applied
-        entry.holding, entry.serving = tuple(holding), tuple(serving)
+        entry.reported, entry.confirmed, entry.applied = report.number, report.generation, report.applied
+        entry.holding, entry.serving = report.holding, report.serving_on
         # The newest command stays in any case: a controller that was restarted may not know it, and is told again.
-        entry.sent = [command for command in entry.sent[:-1] if command.generation >= generation] + entry.sent[-1:]
+        older = [command for command in entry.sent[:-1] if command.generation >= report.generation]
+        entry.sent = older + entry.sent[-1:]
         return True
 
     def unconfirmed(self, job: str) -> Command | None:

@@ -35,7 +35,6 @@ from rlpto.performance.throughput import ThroughputLaw, ThroughputParams, fit_th
 from rlpto.ray_cluster.measuring.measured_profile import batch_limits, by_epoch, steps_of
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Measured
 from rlpto.ray_cluster.scheduler.made_tables import MadeTables
-from rlpto.ray_cluster.scheduler.workload import guessed_profiles, most_servers_of
 from rlpto.ray_cluster.settings import ProgramSettings
 
 Ratio = Callable[[str, str], float]
@@ -323,7 +322,7 @@ def _first_estimate(
 ) -> Estimate:
     """What is believed of a job that has not trained: its guess, and that it scales perfectly."""
     own = program.model_copy(update={"batch_size": spec.batch_size})
-    guess = guessed_profiles({job.name: own})[job.name]
+    guess = own.guessed_profile(job.name)
     step = own.guess.step_seconds if own.pace is None else own.pace
     profile = replace(
         guess,
@@ -370,13 +369,13 @@ def _server_law(program: ProgramSettings, speeds: tuple[Measured, ...]) -> Serve
     if not fit.determined or not isinstance(fit.surface, SyncSurface) or fit.surface.a <= 0:
         return None
     found = fit.surface
-    return ServerParams(found.a, found.b, found.c, found.d, found.e, program.servers, most_servers_of(program))
+    return ServerParams(found.a, found.b, found.c, found.d, found.e, program.servers, program.servers_at_most)
 
 
 def _perfect(program: ProgramSettings, seconds_per_sample: float) -> ThroughputLaw:
     """Steps whose time is that of their samples, however they are spread."""
     if program.has_servers:
-        return ServerParams(seconds_per_sample, 0.0, 0.0, 0.0, 0.0, program.servers, most_servers_of(program))
+        return ServerParams(seconds_per_sample, 0.0, 0.0, 0.0, 0.0, program.servers, program.servers_at_most)
     return ThroughputParams(0.0, seconds_per_sample, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 

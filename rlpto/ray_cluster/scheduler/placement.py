@@ -1,15 +1,18 @@
-"""GPU counts onto the nodes that are alive: whoever keeps GPUs keeps them where they are."""
+"""How jobs are to train: plans that follow from an allocation or the loss of nodes, and nodes for GPU counts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from rlpto.core.cluster import ClusterShape, Node, Placement
+from rlpto.core.cluster import Allocation, ClusterShape, Node, Placement
 from rlpto.core.placement import main_node, shrink_in_place, take_packed
 from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.ray_cluster.messages import Plan
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
 
 
 def place(
@@ -128,3 +131,34 @@ def shape_with(before: ClusterShape, up: Sequence[Node]) -> ClusterShape:
             nodes.append(Node(min(missing, largest), gpu=kind, up=False))
             missing -= nodes[-1].gpus
     return ClusterShape(nodes)
+
+
+def allocated_plans(claims: GpuClaims, present: Mapping[str, Plan], allocation: Allocation) -> dict[str, Plan]:
+    """Plans of jobs by an allocation. present: theirs in force, by job, in the allocation's order."""
+    ids, nothing = list(present), np.zeros_like(allocation.gpus)
+    nodes = {job: plan.nodes for job, plan in present.items()}
+    if allocation.placement is None:
+        placed = place(claims.capacity, nodes, dict(zip(ids, allocation.gpus.tolist(), strict=True)))
+    else:
+        placed = place_as_chosen(claims.capacity, nodes, dict(zip(ids, allocation.placement, strict=True)))
+    servers = nothing if allocation.servers is None else allocation.servers
+    serving = {job: plan.servers for job, plan in present.items()}
+    served = place_servers(claims.slots, serving, dict(zip(ids, servers.tolist(), strict=True)))
+    sizes = (nothing if allocation.batch_size is None else allocation.batch_size).tolist()
+    return {
+        job: Plan(tuple(placed.get(job, present[job].nodes)), size or None, served[job])
+        for job, size in zip(ids, sizes, strict=True)
+    }
+
+
+def remaining_plans(claims: GpuClaims, left: Mapping[str, Plan], fewest: Callable[[str], int]) -> dict[str, Plan]:
+    """Plans of jobs that have lost nodes: to go on with what is left, or to wait if that is less than they need.
+
+    left: what is left of their plans, by job. fewest: GPUs that a job needs.
+    """
+    planned = {job: claims.entry(job).planned.servers for job in claims.entries}
+    served = place_servers(claims.slots, planned, {job: len(planned[job]) for job in left})
+    stays = {
+        job: len(stay.nodes) >= fewest(job) and bool(served[job] or not planned[job]) for job, stay in left.items()
+    }
+    return {job: replace(stay, servers=served[job]) if stays[job] else Plan() for job, stay in left.items()}

@@ -1,19 +1,13 @@
-"""From the jobs of a workload to what their controllers need; what policies are told of models nobody has measured."""
+"""From the jobs of a workload to what their controllers need."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 from rlpto.core.jobs import Job
 from rlpto.io.errors import ClusterError, ConfigError, JobError
-from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import BatchLimits
-from rlpto.performance.noise import NoiseCurve
-from rlpto.performance.profiles import FitErrors, Profile
-from rlpto.performance.server_law import ServerParams
-from rlpto.performance.throughput import ThroughputLaw, ThroughputParams
 from rlpto.ray_cluster.messages import JobSpec, job_id
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
 
@@ -67,46 +61,3 @@ def check_jobs_fit(jobs: Sequence[Job], gpus: int) -> None:
     for job in jobs:
         if job.requested_gpus > gpus:
             raise JobError(f"job {job.name} wants {job.requested_gpus} GPUs, but the Ray cluster has {gpus} in all")
-
-
-def most_servers_of(program: ProgramSettings) -> int:
-    """Most parameter servers that a scheduler may give a job of a program that trains through some."""
-    return program.servers if program.most_servers is None else program.most_servers
-
-
-def guessed_profiles(programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
-    """What policies are told about programs that nobody has measured, from their settings alone."""
-    return {name: _guess(name, program) for name, program in programs.items()}
-
-
-def _guess(name: str, program: ProgramSettings) -> Profile:
-    guess, batch = program.guess, program.batch_size
-    step = guess.step_seconds if program.pace is None else program.pace
-    law: ThroughputLaw
-    # Nine tenths of a step grow with the samples: enough that more workers help, not enough that they do for ever.
-    if program.has_servers:
-        compute, sync, most = 0.9 * step / batch, guess.sync_seconds, most_servers_of(program)
-        law = ServerParams(compute, 0.1 * step, sync, 0.0, 0.0, program.servers, most)
-    else:
-        law = ThroughputParams(
-            alpha_c=0.1 * step,
-            beta_c=0.9 * step / batch,
-            alpha_n=guess.sync_seconds,
-            beta_n=0.0,
-            alpha_r=guess.sync_seconds,
-            beta_r=0.0,
-            gamma=1.0,
-        )
-    return Profile(
-        name=name,
-        description=program.training,
-        source="guessed from ray.programs: not measured",
-        samples=float(program.samples),
-        epochs=program.epochs,
-        batch=BatchLimits(base=batch, largest=batch, min_local=1, max_local=batch),
-        throughput=law,
-        noise=NoiseCurve((0.0,), (guess.noise_scale,)),
-        accuracy=AccuracyCurve("validation accuracy", guess.untrained, guess.final, guess.epochs_to_learn, 1.0),
-        rescale_delay=guess.rescale_delay,
-        errors=FitErrors(0.0, 0.0, 0.0, 0.0),
-    )

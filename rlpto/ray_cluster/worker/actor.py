@@ -67,7 +67,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class WorkerHeartbeat:
     """Sign of life. busy: the call that the training thread is in, "" if none. phase: of its trainer. stalled: s since
     a call began or a heartbeat saw a step done.
     """
@@ -130,14 +130,14 @@ class TrainWorker:
         return os.getpid()
 
     @ray.method(concurrency_group="control")
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> WorkerHeartbeat:
         """What the training thread does now."""
         if self._trainer is None:
-            return Heartbeat(self._busy, "own", time.monotonic() - self._moved)
+            return WorkerHeartbeat(self._busy, "own", time.monotonic() - self._moved)
         step = self._trainer.position.step
         if step != self._seen:
             self._seen, self._moved = step, time.monotonic()
-        return Heartbeat(self._busy, self._trainer.phase, time.monotonic() - self._moved)
+        return WorkerHeartbeat(self._busy, self._trainer.phase, time.monotonic() - self._moved)
 
     @ray.method(concurrency_group="control")
     def abort(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -16,8 +17,7 @@ from rlpto.ray_cluster.messages import JobSpec, global_batch
 from rlpto.ray_cluster.programs.base import Batch, TrainingProgram, load_program
 from rlpto.ray_cluster.worker.gradient_noise import NoiseMeter
 from rlpto.ray_cluster.worker.output import Lines
-from rlpto.ray_cluster.worker.random_numbers import DrawForWholeBatch, step_seed
-from rlpto.ray_cluster.worker.sampling import DataOrder, Position, shard
+from rlpto.ray_cluster.worker.sampling import DataOrder, DrawForWholeBatch, Position, shard, step_seed
 from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, learning_rate_factor
 
 EVALUATION_SHARE = 0.01
@@ -34,7 +34,8 @@ class Chunk:
     if a scheduler chose it. loss: this worker's part
     of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
     epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
-    `time.time()` after the first step, and after the last. output: lines that were printed since the chunk before.
+    `time.monotonic()` of its machine after the first step, and after the last. output: lines that were printed since
+    the chunk before.
     """
 
     position: Position
@@ -115,7 +116,7 @@ class Trainer:
         batch_size: samples of a step of all workers together, as a scheduler has chosen; None: the job's own choice.
         """
         self._batch_size = batch_size
-        first = time.time()
+        first = time.monotonic()
         before, samples, steps = self.position, 0, 0
         losses = torch.zeros((), device=self.device)
         accuracy = evaluated_at = math.nan
@@ -126,7 +127,7 @@ class Trainer:
             samples += size
             steps += 1
             if steps == 1:
-                first = time.time()
+                first = time.monotonic()
             if self.group.rank == 0 and (self.finished or self._evaluates(epoch)):
                 accuracy, evaluated_at = self.evaluate(), self.epochs_done
                 self._evaluated_at = evaluated_at
@@ -142,7 +143,7 @@ class Trainer:
             evaluated_at=evaluated_at,
             finished=self.finished,
             first=first,
-            ended=time.time(),
+            ended=time.monotonic(),
             staleness=getattr(self.group, "staleness", math.nan),
         )
 
@@ -218,7 +219,17 @@ class Trainer:
                 self.scheduler.load_state_dict(held["scheduler"])
             self.noise = NoiseMeter(**held["noise"])
             self.position = Position(**held["position"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as wrong:
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the state
+        except (
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+            EOFError,
+            AttributeError,
+            pickle.UnpicklingError,
+        ) as wrong:
             raise CheckpointError(f"job {self.spec.name!r}: state is not of {self.spec.training}: {wrong}") from wrong
         self._interrupted = None
 

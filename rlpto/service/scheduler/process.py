@@ -155,7 +155,7 @@ def start_local_nodes(config: Config) -> None:
 
     Raises ConfigError for several kinds of GPU, ClusterError if Ray does not come up.
     """
-    from rlpto.ray_cluster.nodes.background import running_cluster, start_cluster
+    from rlpto.ray_cluster.nodes.persistent_cluster import running_cluster, start_cluster
 
     if running_cluster() is not None:
         return
@@ -175,7 +175,7 @@ def _check_kinds(config: Config) -> None:
 
 def end_local_nodes(folder: Path) -> None:
     """End the nodes that a service has started, and whatever runs there. folder: of the service."""
-    from rlpto.ray_cluster.nodes.background import stop_cluster
+    from rlpto.ray_cluster.nodes.persistent_cluster import stop_cluster
 
     os.environ[STATE_VARIABLE] = str(folder.absolute() / STATE_FILE)
     stop_cluster()

@@ -18,7 +18,8 @@ from rlpto.performance.tables import SpeedTables
 from rlpto.planning.live import looking_ahead
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
-from rlpto.ray_cluster.scheduler.clock import Clock, Rules
+from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
+from rlpto.ray_cluster.scheduler.cluster import PolicyKnowledge
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
@@ -90,9 +91,9 @@ def open_session(
         outside.address,
     )  # fmt: skip
     cluster = ServingCluster(
-        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), None, (recorder,)),
+        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), (recorder,)),
         clock=lambda *_: clock,
-        estimates=_estimates(catalogue, jobs, specs, shape),
+        knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
         specs_of=source.specs_of,
     )
@@ -127,9 +128,9 @@ def _queue(settings: ServiceSettings, config: Config) -> QueueSettings:
     return config.queue.model_copy(update={"inside": "fair_users"}) if fair else config.queue
 
 
-def _rules(config: Config) -> Rules:
+def _rules(config: Config) -> SessionTiming:
     """Decisions are taken at events too: whoever waits for GPUs that are free waits for nothing."""
-    return Rules(config.simulator.interval, "events", poll=config.ray.poll)
+    return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll)
 
 
 def _known_jobs(

@@ -10,8 +10,11 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +22,32 @@ from typing import Any
 from rlpto.io.errors import ClusterError
 from rlpto.io.files import write_text
 from rlpto.ray_cluster.nodes.environment import CONTROL, ray_environment
-from rlpto.ray_cluster.nodes.folders import make_folder, remove_dead_folders, unused_folder
+from rlpto.ray_cluster.nodes.folders import (
+    is_folder_of,
+    make_folder,
+    mark_of,
+    new_token,
+    remove_dead_folders,
+    unused_folder,
+)
 from rlpto.ray_cluster.nodes.processes import (
+    arguments_of,
     end_cluster,
     end_processes,
     free_ports,
     head_family,
     head_is_alive,
     of_folder,
+    started_for,
 )
 
 HEADLESS_TIMEOUT_S = 900
 """So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
 restart it."""
+WATCH_INTERVAL_S = 2.0
+"""Time between two looks whether nodes have died."""
+NODE_RESOURCE = "rlpto_node_"
+"""Begin of the name of the Ray resource that says which of its cluster's nodes a node is."""
 Progress = Callable[[str], None]
 """Is told what comes next."""
 
@@ -41,7 +57,8 @@ class StartedCluster:
     """What `up` has started.
 
     address: HOST:PORT of the head; empty while it starts. folder: of the token, and of Ray's sockets and logs. gpus: of
-    each node. cpus: CPU slots of each node. durable: the head's state is on disk.
+    each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which shows that
+    the folder is this cluster's.
     """
 
     address: str
@@ -49,11 +66,12 @@ class StartedCluster:
     gpus: tuple[int, ...]
     cpus: int = 4
     durable: bool = False
+    mark: str = ""
 
     @property
     def alive(self) -> int:
-        """How many of its processes there still are."""
-        return len(of_folder(self.folder))
+        """How many of its processes there still are, without the watch over its nodes."""
+        return sum(__name__ not in arguments_of(pid) for pid in of_folder(self.folder))
 
 
 def state_file() -> Path:
@@ -75,6 +93,7 @@ def noted_cluster() -> StartedCluster | None:
             gpus=tuple(map(int, content["gpus"])),
             cpus=int(content["cpus"]),
             durable=bool(content["durable"]),
+            mark=str(content["mark"]),
         )
     except FileNotFoundError:
         return None
@@ -110,16 +129,18 @@ def start_cluster(
                 )
             _remove(present)
         remove_dead_folders()
-        started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable)
+        token = new_token()
+        started = StartedCluster("", str(unused_folder()), tuple(gpus), cpus, durable, mark_of(token))
         _note(started)
         try:
-            make_folder(Path(started.folder))
+            make_folder(Path(started.folder), token)
             # A head that is to come back has to come back at the same port.
             address = _start_nodes(
                 started, free_ports(1)[0] if durable else 0, head_only=False, on_progress=on_progress
             )
             started = replace(started, address=address)
             _note(started)
+            _start_watch(started)
         except BaseException:
             _remove(started)
             raise
@@ -159,8 +180,17 @@ def stop_cluster() -> StartedCluster | None:
 
 
 def _remove(started: StartedCluster) -> None:
+    """End a noted cluster. Raises ClusterError, and ends nothing, if the folder that is noted is not the cluster's."""
+    folder = Path(started.folder)
+    with suppress(OSError):
+        folder.rmdir()  # a start that was killed leaves it empty
+    if os.path.lexists(folder) and not is_folder_of(folder, started.mark):
+        raise ClusterError(
+            f"{state_file()}: names the folder {folder}, which `rlpto cluster up` has not made: nothing was ended; "
+            "remove the file if no cluster is running"
+        )
     end_cluster(started.folder)
-    shutil.rmtree(started.folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     state_file().unlink(missing_ok=True)
 
 
@@ -189,19 +219,67 @@ def _only_command() -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_progress: Progress) -> str:
-    """Start a cluster's nodes, which outlive this process: the head's address. port: of the head; 0: any."""
+def missing_nodes(started: StartedCluster) -> list[int]:
+    """Numbers (from 1) of the nodes of a cluster that have no raylet: they were killed, or have died."""
+    raylets = " ".join(one for pid in of_folder(started.folder) for one in arguments_of(pid))
+    return [number for number in range(1, len(started.gpus) + 1) if f"{NODE_RESOURCE}{number}," not in raylets]
+
+
+def _start_watch(started: StartedCluster) -> None:
+    """Start a process that starts nodes of the cluster again; it ends with the cluster."""
+    log = Path(started.folder, "watch.log")
+    with started_for(started.folder), log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, json.dumps(asdict(started))],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def watch_nodes(started: StartedCluster) -> None:
+    """Start nodes of a cluster again that have died, until its folder is gone. The head is not started again."""
+    while is_folder_of(Path(started.folder), started.mark):
+        time.sleep(WATCH_INTERVAL_S)
+        if missing_nodes(started) and head_is_alive(started.folder):
+            time.sleep(WATCH_INTERVAL_S)  # a node that is being ended with all others is none to start again
+            for number in missing_nodes(started) if head_is_alive(started.folder) else ():
+                print(f"node {number} of {len(started.gpus)} is gone: starting it again", flush=True)
+                _start_again(started, number)
+
+
+def _start_again(started: StartedCluster, number: int) -> None:
     from rlpto.ray_cluster.nodes.ray_node import start_node
 
-    durable = {
-        # Ray's own fault tolerance of the head without a second database (alpha in Ray 2.60).
+    with ray_environment(started.folder, more=_durable(started)):
+        try:
+            resources = {f"{NODE_RESOURCE}{number}": 1}
+            gpus = started.gpus[number - 1]
+            start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
+        except Exception as error:  # Ray raises nothing more special; the next look tries again
+            print(f"node {number} does not start: {error}", flush=True)
+
+
+def _durable(started: StartedCluster) -> dict[str, str]:
+    """Variables of the nodes of a durable cluster: Ray's own fault tolerance of the head without a second database
+    (alpha in Ray 2.60)."""
+    if not started.durable:
+        return {}
+    return {
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(Path(started.folder, "gcs")),
         "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEADLESS_TIMEOUT_S),
     }
+
+
+def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_progress: Progress) -> str:
+    """Start a cluster's nodes, which outlive this process: the head's address. port: of the head; 0: any."""
+    from rlpto.ray_cluster.nodes.ray_node import start_node
+
     options: dict[str, Any] = {"cpus": started.cpus, "stays": True}
     gpus = () if head_only else started.gpus
-    with ray_environment(started.folder, more=durable if started.durable else {}):
+    with ray_environment(started.folder, more=_durable(started)):
         try:
             on_progress("starting the head")
             address = str(start_node(port=port, **options).gcs_address)
@@ -210,7 +288,12 @@ def _start_nodes(started: StartedCluster, port: int, *, head_only: bool, on_prog
                 start_node(address, resources={CONTROL: 1}, **options)
             for number, count in enumerate(gpus, 1):
                 on_progress(f"starting node {number} of {len(gpus)}")
-                start_node(address, gpus=count, **options)
+                start_node(address, gpus=count, resources={f"{NODE_RESOURCE}{number}": 1}, **options)
         except Exception as error:  # Ray raises nothing more special
             raise ClusterError(f"the local Ray cluster does not start: {str(error) or type(error).__name__}") from error
     return address
+
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    watch_nodes(StartedCluster(**(told | {"gpus": tuple(told["gpus"])})))

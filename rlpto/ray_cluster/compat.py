@@ -1,0 +1,101 @@
+"""What the project uses of Ray's private modules, which may change with any version: tested with Ray `TESTED_RAY`.
+
+Ray has no public call for these without its dashboard. Importing this module imports Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from ray import _raylet
+from ray._private import grpc_utils, node, ray_constants, services, state, utils
+from ray._private.parameter import RayParams as RayParams
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+from ray.experimental import internal_kv
+
+TESTED_RAY = "2.60"
+"""Versions of Ray with which this was tested begin so."""
+Node = node.Node
+"""A head or a node of a cluster, started by this process."""
+
+_library: Any = _raylet
+_constants: Any = ray_constants
+_grpc: Any = grpc_utils
+_kv: Any = internal_kv
+_requests: Any = gcs_service_pb2
+_services: Any = services
+_state: Any = state
+_stubs: Any = gcs_service_pb2_grpc
+_utils: Any = utils  # none of which has types
+
+
+def reread_environment(external_address: str) -> None:
+    """Have Ray read its environment variables again. external_address: the one about the external address."""
+    _constants.ENABLE_RAY_CLUSTER = _constants.env_bool(external_address, not _constants.IS_WINDOWS_OR_OSX)
+    _library.Config.initialize("")
+    _library.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def noted_address_file() -> Path:
+    """Where `ray start` notes the address of this machine's cluster."""
+    return Path(_utils.get_ray_address_file(None))
+
+
+def has_joined(address: str, node_id: str) -> bool:
+    """True once the head at `address` knows a node."""
+    try:
+        _services.get_node(address, node_id)
+    except RuntimeError:
+        return False
+    return True
+
+
+def takes_token(address: str, timeout: float) -> bool:
+    """False if the cluster at `address` refuses this process's token, or asks for one while it has none.
+
+    Raises AuthenticationError if there is no such token.
+    """
+    with _grpc.init_grpc_channel(address) as channel:
+        try:
+            _stubs.NodeInfoGcsServiceStub(channel).GetClusterId(_requests.GetClusterIdRequest(), timeout=timeout)
+        except grpc.RpcError as error:  # others Ray itself will report
+            return bool(error.code() != grpc.StatusCode.UNAUTHENTICATED)
+    return True
+
+
+def actor_states(actor_id: str | None = None) -> dict[str, Any]:
+    """What the head knows of one actor; None: of each, by id."""
+    found: dict[str, Any] = _state.actors(actor_id=actor_id)
+    return found
+
+
+def drivers() -> Sequence[dict[str, Any]]:
+    """Every driver that the cluster has had: JobID, IsDead, ..."""
+    found: Sequence[dict[str, Any]] = _state.jobs()
+    return found
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Resources of every node that nobody holds, by the node's id."""
+    found: dict[str, dict[str, float]] = _state.available_resources_per_node()
+    return found
+
+
+def put_value(namespace: bytes, key: str, value: str) -> None:
+    """Keep a value in the head's store."""
+    _kv._internal_kv_put(key, value, namespace=namespace)
+
+
+def drop_value(namespace: bytes, key: str) -> None:
+    """Remove a value from the head's store."""
+    _kv._internal_kv_del(key, namespace=namespace)
+
+
+def values(namespace: bytes, prefix: str) -> list[bytes]:
+    """All values whose keys begin with `prefix`, in the order of their keys."""
+    keys = sorted(_kv._internal_kv_list(prefix, namespace=namespace))
+    found = (_kv._internal_kv_get(key, namespace=namespace) for key in keys)
+    return [value for value in found if value is not None]

@@ -1,0 +1,234 @@
+"""Workers of a job that train together: how they meet, get the same state, train in chunks, and survive faults."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from rlpto.ray_cluster.controllers import kind_at
+from rlpto.ray_cluster.job.job_folder import Checkpointer, JobFolder
+from rlpto.ray_cluster.job.reporting import Size, TrainingStatistics
+from rlpto.ray_cluster.job.supervision import FaultError, collect
+from rlpto.ray_cluster.job.worker_actors import WORKER_CALL_TIMEOUT_S, ParameterServers, Worker, result_of, settle
+from rlpto.ray_cluster.job.worker_roster import WorkerRoster
+from rlpto.ray_cluster.messages import JobSpec, Plan, global_batch
+from rlpto.ray_cluster.worker.actor import GroupPlace
+from rlpto.ray_cluster.worker.network import start_store
+from rlpto.ray_cluster.worker.sampling import Position
+from rlpto.ray_cluster.worker.training import Chunk
+
+HANG_HEARTBEAT_TIMEOUTS, HANG_STEPS = 3.0, 10.0
+"""Heartbeat timeouts plus usual steps without a step after which a worker that answers is taken to hang."""
+
+BETWEEN_STEPS_TIMEOUT_S = 60.0
+"""Longest time for what workers do between steps: meeting in a group, waiting for servers, handing over their state."""
+
+
+class TrainingGroup:
+    """The present group of a job's workers, and what the next one needs to go on from it.
+
+    number: of the group. regroup: workers that train have to meet again. reset: servers hold no weights yet. fresh:
+    survivors of a fault that lack the newest step. state: step and state that the last group left behind. sent: newest
+    step that workers were told to do. chosen: batch size in force; None: the job's own. fault_since: when a fault was
+    noticed from which the job has not recovered. trains_since: since when it trains without a fault. Both are on the
+    monotonic clock.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        roster: WorkerRoster,
+        servers: ParameterServers,
+        statistics: TrainingStatistics,
+        job_folder: JobFolder,
+        checkpointer: Checkpointer,
+    ) -> None:
+        self._spec, self._roster, self._servers = spec, roster, servers
+        self._statistics, self._job_folder, self._checkpointer = statistics, job_folder, checkpointer
+        self._host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._store = start_store(self._host)
+        self.number = self.sent = 0
+        self.regroup, self.reset = False, True
+        self.fresh: set[Worker] = set()
+        self.state: tuple[int, bytes] | None = None
+        self.chosen: int | None = None
+        self.fault_since: float | None = None
+        self.trains_since = time.monotonic()
+
+    async def form(self, arrived: list[Worker], plan: Plan) -> None:
+        """Make a group of those who train already and those who have arrived."""
+        before = list(self._roster.training)
+        self._roster.add_to_group(arrived)
+        rollback = not before or (bool(self._servers.handles) and self.reset)
+        fresh = set() if rollback else self.fresh | set(arrived)
+        if rollback:
+            await self._load()
+        elif self._servers.handles and fresh:
+            await self._load_position(fresh)
+        self.number += 1
+        self.ensure_servers(plan)
+        ranks = tuple(rank for rank, worker in enumerate(self._roster.training) if worker in fresh)
+        workers = len(self._roster.training)
+        if not before:
+            guess = max(worker.ready.step_seconds for worker in arrived if worker.ready)
+            self._statistics.step_seconds = max(guess, self._spec.pace or 0.0) / workers
+            self.chosen = None  # the guess is of the job's own batch size
+        nodes = len({worker.node for worker in self._roster.training})
+        size = Size(workers, nodes, len(self._servers.handles), kind_at(self._roster.training[0].node))
+        self._statistics.grouped(size, self._statistics.ended is not None, self.fault_since)
+        timeout = max(BETWEEN_STEPS_TIMEOUT_S, self._limit())
+        servers = self._servers.handles
+        places = [
+            GroupPlace(self.number, rank, workers, ranks, self._host, self._store.port, timeout, servers, self.reset)
+            for rank in range(workers)
+        ]
+        calls = [worker.handle.join.remote(place) for worker, place in zip(self._roster.training, places, strict=True)]
+        await self._all(calls)
+        self._job_folder.say(f"training on {workers} GPU{'s' * (workers > 1)} of {nodes} node{'s' * (nodes > 1)}")
+        self.fresh.clear()
+        if not before or self.fault_since is not None:
+            self.trains_since = time.monotonic()
+        self.regroup, self.reset, self.fault_since, self.state = False, False, None, None
+
+    async def _load(self) -> None:
+        """Give all workers the newest state there is: what the last group left behind, or the newest checkpoint."""
+        self.reset, loaded = True, False
+        while not loaded:
+            state = self.state or await asyncio.to_thread(self._job_folder.newest_state)
+            if state is None:
+                # Where the job starts is the first state that faults can lead back to.
+                state = await self.take_state()
+            self.sent, content = state
+            shared = ray.put(content)
+            try:
+                await self._all([worker.handle.load.remote(shared) for worker in self._roster.training])
+                loaded = True
+            except FaultError as fault:
+                if fault.lost or not all(failure.lasting for failure in fault.failures):
+                    raise
+                self.state = None
+                self._job_folder.refuse(fault.text)
+                if not self._job_folder.has_checkpoints:  # the job starts over, with workers that have loaded nothing
+                    raise FaultError({}, [replace(failure, lasting=False) for failure in fault.failures]) from None
+                await self._all([worker.handle.recover.remote() for worker in self._roster.training])
+
+    async def _load_position(self, fresh: set[Worker]) -> None:
+        """Tell newcomers where the job stands: servers have its weights for them, but not its position."""
+        _, state = await self.take_state()
+        shared = ray.put(state)
+        newcomers = [worker for worker in self._roster.training if worker in fresh]
+        calls = [worker.handle.load.remote(shared) for worker in newcomers]
+        await self._collect(newcomers, calls)
+
+    async def switch_servers(self, plan: Plan) -> None:
+        """Let the servers of the plan serve: they get weights and optimizer state from those that did."""
+        if self._roster.training and self.state_is_whole():
+            self.state = await self.take_state()
+        self._servers.switch(plan)
+        self.reset, self.regroup = True, bool(self._roster.training)
+
+    def ensure_servers(self, plan: Plan) -> None:
+        """Start servers if the plan asks for some and none serves."""
+        if self._servers.ensure(plan):
+            self.reset = True
+
+    def choose_batch_size(self, plan: Plan) -> None:
+        """Hand out the plan's batch size from the next chunk on."""
+        chosen, workers = plan.batch_size, len(self._roster.training)
+        if chosen != self.chosen:
+            before = global_batch(self._spec, workers, self.chosen)
+            self._statistics.step_seconds *= global_batch(self._spec, workers, chosen) / before
+            self.chosen = chosen
+
+    async def chunks(self, calls: list[Any]) -> list[Chunk]:
+        """The same of calls that train, which have to get somewhere sooner."""
+        return await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
+
+    async def _all(self, calls: list[Any]) -> list[Any]:
+        """Results of one call to every worker of the group. Raises FaultError if one is lost, hangs or raised."""
+        return await self._collect(self._roster.training, calls)
+
+    async def _collect(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
+        """The same of any workers."""
+        limit = max(self._limit(), BETWEEN_STEPS_TIMEOUT_S)
+        return await collect(workers, calls, self._spec.heartbeat_timeout, limit)
+
+    def _limit(self) -> float:
+        """s after which a step that is not done is taken to hang."""
+        warm = [worker.ready for worker in self._roster.training if worker.ready is not None]
+        slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
+        slowest = max(slowest, self._spec.pace or 0.0, self._statistics.step_seconds)
+        return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
+
+    def say_how_it_goes(self, chunk: Chunk) -> None:
+        """What rank 0 has printed, and what it has just measured, for those who follow the job."""
+        for at, line in chunk.output:
+            self._job_folder.say(line, at)
+        if not math.isnan(chunk.accuracy):
+            self._job_folder.say(
+                f"epoch {chunk.evaluated_at:.6g} of {self._spec.epochs:.6g}: loss {self._statistics.loss:.4g}, "
+                f"accuracy {chunk.accuracy:.4g}"
+            )
+
+    async def take_state(self) -> tuple[int, bytes]:
+        """Step and state of the group, written as a checkpoint too."""
+        first = self._roster.training[:1]
+        calls = [worker.handle.state.remote() for worker in first]
+        said = await self._collect(first, calls)
+        step, state = said[0]
+        await self._checkpointer.write(step, state)
+        return step, state
+
+    def saves_apart(self) -> bool:
+        """True if a checkpoint is due that has to be taken while no worker trains: servers would go on changing."""
+        servers = bool(self._servers.handles) and self.state_is_whole()
+        return servers and bool(self._roster.training) and self._checkpointer.due()
+
+    def state_is_whole(self) -> bool:
+        """True if a worker can hand over the whole state: not between a fault and the servers' new start."""
+        return not (self.reset and self._spec.architecture == "parameter_server")
+
+    def checkpoint_if_due(self) -> None:
+        """Begin to write a checkpoint while the workers go on, if it is time for one."""
+        if self._checkpointer.due() and not self._servers.handles:
+            self._checkpointer.save_from(self._roster.training[0].handle.state.remote())
+
+    async def keep_survivors(self, fault: FaultError) -> tuple[bool, bool, int]:
+        """Keep workers that are well after a fault, and let go of the others.
+
+        Returns whether a worker or server has died, whether training code raised (no worker is kept then), and the
+        furthest step that a worker had done, which may be beyond the last chunk handed over.
+        """
+        now = time.monotonic()
+        if fault.lost:
+            self._checkpointer.shorten(now - self.trains_since)
+        self.fault_since = self.fault_since or now
+        members = list(self._roster.training)
+        doubtful = [worker for worker in members if worker not in fault.lost]
+        await settle(result_of(worker.handle.abort.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
+        had_servers = bool(self._servers.handles)
+        await self._servers.end_group()
+        died = bool(fault.lost) or (had_servers and not self._servers.handles)
+        answers = await settle(result_of(worker.handle.recover.remote(), WORKER_CALL_TIMEOUT_S) for worker in doubtful)
+        well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
+        raised = not fault.lost and len(well) == len(members)
+        if self._servers.handles and self._job_folder.checkpoint is None:
+            raised = True  # what servers hold is lost, and there is nothing to go back to but the start
+        for worker in members:
+            if raised or worker not in well:
+                self._roster.release(worker)
+        self.reset = bool(self._servers.handles)
+        survivors = [] if raised else sorted(well, key=lambda worker: -well[worker].step)
+        self._roster.training = survivors
+        if survivors:
+            furthest = well[survivors[0]].step
+            self.fresh = {worker for worker in survivors if well[worker].step < furthest}
+            self.regroup = True
+            self.sent = furthest
+        return died, raised, max((position.step for position in well.values()), default=0)

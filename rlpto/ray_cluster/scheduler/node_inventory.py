@@ -1,0 +1,113 @@
+"""Which nodes there are, what they offer to jobs, and who may use it: in claims, cluster shape and session database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rlpto.core.cluster import ClusterShape, Node
+from rlpto.core.external_load import BackgroundLoad, HeldByOthers, place_background
+from rlpto.ray_cluster.messages import Plan
+from rlpto.ray_cluster.scheduler.backend import NodeInfo
+from rlpto.ray_cluster.scheduler.gpu_claims import GpuClaims
+from rlpto.ray_cluster.scheduler.placement import shape_with
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+
+FACT = "background"
+"""Key of the fact in the session's database that says what is held of which node."""
+
+
+def usable_nodes(nodes: Iterable[NodeInfo], kinds: Sequence[str]) -> list[NodeInfo]:
+    """Nodes of kinds on which speeds are known; where the tables tell no kinds apart, all count as of one."""
+    alike = (node if len(kinds) > 1 else replace(node, gpu=kinds[0]) for node in nodes)
+    return [node for node in alike if node.gpu in kinds]
+
+
+class NodeInventory:
+    """Nodes by their ids, with the background load that was placed on them when the session began.
+
+    loads: of the experiment. nodes: those that are alive. time: s of the session, as everywhere here. The placement of
+    the load is kept in the database, so that a scheduler that takes the session over finds the same. Raises ConfigError
+    if the nodes do not have so much.
+
+    claims: who may use what nodes offer. shape: the nodes as they are now; what was up at some time and is missing is
+    down. hosts: names of their machines.
+    """
+
+    def __init__(
+        self, loads: Sequence[BackgroundLoad], database: SessionDatabase, nodes: Sequence[NodeInfo], time: float
+    ) -> None:
+        self._database = database
+        self._known: dict[str, NodeInfo] = {node.id: node for node in nodes}
+        self._numbers: dict[str, int] = {}
+        self.hosts: dict[str, str] = {}
+        kept = database.fact(FACT)
+        if kept is None:
+            shape = ClusterShape(Node(node.gpus, node.cpus, node.gpu) for node in nodes)
+            placed = [(nodes[part.node].id, part) for part in place_background(loads, shape)]
+            kept = json.dumps([[name, part.gpus, part.cpus, part.until] for name, part in placed])
+            database.set_fact(FACT, kept)
+        self._held = [(name, HeldByOthers(0, gpus, cpus, until)) for name, gpus, cpus, until in json.loads(kept)]
+        offered = {node.id: _free(self._offered(node.id, time)) for node in nodes}
+        self.claims = GpuClaims(
+            {name: gpus for name, (gpus, _) in offered.items()}, {name: slots for name, (_, slots) in offered.items()}
+        )
+        self.shape = ClusterShape()
+
+    def kind_of(self, name: str) -> str | None:
+        """Kind of GPU of a node that was seen before, by its id; None of any other."""
+        return self._known[name].gpu if name in self._known else None
+
+    def missing(self, alive: Sequence[NodeInfo]) -> list[str]:
+        """Nodes of the claims that are not alive any more."""
+        known = {node.id for node in alive}
+        return [node for node in self.claims.capacity if node not in known]
+
+    def take_in(self, alive: Sequence[NodeInfo], time: float) -> bool:
+        """Take over nodes that have come up, or offer something else than before. True if there are such."""
+        claims, changed = self.claims, False
+        for info in {node.id: node for node in alive}.values():
+            node, self._known[info.id] = info.id, info
+            gpus, slots = _free(self._offered(node, time))
+            new, known = node not in claims.capacity, (claims.capacity.get(node), claims.slots.get(node))
+            if new or known != (gpus, slots):
+                claims.add_node(node, gpus, slots)
+                self.add(info, time) if new else self._reshape(time)
+                changed = True
+        return changed
+
+    def add(self, node: NodeInfo, time: float) -> None:
+        """A node of the claims is up."""
+        number = self._numbers.setdefault(node.id, len(self._numbers))
+        self.hosts[node.id] = node.host
+        self._reshape(time)
+        self._database.node(node.id, number, node.gpus, True, time)
+        self._database.event(time, "node_up", node=node.id, value=node.gpus)
+
+    def remove(self, nodes: Sequence[str], time: float) -> dict[str, Plan]:
+        """Nodes are gone. Returns what is left of the plans that had workers or servers there."""
+        for node in nodes:
+            gpus = self._known[node].gpus if node in self._known else 0
+            self._database.node(node, self._numbers.get(node, -1), gpus, False, time)
+            self._database.event(time, "node_down", node=node, value=gpus)
+        left = self.claims.remove_nodes(nodes)
+        self._reshape(time)
+        return left
+
+    def _offered(self, name: str, time: float) -> Node:
+        """What a node offers at a time; nothing if it was never seen."""
+        node = self._known.get(name, NodeInfo(name, 0))
+        held = [part for at, part in self._held if at == name and time < part.until]
+        background = min(sum(part.gpus for part in held), node.gpus)
+        slots = min(sum(part.cpus for part in held), node.cpus)
+        return Node(node.gpus, node.cpus, node.gpu, background=background, background_cpus=slots)
+
+    def _reshape(self, time: float) -> None:
+        """Take over which nodes are up, and what others hold of them."""
+        self.shape = shape_with(self.shape, [self._offered(node, time) for node in self.claims.capacity])
+
+
+def _free(node: Node) -> tuple[int, int]:
+    """GPUs and CPU slots of a node that others do not hold."""
+    return node.gpus - node.background, node.cpus - node.background_cpus
