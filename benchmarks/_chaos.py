@@ -24,7 +24,7 @@ from rlpto.evaluation.runner import Cell
 from rlpto.experiments.on_ray import session_folder, session_of
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import alive_nodes, find_controllers
-from rlpto.ray_cluster.job.checkpoints import list_checkpoints
+from rlpto.ray_cluster.job.job_folder import list_checkpoints
 from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.scheduler.session_database import request_policy

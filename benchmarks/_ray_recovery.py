@@ -16,8 +16,8 @@ from _common import Check
 from _ray_job import cluster, experiment, job, load, send
 
 from rlpto.ray_cluster.measuring.commanded_job import CommandedJob
-from rlpto.ray_cluster.nodes.background import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.local import LocalCluster
+from rlpto.ray_cluster.nodes.persistent_cluster import restart_head, start_cluster, stop_cluster
 from rlpto.ray_cluster.nodes.processes import head_family, signal_to
 
 PACE = 0.2
