@@ -84,7 +84,10 @@ def verdict(
 ) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
     jobs = query(scheduler.database, "SELECT id, state, step, recoveries, failure FROM jobs")
-    finished = Counter(row[0] for row in query(scheduler.database, "SELECT job FROM events WHERE kind = 'finished'"))
+    finished = Counter(
+        row[0]
+        for row in query(scheduler.database, "SELECT job FROM events WHERE json_extract(body, '$.what') = 'finished'")
+    )
     short = [row for row in jobs if row[1] != "finished" or row[2] != epochs * STEPS]
     free, total = settled_gpus()
     limit = INTERVAL + SLACK

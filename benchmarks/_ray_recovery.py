@@ -111,7 +111,9 @@ def recoveries(scheduler: Scheduler) -> int:
 
 def returns(scheduler: Scheduler) -> list[float]:
     """s that each restarted scheduler took to take the jobs over."""
-    return [row[0] for row in query(scheduler.database, "SELECT value FROM events WHERE kind = 'scheduler_returned'")]
+    where = "json_extract(body, '$.what') = 'scheduler_returned'"
+    found = query(scheduler.database, f"SELECT json_extract(body, '$.value') FROM events WHERE {where}")
+    return [row[0] for row in found]
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

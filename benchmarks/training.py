@@ -20,6 +20,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
+from rlpto.agents.compat import begin_learning
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.queues import QueueSettings
@@ -97,7 +98,7 @@ class Trainer:
     def __init__(self, env: Any, settings: AgentSettings) -> None:
         self._model = TimedPPO.make(env, settings, 60.0, 0)
         self._model.set_logger(configure(None, []))
-        _, self._callback = self._model._setup_learn(10**9, Nothing())
+        _, self._callback = begin_learning(self._model, 10**9, Nothing())
         self._timed = env.step_wait = Timed(env.step_wait)
 
     def step(self) -> Split:
