@@ -30,8 +30,8 @@ LOOPS = 2.0
 SECONDS = 4.0
 """That each policy decides for, from the first decision on."""
 SMALLER = ("pollux", "sia")
-"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; pollux_objective.py
-and `study.py sia` measure them at theirs."""
+"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; they are measured
+at their own sizes by pollux_objective.py and `study.py sia`."""
 
 
 def main() -> None:
