@@ -9,9 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from _chaos_faults import Faults
-from _chaos_scheduler import Scheduler
-from _chaos_watcher import Watcher, free_gpus, query
+from _chaos import Faults, Scheduler, Watcher, free_gpus, query
 from _common import Check
 from _ray_job import cluster, experiment, load
 

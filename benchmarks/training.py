@@ -35,7 +35,7 @@ from rlpto.policies.index_weights import IndexWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 COUNTED = 1000
-LOOPS = 3.0
+LOOPS = 7.0
 """Calibration loops that so many steps may take."""
 SHARE = 0.6
 WINDOW = 33.0

@@ -32,7 +32,7 @@ OUTLOOK_KEPT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Parts:
+class SchedulerComponents:
     """What a scheduler is made of."""
 
     store: Store
@@ -55,7 +55,7 @@ class SchedulerLoop:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SchedulerComponents,
         queue: QueueSettings,
         weights: RewardWeights,
         wall: Callable[[], float],

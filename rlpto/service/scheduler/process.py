@@ -26,10 +26,9 @@ from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
-from rlpto.service.scheduler.readying import Readying
-from rlpto.service.scheduler.session import Outside, open_session
+from rlpto.service.scheduler.live_policy import FALLBACK, PolicyWarmup, catalogue_of
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
@@ -85,9 +84,9 @@ def serve(settings: ServiceSettings) -> None:
         config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
         stack.enter_context(_signals(stop))
         experiment = Experiment(config)
-        readying = Readying(lambda spec: compile_ahead(experiment, [spec]), _quiet)
-        _make_ready(readying, settings, database)
-        outside = Outside(
+        warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
+        _make_ready(warmup, settings, database)
+        environment = Environment(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
             clock=Clock,
@@ -95,15 +94,15 @@ def serve(settings: ServiceSettings) -> None:
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             session=session_name(folder, SESSION),
             address=settings.scheduler.address or "local",
-            ready=readying,
+            ready=warmup,
         )
-        parts, loop = open_session(settings, config, database, outside)
+        parts, loop = open_session(settings, config, database, environment)
         _serve(parts, loop, stop)
     if local and not stop.keep:
         end_local_nodes(folder)
 
 
-def _serve(parts: Parts, loop: SchedulerLoop, stop: Stop) -> None:
+def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: Stop) -> None:
     """Serve until a signal, and leave the session in order."""
     parts.source.stopping = lambda: stop.asked
     try:
@@ -121,7 +120,7 @@ def _make(experiment: Experiment, spec: str) -> Policy:
     return experiment.policy(spec, real=True)
 
 
-def _make_ready(readying: Readying, settings: ServiceSettings, store: Store) -> None:
+def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
     """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
 
     One that cannot decide is told so when it is asked for.
@@ -131,9 +130,9 @@ def _make_ready(readying: Readying, settings: ServiceSettings, store: Store) -> 
     present = settings.scheduler.policy if before is None else before.policy
     for name in dict.fromkeys((FALLBACK, present)):
         if name in known:
-            readying.now(known[name])
+            warmup.now(known[name])
     for name in (*OFTEN_SWITCHED, *extra):
-        readying(known[name])
+        warmup(known[name])
 
 
 def _import_problem(training: str) -> str:

@@ -24,7 +24,7 @@ from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
 from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
 from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
@@ -45,7 +45,7 @@ HALF_LIVES = 10
 
 
 @dataclass(frozen=True)
-class Outside:
+class Environment:
     """What a scheduler is put into.
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
@@ -68,23 +68,23 @@ class Outside:
 
 
 def open_session(
-    settings: ServiceSettings, config: Config, database: SessionDatabase, outside: Outside
-) -> tuple[Parts, SchedulerLoop]:
+    settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
+) -> tuple[SchedulerComponents, SchedulerLoop]:
     """A scheduler that goes on where the last one left.
 
     config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
     """
     shape, queue = _shape(config, database), _queue(settings, config)
     folder = settings.folder / "jobs"
-    catalogue = Catalogue(database, config, shape, outside.session, folder, outside.checks)
+    catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
     catalogue.write_previews()
-    clock = outside.clock(database.number("began"))
-    jobs, specs = _known_jobs(database, catalogue, outside.wall())
+    clock = environment.clock(database.number("began"))
+    jobs, specs = _known_jobs(database, catalogue, environment.wall())
     latest = max((job.submit_time for job in jobs), default=0.0)
-    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), outside.wall, clock, latest)
-    status = StatusWriter(database, outside.wall, outside.timer, outside.address)
+    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
+    status = StatusWriter(database, environment.wall, environment.timer, environment.address)
     cluster = ServingCluster(
-        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), (status,)),
+        *(environment.backend, jobs, specs, catalogue.tables, database, _rules(config), (status,)),
         clock=lambda *_: clock,
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
@@ -93,17 +93,17 @@ def open_session(
     )
     rows = catalogue_of(settings.scheduler.policies)
     policy = LivePolicy(
-        database, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready
+        database, environment.make, rows, settings.scheduler.policy, environment.wall, config.seed, environment.ready
     )
     source.can_switch = policy.can_obey
-    volume = _volume(config, catalogue, shape, database, clock, outside.wall())
+    volume = _volume(config, catalogue, shape, database, clock, environment.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _predictor(settings, config, queue, database, outside) if outside.look_ahead else None
-    retention = Retention(database, settings.folder, settings.retention, timer=outside.timer)
-    parts = Parts(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
-    served = _served(database, outside.wall(), queue.user_half_life)
-    return parts, SchedulerLoop(parts, queue, config.reward, outside.wall, settings.quotas.gpus_held, served)
+    ahead = _predictor(settings, config, queue, database, environment) if environment.look_ahead else None
+    retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
+    parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
+    served = _served(database, environment.wall(), queue.user_half_life)
+    return parts, SchedulerLoop(parts, queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
 
 
 def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
@@ -180,7 +180,7 @@ def _volume(
 
 
 def _predictor(
-    settings: ServiceSettings, config: Config, queue: QueueSettings, database: SessionDatabase, outside: Outside,
+    settings: ServiceSettings, config: Config, queue: QueueSettings, database: SessionDatabase, environment: Environment,
 ) -> Predictor:  # fmt: skip
     """Predictions for the database."""
 
@@ -192,7 +192,13 @@ def _predictor(
     simulator = prediction_settings(config.simulator).model_copy(update={"decide_on": "events"})
     every = settings.scheduler.predict_every
     return Predictor(
-        queue, simulator, publish, lambda _: set_predictions(database, ()), every, outside.executor, outside.timer
+        queue,
+        simulator,
+        publish,
+        lambda _: set_predictions(database, ()),
+        every,
+        environment.executor,
+        environment.timer,
     )
 
 

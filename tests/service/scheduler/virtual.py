@@ -17,8 +17,8 @@ from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import ProgramChecks
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
-from rlpto.service.scheduler.session import Outside, open_session
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -142,7 +142,7 @@ class VirtualService:
         self.downtime = 0.0
         self.starts = 0
         self._open: list[Any] = []
-        self.parts: Parts
+        self.parts: SchedulerComponents
         self.loop: SchedulerLoop
         self.start()
 
@@ -157,7 +157,7 @@ class VirtualService:
         database = SessionDatabase(self.settings.database, lambda _: None)
         self._open.append(database)
         database.rows("PRAGMA synchronous = OFF")
-        outside = Outside(
+        environment = Environment(
             backend=self.backend,
             wall=self.now,
             clock=lambda began: self.world.clock(began),
@@ -169,7 +169,7 @@ class VirtualService:
             timer=lambda: self.world.wall,
             ready=self._ready,
         )
-        self.parts, self.loop = open_session(self.settings, self.setup, database, outside)
+        self.parts, self.loop = open_session(self.settings, self.setup, database, environment)
 
     def kill(self) -> None:
         """Have the scheduler end wherever it is."""
