@@ -1,6 +1,6 @@
 """The policy in force: any of the catalogue by name, switched between two decisions; fifo where one fails.
 
-What a policy imports and compiles the first time takes minutes on a busy machine: that is done in a thread, and jobs are
+What a policy imports and compiles the first time takes minutes on a busy machine: a thread does that, and jobs are
 scheduled as before meanwhile.
 """
 

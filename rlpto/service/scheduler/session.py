@@ -180,8 +180,12 @@ def _volume(
 
 
 def _predictor(
-    settings: ServiceSettings, config: Config, queue: QueueSettings, database: SessionDatabase, environment: Environment,
-) -> Predictor:  # fmt: skip
+    settings: ServiceSettings,
+    config: Config,
+    queue: QueueSettings,
+    database: SessionDatabase,
+    environment: Environment,
+) -> Predictor:
     """Predictions for the database."""
 
     def publish(found: Predictions) -> None:
