@@ -192,7 +192,7 @@ class_rank: jobs of a lower one come first, whatever else is known of them: the 
 strict, 0 for all where classes only weigh.
 type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
 remaining: work left as it is believed, in the unit of speeds per second (epochs, or what the profile's operator knows).
-progress: epochs done, which everyone sees. epochs: progress and the epochs that are believed to be left; where remaining
+progress: epochs done, always exact. epochs: progress and the epochs that are believed to be left; where remaining
 work is estimated with errors, or not known, this is not the number of epochs after which the job will end.
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
 job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.

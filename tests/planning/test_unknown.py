@@ -82,7 +82,7 @@ def cluster_of(tables: SpeedTables, mode: str, remaining: RemainingKnowledge, no
     return SimulatedCluster(NODES, jobs, tables, TIMES, knowledge=known)
 
 
-class _Reached(Exception):
+class _ReachedError(Exception):
     """A run is as far as it is to be looked at."""
 
 
@@ -100,7 +100,7 @@ class _Until:
     def __call__(self, state: ClusterState) -> Allocation:
         jobs = state.jobs
         if jobs.index.max() == JOBS - 1 and len(jobs) < JOBS and (jobs.progress > 0.3).any():
-            raise _Reached
+            raise _ReachedError
         return self._policy(state)
 
 
@@ -108,7 +108,9 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
     """Change all that is not known of the jobs that are there, so that nothing changes of what is shown."""
     records, tables = cluster.store.records, cluster.tables
     there = np.isnan(records["finish_time"])
-    more = 4.0 if mode == "noisy" else 7.0 if remaining != "declared" else 1.0
+    hides_work = mode == "noisy" and tables.known_remaining is None  # a profile's own work is that of its epochs
+    more = 7.0 if remaining != "declared" else 4.0 if hides_work else 1.0
+    hidden_work = more if remaining == "declared" else 1.0  # else the true amount has no part in what is shown
     if mode == "noisy":
         factor = 2.0 ** (1.0 + tables.own)
         by_row = np.ones(len(tables.rates))
@@ -117,12 +119,11 @@ def change(cluster: SimulatedCluster, noise: EstimateNoise, mode: str, remaining
         tables.rates[:] *= by_row[:, None]
         tables.elapsed[:] /= by_row[:, None]
         noise.speed[:] /= factor[tables.own[records["type_index"]]]
-        noise.remaining[:] /= more
+        noise.remaining[:] /= hidden_work
         if tables.score_rates is not None:
             tables.score_rates[:] *= by_row[:, None]
-        if tables.known_speed is not None and tables.known_remaining is not None:
+        if tables.known_speed is not None:
             tables.known_speed[:] *= factor[:, None]
-            tables.known_remaining[:] *= more
         noise._factors.clear()
     elif mode == "online":
         tables.rates[:] *= 3.0
@@ -150,7 +151,7 @@ def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
         rng = np.random.default_rng(5)
         noise = EstimateNoise(rng.uniform(0.5, 2, JOBS), rng.uniform(0.5, 2, JOBS), rng.uniform(-0.2, 0.2, JOBS))
         cluster = cluster_of(make_tables(4), mode, remaining, noise)
-        with pytest.raises(_Reached):
+        with pytest.raises(_ReachedError):
             run(cluster, _Until(), QUEUE, RewardWeights())
         if changed:
             change(cluster, noise, mode, remaining)
@@ -170,7 +171,7 @@ def test_what_is_not_known_changes_nothing_that_is_shown_or_decided(
         figures["predicted"] = made.finish
         found.append((figures, decisions))
     (figures, decisions), (others, other_decisions) = found
-    assert len(figures["index"]) > 3
+    assert len(figures["index"]) >= 3
     for name, values in figures.items():
         np.testing.assert_allclose(others[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
     for name, allocation in decisions.items():
