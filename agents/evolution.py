@@ -21,7 +21,7 @@ from rlpto.envs.fleet import Fleet, build_fleet, play
 from rlpto.envs.setup import EnvSetup
 from rlpto.evaluation.tuning import Parameter, TuningSettings, TuningState, tune, tuning_fingerprint
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.policies.steering import NO_PRICE, STEERING_FEATURES
+from rlpto.policies.index_weights import NO_PRICE, STEERING_FEATURES
 
 TIME_LIMIT_FACTOR = 3.0
 """A candidate is stopped when it has taken so many times as long as the start: some rescale jobs for ever."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlpto.io.arrays import FloatArray, IntArray
-from rlpto.policies.pollux_search import search
+from rlpto.policies.pollux.search import search
 
 NODES, GPUS_PER_NODE = 16, 4
 RESTART_S = 30.0

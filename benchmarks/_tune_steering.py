@@ -21,7 +21,7 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 from rlpto.policies.index import Index, IndexOptions
-from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
+from rlpto.policies.index_weights import load_weights, save_weights
 
 FREE = [at for at, name in enumerate(ACTION_FEATURES) if name != "priority"]
 
@@ -30,7 +30,7 @@ def cost(experiment: Experiment, weights: FloatArray) -> float:
     """Mean logarithm of the mean JCT [s] over the windows."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        save_steering_weights(weights, Path(folder) / "weights.yaml")
+        save_weights(weights, Path(folder) / "weights.yaml")
         policy = Index(IndexOptions(weights=Path(folder) / "weights.yaml"))
         for window in experiment.windows():
             jobs = experiment.run_policy(policy, window, 0).jobs
@@ -55,7 +55,7 @@ def main() -> None:
     ]
     with _common.bad_input():
         experiment = Experiment(load_config(_common.CONFIGS / "pollux.yaml", overrides))
-        first, unit = load_steering_weights(options.start), np.array(steps())
+        first, unit = load_weights(options.start), np.array(steps())
 
         def weights_at(point: FloatArray) -> FloatArray:
             weights = first.copy()
@@ -74,7 +74,7 @@ def main() -> None:
             point, lowest = min(tried, key=lambda pair: pair[1])
             if lowest < best:
                 best = lowest
-                save_steering_weights(weights_at(point), options.out)
+                save_weights(weights_at(point), options.out)
             print(f"generation {generation}: mean JCT {np.exp(lowest):.1f} s, best {np.exp(best):.1f} s", flush=True)
 
 

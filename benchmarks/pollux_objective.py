@@ -17,10 +17,9 @@ from _pollux_instances import Round, load, rounds
 
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.metrics import UtilityBand
-from rlpto.policies.pollux import PolluxOptions
-from rlpto.policies.pollux_nodes import desired_nodes, utility
-from rlpto.policies.pollux_objective import power_mean
-from rlpto.policies.pollux_search import least_cost
+from rlpto.policies.pollux.objective import power_mean
+from rlpto.policies.pollux.policy import PolluxOptions, desired_nodes, utility
+from rlpto.policies.pollux.search import least_cost
 
 STORED = "pollux-objective-instances.json"
 STEPS = PolluxOptions().steps

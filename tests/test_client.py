@@ -168,12 +168,16 @@ class TestCommand:
 
     @pytest.mark.parametrize(("state", "code"), [("finished", 0), ("failed", 1)])
     def test_waiting_ends_with_the_outcome(self, command: Any, running: Running, state: str, code: int) -> None:
+        with running.client() as client:
+            before = {job["id"] for job in client.jobs()}
+
         def end() -> None:
-            time.sleep(0.5)
-            store = Store(running.folder / "service.sqlite", durable=False)
+            store, new = Store(running.folder / "service.sqlite", durable=False), set[str]()
             with running.client() as client:
-                for job in client.jobs(limit=1):
-                    finish(store, job["id"], state)
+                while not new:
+                    new = {job["id"] for job in client.jobs()} - before
+                    time.sleep(0.05)
+            finish(store, new.pop(), state)
             store.close()
 
         ending = Thread(target=end)

@@ -85,7 +85,7 @@ def index(
     """
     from rlpto.evaluation.tuning import TuningSettings
     from rlpto.experiments.tune import tune_index
-    from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
+    from rlpto.policies.index_weights import IndexWeights, index_weights, load_weights, save_weights
 
     overrides = [
         *(set_ or ()),
@@ -95,7 +95,7 @@ def index(
     wanted = _parse_loads(loads)
     configs = [read_config(config, [*overrides, f"workload.load={load}"], seed) for load in wanted]
     configs = configs or [read_config(config, overrides, seed)]
-    first = IndexWeights() if start is None else load_index_weights(start)
+    first = IndexWeights() if start is None else index_weights(load_weights(start))
     settings = TuningSettings(generations=generations, population=population, seed=configs[0].seed)
     with make_progress(quiet) as bar:
         task = bar.add_task("start", total=generations * population)
@@ -109,7 +109,7 @@ def index(
             jobs=jobs,
             on_progress=lambda doing, tried: bar.update(task, description=doing, completed=tried),
         )
-    save_index_weights(found.weights, out)
+    save_weights(found.weights.vector(), out)
     console = make_console(quiet)
     for where, gain in found.gains.items():
         console.print(f"{out}: better by {gain} on {where}")

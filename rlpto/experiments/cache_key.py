@@ -10,8 +10,6 @@ from typing import Any
 from rlpto.experiments.config import Config
 from rlpto.io.files import digest
 from rlpto.io.settings import Settings
-from rlpto.performance.metrics import DEFAULT_METRIC
-from rlpto.performance.tables import ONE_KIND
 from rlpto.workloads.files import KEYS
 
 
@@ -38,24 +36,11 @@ FREE: Mapping[str, tuple[Result, ...]] = {
 }
 """The keys that do not decide, and what they do not decide: all others do. A key stands for all below it."""
 
-UNUSED: Mapping[str, Callable[[Config], bool]] = {
+WITHOUT_EFFECT: Mapping[str, Callable[[Config], bool]] = {
     "forecast": lambda config: config.forecast.mode == "off",
-    "queue.classes": lambda config: config.queue.classes == "strict",
-    "queue.class_weights": lambda config: config.queue.classes == "strict",
-    "queue.converging": lambda config: config.queue.converging.gained == 1,
-    "reward.shortfall": lambda config: config.reward.shortfall == 0,
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
-    "simulator.growth": lambda config: config.simulator.growth == "pause",
-    "workload.background": lambda config: not config.workload.background,
-    "simulator.share": lambda config: config.simulator.share == 1,
-    "simulator.share_slowdown": lambda config: config.simulator.share == 1,
-    "simulator.change_batch_above": lambda config: config.simulator.change_batch_above == 1,
-    "workload.metric": lambda config: config.workload.metric == DEFAULT_METRIC,
-    "workload.jobs": lambda config: config.workload.source != "jobs",
-    "workload.mapping.stop": lambda config: config.workload.mapping.stop is None,
 }
-"""Keys of features that may be off, and when they are. Not a word is said of them then, so that results are found
-again that were made before there was such a feature. Another one needs a line here, and nothing else."""
+"""Sections that decide nothing under some configurations, and when that is so."""
 
 
 def free_keys(result: Result) -> list[str]:
@@ -72,13 +57,6 @@ def deciding(config: Config, result: Result, unused: Sequence[str] = ()) -> dict
         for part in above:
             inside = inside[part]
         del inside[last]
-    for group in settings["cluster"]["nodes"]:
-        if group["gpu"] == ONE_KIND:
-            del group["gpu"]
-    for job in settings["workload"].get("jobs", ()):
-        for key in ("metric", "stop"):
-            if job[key] is None:
-                del job[key]
     return settings
 
 
@@ -102,7 +80,7 @@ def outcome_of(config: Config, traces: Mapping[str, Sequence[Path]]) -> dict[str
 
     traces: trace files by split. Raises ConfigError if a file cannot be read.
     """
-    settings = deciding(config, Result.CELL, [key for key, unused in UNUSED.items() if unused(config)])
+    settings = deciding(config, Result.CELL, [key for key, unused in WITHOUT_EFFECT.items() if unused(config)])
     settings["workload"].update({key: [digest(path) for path in traces[split]] for split, key in KEYS.items()})
     if config.workload.source == "synthetic" and "/" in config.workload.calibration:
         settings["workload"]["calibration"] = digest(Path(config.workload.calibration))

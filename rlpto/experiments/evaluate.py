@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpto.agents.policy import run_file
+from rlpto.agents.policy import run_file, shown_label
 from rlpto.evaluation.runner import FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
 from rlpto.experiments.config import Config, resolved_yaml
@@ -17,7 +17,7 @@ from rlpto.experiments.run_folder import begin_run, command_line, members, refus
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
-from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs
+from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs, time_text
 
 if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
@@ -73,7 +73,9 @@ def with_switches(config: Config, text: str) -> Config:
             time, policy = parse_switch(part)
             spec = by_label.get(str(policy), str(policy))
             make_policy(spec)
-            parts.append(f"{time:.15g}:{spec}")
+            if parse_spec(spec).later:
+                raise ConfigError(f"{policy} switches policies itself, expected a single policy")
+            parts.append(f"{time_text(time)}:{spec}")
             parse_spec(SWITCH.join(parts))
         except RlptoError as error:
             raise ConfigError(f"--switch {text}: {part}: {error}") from None
@@ -126,7 +128,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
-    reference = policy_label(config.evaluation.reference)
+    reference = shown_label(_spec_called(config, config.evaluation.reference))
     repetition = prepare(config).repetition
     found = results(
         finished,
@@ -159,6 +161,11 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     return found
 
 
+def _spec_called(config: Config, reference: str) -> str:
+    """The spec of the policy of a configuration that has this spec or label."""
+    return next((spec for spec in config.policies if policy_label(spec) == reference), reference)
+
+
 def missed_switches(finished: list[FinishedCell]) -> list[str]:
     """A line for every run in which not all the policies that were to follow one another took decisions."""
     notes = []
@@ -186,7 +193,8 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
-    return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
+    labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
+    return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
 
 
 def _repetition_text(repetition: Repetition) -> str:

@@ -31,7 +31,6 @@ from rlpto.io.files import is_there
 from rlpto.io.interrupts import Interrupted
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steering_weights
 
 HOUR = 3600.0
 SLOWEST_CANDIDATE = 3.0
@@ -260,7 +259,7 @@ class Arena:
         hours = min(np.inf if own is None else own, np.inf if max_hours is None else max_hours)
         fleet.world.rules["limit"] = hours * HOUR
         self._total[:] = 0.0
-        play(fleet, 0, 0, np.atleast_2d(steering_weights(weights.vector())), self._time, self._total)
+        play(fleet, 0, 0, np.atleast_2d(weights.vector()), self._time, self._total)
         cost, count, end = -float(self._total[-1]), int(fleet.counts[0]), float(self._time[-1])
         if self._goal in BLENDED:
             jobs = fleet.world.jobs[0, :count]

@@ -25,9 +25,8 @@ from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
 from rlpto.planning.scene import Scenes
 from rlpto.policies.index import Index
-from rlpto.policies.index_weights import SLOPE_FEATURES, IndexWeights
-from rlpto.policies.steering import STEERING_FEATURES, steer, steering_weights
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
+from rlpto.policies.steering import steer
 from rlpto.simulator.settings import SimulatorSettings
 
 CHANGED_SHARE = 0.4
@@ -87,8 +86,8 @@ class Planner(BasePolicy[PlannerOptions]):
         """queue, simulator, reward: of the experiment; None: the defaults."""
         super().__init__(options)
         base = self.options.base
-        self._base = steering_weights(IndexWeights().vector()) if base is None else load_steering_weights(base)
-        self._named = [load_steering_weights(path)[None] for path in self.options.candidates]
+        self._base = IndexWeights().vector() if base is None else load_weights(base)
+        self._named = [load_weights(path)[None] for path in self.options.candidates]
         weights = self.options.weights or reward or RewardWeights()
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
         self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)

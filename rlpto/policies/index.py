@@ -22,9 +22,8 @@ from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import BasePolicy
 from rlpto.io.arrays import FloatArray
 from rlpto.io.settings import Settings
-from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steer, steering_weights
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.index_weights import IndexWeights, load_weights
+from rlpto.policies.steering import steer
 
 
 class IndexOptions(Settings):
@@ -54,9 +53,9 @@ class Index(BasePolicy[IndexOptions]):
         if steering is not None:
             found = steering
         elif self.options.weights is not None and weights is None:
-            found = load_steering_weights(self.options.weights)
+            found = load_weights(self.options.weights)
         else:
-            found = steering_weights((weights or IndexWeights()).vector())
+            found = (weights or IndexWeights()).vector()
         self._weights = np.atleast_2d(found)
 
     def __call__(self, state: ClusterState) -> Allocation:

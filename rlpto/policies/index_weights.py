@@ -1,9 +1,19 @@
-"""The constants of the tuned index, and the file they are kept in."""
+"""Weights of the index: the vector that the index, agents and the planner decide with, and the file it is kept in.
+
+A vector has a weight for each of STEERING_FEATURES. `IndexWeights` are those of them that `rlpto tune index` tunes; the
+others let a learned policy say in which state they apply:
+    gain_remaining, gain_load    times log gain x r, and x load,
+    pace, pace_remaining         times log(speed before the step, relative to one GPU), and that x r,
+    start_remaining, start_load  times 1 x r, and x load, if the step starts the job,
+    price                        log of the hours a further GPU-hour must save, or the step is left out,
+    patience                     rescale delays that growing a running job must save, or it is left out,
+with r = log(hours the job has left on one GPU) and load = log(1 + GPUs all jobs could use / capacity).
+A file may leave out weights; they are then off (`OFF`).
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +30,10 @@ from rlpto.io.yaml_file import YamlFile, read_yaml
 FORMAT = "rlpto index weights 1"
 """First entry of a weights file: what it is, and the version of its form."""
 
-LARGEST_WEIGHT = 10.0
-"""Of the index, either way."""
+LARGEST_WEIGHT = 1000.0
+"""Either way; searches stay far below."""
+NO_PRICE = -20.0
+"""`price` at which no step costs too much."""
 
 
 class IndexWeights(Settings):
@@ -59,62 +71,70 @@ class IndexWeights(Settings):
     """Times s if the step starts from no GPUs, further to `slope`."""
 
     def vector(self) -> FloatArray:
-        """[features] the weights in the order of INDEX_FEATURES."""
-        return np.array([getattr(self, name) for name in INDEX_FEATURES])
+        """[STEERING_FEATURES] these weights, with all others off."""
+        return np.array([getattr(self, name, off) for name, off in OFF.items()])
 
 
 INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
-"""Names of the features, in the order of every weight vector. `IndexWeights` says what each is."""
-
-
-def save_index_weights(weights: IndexWeights, path: Path) -> None:
-    """Write a weights file, whole or not at all. Raises CheckpointError if that is not possible."""
-    text = yaml.safe_dump({"format": FORMAT, "weights": weights.model_dump()}, sort_keys=False)
-    write_text(path, text, "index weights")
-
-
-def load_index_weights(path: Path) -> IndexWeights:
-    """Read a weights file. Raises CheckpointError, naming file, line and key, if it is none."""
-    file = read_yaml(path, "index weights", CheckpointError)
-    if file.data.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
-    return IndexWeights(**weights_of(file, INDEX_FEATURES, LARGEST_WEIGHT))
+"""Names of the weights that are tuned. `IndexWeights` says what each is."""
 
 
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
-"""Those that look at accuracy; files written before there were any lack them, and mean 0."""
+"""Those that look at accuracy. Neither agents nor the planner move them."""
+STEERING_FEATURES: tuple[str, ...] = (
+    *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
+    "gain_remaining",
+    "gain_load",
+    "pace",
+    "pace_remaining",
+    "start_remaining",
+    "start_load",
+    "price",
+    "patience",
+    *SLOPE_FEATURES,
+)
+"""Names of the weights in the order of every vector of them."""
+OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
+"""Weights that change no score and leave out no step."""
 
 
-def weights_of(file: YamlFile, features: Sequence[str], largest: float) -> dict[str, float]:
-    """A number from -largest to largest for each feature; 0 for those of SLOPE_FEATURES that the file lacks.
+def index_weights(weights: FloatArray) -> IndexWeights:
+    """The weights of the index in a vector [STEERING_FEATURES]. Raises CheckpointError if another one is not off."""
+    named = dict(zip(STEERING_FEATURES, weights.tolist(), strict=True))
+    for name, off in OFF.items():
+        if name not in INDEX_FEATURES and named[name] != off:
+            raise CheckpointError(f"{name} {named[name]:g}: not a weight of the tuned index, expected {off:g}")
+    return IndexWeights(**{name: named[name] for name in INDEX_FEATURES})
 
-    Raises CheckpointError if another is missing, or one is unknown.
-    """
-    weights = _entries_of(file, features)
-    return {name: _number(file, name, weights.get(name, 0.0), largest) for name in features}
+
+def save_weights(weights: FloatArray, path: Path) -> None:
+    """Write [STEERING_FEATURES] weights, without those that are off. Raises CheckpointError if that is not possible."""
+    named = zip(STEERING_FEATURES, map(float, weights), strict=True)
+    entries = {name: value for name, value in named if value != OFF[name]}
+    write_text(path, yaml.safe_dump({"format": FORMAT, "weights": entries}, sort_keys=False), "index weights")
 
 
-def _entries_of(file: YamlFile, features: Sequence[str]) -> dict[str, object]:
-    """What stands under `weights`: an entry for each feature and for nothing else, whatever it is."""
+def load_weights(path: Path) -> FloatArray:
+    """[STEERING_FEATURES] weights of a file. Raises CheckpointError, naming file, line and key, if it has none."""
+    file = read_yaml(path, "index weights", CheckpointError)
+    if file.data.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: not a file of index weights, expected format: {FORMAT}")
     if unknown := next((key for key in file.data if key not in ("format", "weights")), None):
         raise CheckpointError(f"{file.place((unknown,))}: unknown key {unknown}, expected format and weights")
     weights = file.data.get("weights")
     if not isinstance(weights, dict):
-        raise CheckpointError(f"{file.place(('weights',))}: weights: expected a number for each of the features")
-    if missing := [name for name in features if name not in weights and name not in SLOPE_FEATURES]:
-        raise CheckpointError(f"{file.place(('weights',))}: weights.{missing[0]}: missing")
+        raise CheckpointError(f"{file.place(('weights',))}: weights: expected numbers by feature")
     for name in weights:
-        if name not in features:
-            near = difflib.get_close_matches(str(name), features, 1, 0.0)[0]
+        if name not in OFF:
+            near = difflib.get_close_matches(str(name), STEERING_FEATURES, 1, 0.0)[0]
             place = f"{file.place(('weights', str(name)))}: weights.{name}"
             raise CheckpointError(f"{place}: unknown feature, did you mean {near}?")
-    return weights
+    return np.array([_number(file, name, weights.get(name, off)) for name, off in OFF.items()])
 
 
-def _number(file: YamlFile, name: str, value: object, largest: float) -> float:
+def _number(file: YamlFile, name: str, value: object) -> float:
     """A number of an entry. Raises CheckpointError if it is none, or too large."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= largest:
-        got = one_line(repr(value), 60)
-        place = f"{file.place(('weights', name))}: weights.{name}"
-        raise CheckpointError(f"{place}: expected a number from {-largest:g} to {largest:g}, got {got}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_WEIGHT:
+        place, got = f"{file.place(('weights', name))}: weights.{name}", one_line(repr(value), 60)
+        raise CheckpointError(f"{place}: expected a number from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {got}")
     return float(value)

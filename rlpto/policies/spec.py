@@ -17,7 +17,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.yaml_file import parse_value
 
 UNNAMED = ""
-"""Stands for the name of an option that was given without one, as in `pretrained:philly`."""
+"""Stands for the name of an option that was given without one, as in `pretrained:synthetic`."""
 RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")
@@ -88,7 +88,7 @@ def parse_spec(text: str) -> PolicySpec:
             raise ConfigError(
                 f"policy switch {part.strip()}: expected a time later than that before it, {later[-2][0]:g} s"
             )
-    return replace(_parse_single(first), later=tuple(later))
+    return replace(_parse_single(first.strip()), later=tuple(later))
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:
@@ -98,7 +98,7 @@ def parse_switch(part: str) -> tuple[float, PolicySpec]:
         time = float(text) if colon else math.nan
     except ValueError:
         time = math.nan
-    if not (math.isfinite(time) and time > 0 and policy.strip()):
+    if not (math.isfinite(time) and time > 0 and policy.strip() and SWITCH not in policy):
         raise ConfigError(f"policy switch {part!r}: expected SECONDS:POLICY, such as 3600:las")
     return time, _parse_single(policy.strip())
 
@@ -156,7 +156,13 @@ def spec_of(given: str | Mapping[str, object]) -> tuple[str, dict[str, object]]:
 
 def _schedule(first: str, later: list[tuple[float, str]]) -> str:
     """Policies that take over from each other, as text."""
-    return "".join([first, *(f"{SWITCH}{time:.15g}:{name}" for time, name in later)])
+    return "".join([first, *(f"{SWITCH}{time_text(time)}:{name}" for time, name in later)])
+
+
+def time_text(time: float) -> str:
+    """A time [s] in as few digits as give the same number again."""
+    short = f"{time:.15g}"
+    return short if float(short) == time else repr(time)
 
 
 def _split(text: str) -> list[str]:

@@ -1,14 +1,7 @@
-"""Compiled decision of the index policy, and the weights that steer it.
+"""Compiled decision of the index policy.
 
-One function decides for the index policy, for a trained agent and for the batch of simulators the
-agent is trained on, so that all three decide alike to the last bit. It takes the weights of
-`IndexWeights` and some more, which let a learned policy say in which state they apply:
-    gain_remaining, gain_load    times log gain x r, and x load,
-    pace, pace_remaining         times log(speed before the step, relative to one GPU), and that x r,
-    start_remaining, start_load  times 1 x r, and x load, if the step starts the job,
-    price                        log of the hours a further GPU-hour must save, or the step is left out,
-    patience                     rescale delays that growing a running job must save, or it is left out,
-with r = log(hours the job has left on one GPU) and load = log(1 + GPUs all jobs could use / capacity).
+One function decides for the index policy, for a trained agent and for the batch of simulators the agent is trained
+on, so that all three decide alike to the last bit. `rlpto.policies.index_weights` says what its weights are.
 
 `slope` and `slope_start` look at accuracy: times s, and times s if the step starts the job. With index = the largest of
 (share of its accuracy gained + FINISH_VALUE if that ends the job) per hour on one GPU, over any stretch of the epochs
@@ -26,24 +19,8 @@ from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.policies.greedy import Steps, growing, hull_steps
-from rlpto.policies.index_weights import INDEX_FEATURES, SLOPE_FEATURES
+from rlpto.policies.index_weights import STEERING_FEATURES
 
-STEERING_FEATURES: tuple[str, ...] = (
-    *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
-    "gain_remaining",
-    "gain_load",
-    "pace",
-    "pace_remaining",
-    "start_remaining",
-    "start_load",
-    "price",
-    "patience",
-    *SLOPE_FEATURES,
-)
-"""Names of the weights that steer the index, in the order of every vector of them."""
-
-NO_PRICE = -20.0
-"""`price` at which no step costs too much."""
 CLASS_START_SCORE = 1e6
 """Added, for each rank above the lowest, to the score of a step that starts a job: more than weights can undo."""
 FINISH_VALUE = 0.2
@@ -63,14 +40,6 @@ _PACE, _PACE_REMAINING = _AT["pace"], _AT["pace_remaining"]
 _START_REMAINING, _START_LOAD = _AT["start_remaining"], _AT["start_load"]
 _PRICE, _PATIENCE = _AT["price"], _AT["patience"]
 _SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
-
-
-def steering_weights(index_weights: FloatArray) -> FloatArray:
-    """[..., STEERING_FEATURES] with which steering does exactly what the index of these weights does."""
-    weights = np.zeros((*index_weights.shape[:-1], len(STEERING_FEATURES)))
-    weights[..., [_AT[name] for name in INDEX_FEATURES]] = index_weights
-    weights[..., _PRICE] = NO_PRICE
-    return weights
 
 
 _NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.training import Outcome, train
+from rlpto.agents.training import TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
@@ -23,7 +23,6 @@ from rlpto.envs.fleet import Workload
 from rlpto.envs.settings import EnvSettings
 from rlpto.envs.setup import EnvSetup
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steering_weights
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
 from tests.builders import random_jobs, random_tables
@@ -45,7 +44,7 @@ def make_setup(seeds: tuple[int, ...] = (1, 2, 3), **env: Any) -> EnvSetup:
     """Three workloads on two nodes of four GPUs."""
     given = {"max_jobs": 6, "horizon": 2, **env}
     settings = EnvSettings.model_validate(given | {"episode": {"min_hours": 0.3, "max_hours": 1.0}})
-    start = steering_weights(IndexWeights().vector())
+    start = IndexWeights().vector()
     return EnvSetup(NODES, tuple(map(workload, seeds)), TABLES, SIMULATOR, QUEUE, REWARD, settings, start)
 
 
@@ -80,7 +79,7 @@ def schedule(policy: Policy, jobs: tuple[Job, ...], seed: int = 8) -> RunRecord:
 
 def train_small(
     folder: Path, setup: EnvSetup | None = None, settings: AgentSettings | None = None, **more: Any
-) -> Outcome:
+) -> TrainingResult:
     """A training of a second or two."""
     setup = setup or make_setup()
     return train(

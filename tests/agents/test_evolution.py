@@ -14,8 +14,7 @@ from rlpto.agents.validation import reward_of_constants
 from rlpto.envs.setup import EnvSetup
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import CheckpointError
-from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import STEERING_FEATURES, steering_weights
+from rlpto.policies.index_weights import STEERING_FEATURES, IndexWeights
 from tests.agents.helpers import make_settings, make_setup, train_small
 
 POOR = IndexWeights(remaining=0.5, held=0.0, start=-2.0)
@@ -23,7 +22,7 @@ POOR = IndexWeights(remaining=0.5, held=0.0, start=-2.0)
 
 
 def poor_setup() -> EnvSetup:
-    return replace(make_setup((1, 2, 3, 4)), start=steering_weights(POOR.vector()))
+    return replace(make_setup((1, 2, 3, 4)), start=POOR.vector())
 
 
 def settings(generations: int) -> AgentSettings:

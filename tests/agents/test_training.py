@@ -9,15 +9,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.archive import CHECKPOINT, Archive, read_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO
-from rlpto.agents.trained import CHECKPOINT
 from rlpto.agents.training import starting_setup
 from rlpto.agents.validation import standing
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.io.errors import CheckpointError, TrainingError
-from rlpto.policies.steering import NO_PRICE
+from rlpto.policies.index_weights import NO_PRICE
 from tests.agents.helpers import IDENTITY, make_settings, make_setup, train_small
 
 

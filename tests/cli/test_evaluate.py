@@ -202,13 +202,13 @@ def test_a_trace_that_has_changed_does_not_mix_with_old_cells(rlpto) -> None:
 
 
 def test_weights_that_have_changed_do_not_mix_with_old_cells(rlpto) -> None:
-    from rlpto.policies.index_weights import IndexWeights, save_index_weights
+    from rlpto.policies.index_weights import IndexWeights, save_weights
 
-    save_index_weights(IndexWeights(), Path("w.yaml"))
+    save_weights(IndexWeights().vector(), Path("w.yaml"))
     arguments = ("evaluate", "exp.yaml", "--no-report", "-q", "--policies", "fifo,index:weights=w.yaml")
     assert rlpto(*arguments).code == 0
     assert rlpto(*arguments).code == 0
-    save_index_weights(IndexWeights(held=3.25), Path("w.yaml"))
+    save_weights(IndexWeights(held=3.25).vector(), Path("w.yaml"))
     rlpto(*arguments).assert_refused("w.yaml as it was before it changed", "--fresh")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.policies.index_weights import load_index_weights
+from rlpto.policies.index_weights import load_weights
 from rlpto.workloads.trace import read_trace
 
 pytestmark = pytest.mark.usefixtures("project")
@@ -168,7 +168,7 @@ def test_tuning_never_ends_worse_and_resumes(rlpto, project: Path) -> None:
     assert answer.code == 0, answer.err
     assert "w.yaml: better by" in answer.out
     assert "validation runs, which were not used" in answer.out
-    load_index_weights(project / "w.yaml")
+    load_weights(project / "w.yaml")
     first = json.loads((project / "w.checkpoint.json").read_text())
     assert first["best_cost"] <= 0.0
     assert rlpto(*TUNE, "--generations", 2, "--resume", "-q") == (0, "", "")

@@ -16,14 +16,13 @@ from rlpto.envs.settings import EnvSettings, EpisodeSettings
 from rlpto.envs.setup import EnvSetup
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import IndexWeights
-from rlpto.policies.steering import steering_weights
 from rlpto.simulator.settings import SimulatorSettings
 
 from ..builders import random_jobs, random_tables
 
 NODES = ClusterShape((Node(4), Node(4), Node(2)))
 TABLES = random_tables(1, 8, 20.0)
-START = steering_weights(IndexWeights().vector())
+START = IndexWeights().vector()
 SHORT = EpisodeSettings(min_hours=0.2, max_hours=0.8)
 WHOLE = EpisodeSettings(min_hours=1e6, max_hours=1e6, warm_start=0.0)
 """Episodes that go from the first job to the last."""

@@ -17,9 +17,11 @@ from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.measurements import read_measurements
 from rlpto.performance.profiles import builtin_profiles, load_file, profile_yaml
 from rlpto.performance.tables import JobType
-from rlpto.policies.index_weights import IndexWeights, load_index_weights, save_index_weights
-from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
+from rlpto.policies.index_weights import (
+    STEERING_FEATURES,
+    load_weights,
+    save_weights,
+)
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.describe import tables
 from rlpto.workloads.files import read_any
@@ -47,17 +49,9 @@ def test_config(draw: Draw, folder: Path) -> None:
 @fuzzed()
 def test_index_weights(draw: Draw, folder: Path) -> None:
     path = folder / "weights.yaml"
-    save_index_weights(IndexWeights(), path)
+    save_weights(np.zeros(len(STEERING_FEATURES)), path)
     path.write_bytes(draw(broken_yaml(path.read_text())))
-    load_index_weights(path)
-
-
-@fuzzed()
-def test_steering_weights(draw: Draw, folder: Path) -> None:
-    path = folder / "weights.yaml"
-    save_steering_weights(np.zeros(len(STEERING_FEATURES)), path)
-    path.write_bytes(draw(broken_yaml(path.read_text())))
-    assert np.isfinite(load_steering_weights(path)).all()
+    assert np.isfinite(load_weights(path)).all()
 
 
 @fuzzed()

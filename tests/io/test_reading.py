@@ -25,7 +25,7 @@ from rlpto.io.reading import MIB, check_finite, parse_array, read_json, read_tex
 from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import parse_value, read_yaml
 from rlpto.performance.profiles import load_file
-from rlpto.policies.steering_file import load_steering_weights
+from rlpto.policies.index_weights import load_weights
 from rlpto.workloads.calibration import load_calibration
 from rlpto.workloads.importers.registry import import_trace
 
@@ -124,7 +124,7 @@ YAML_BOMBS = {
 }
 
 
-@pytest.mark.parametrize("read", [load_config, load_file, load_steering_weights, load_calibration])
+@pytest.mark.parametrize("read", [load_config, load_file, load_weights, load_calibration])
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
 def test_every_reader_of_yaml_is_bounded(read: Callable[[Path], object], bomb: str, tmp_path: Path) -> None:
     text, reason = YAML_BOMBS[bomb]

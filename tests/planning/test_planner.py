@@ -28,9 +28,8 @@ from rlpto.planning.prediction import predict
 from rlpto.planning.rollout import Start
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.index import Index
+from rlpto.policies.index_weights import STEERING_FEATURES, save_weights
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import STEERING_FEATURES
-from rlpto.policies.steering_file import save_steering_weights
 from rlpto.policies.switching import SwitchingPolicy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.knowledge import Knowledge
@@ -125,7 +124,7 @@ def test_only_named_files_are_tried_beside_the_base_and_changes_of_the_plan(tmp_
     named = np.random.default_rng(3).normal(size=(3, len(STEERING_FEATURES)))
     files = [tmp_path / f"{i}.yaml" for i in range(len(named))]
     for weights, file in zip(named, files, strict=True):
-        save_steering_weights(weights, file)
+        save_weights(weights, file)
     jobs, tables, times = at_once(5), random_tables(5, 8, 13.0), SimulatorSettings()
     for candidates in ((), tuple(files)):
         planner = Noted(times, perturbations=2, candidates=candidates)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import CheckpointError
 from rlpto.policies.greedy import hull_steps
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     INDEX_FEATURES,
     IndexWeights,
-    load_index_weights,
-    save_index_weights,
 )
 from rlpto.policies.registry import make_policy
-from rlpto.policies.steering import SCORE_FACTS, fill_score_facts, steer, steering_weights, step_score
+from rlpto.policies.steering import SCORE_FACTS, fill_score_facts, steer, step_score
 
 from .builders import J, make_state, power
 
@@ -85,7 +80,7 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
     )  # fmt: skip
     jobs = state.jobs
     steps = hull_steps(jobs.speed, jobs.min_gpus, jobs.max_gpus)
-    steering = steering_weights(weights.vector())[None]
+    steering = weights.vector()[None]
     facts = np.zeros(len(jobs), SCORE_FACTS)
     fill_score_facts(state.time, state.capacity, jobs.records, steering, jobs.speed, facts)
     facts["class_start"] = 0.0
@@ -99,7 +94,7 @@ def test_score_is_the_weighted_sum_of_the_documented_features() -> None:
 
 def test_weights_may_differ_by_job() -> None:
     state = make_state([J(speed=power(0.5, 4)), J(speed=power(0.5, 4))], 4)
-    weights = steering_weights(np.tile(IndexWeights().vector(), (2, 1)))
+    weights = np.tile(IndexWeights().vector(), (2, 1))
 
     def steered(weights: FloatArray) -> list[int]:
         return list(steer(state.time, state.capacity, state.jobs.records, state.jobs.speed, weights))
@@ -112,54 +107,3 @@ def test_weights_may_differ_by_job() -> None:
 def test_fixed_jobs_start_whole_or_not_at_all() -> None:
     fixed = J(lowest=3, requested=3, highest=3)
     assert gpus([fixed, fixed], 5, gain=1.0) == [3, 0]
-
-
-def test_the_vector_is_in_the_order_of_the_features() -> None:
-    weights = IndexWeights(gain=0.5, held_remaining=-0.2)
-    assert dict(zip(INDEX_FEATURES, weights.vector(), strict=True)) == weights.model_dump()
-
-
-class TestFile:
-    def test_saved_weights_are_what_the_policy_loads(self, tmp_path: Path) -> None:
-        path = tmp_path / "new" / "index.yaml"
-        weights = IndexWeights(**(ZERO | {"remaining": 0.25}))
-        save_index_weights(weights, path)
-        assert load_index_weights(path) == weights
-        state = make_state([J(work=1e6, highest=8), J(work=10, highest=8)], 8)
-        assert list(make_policy({"name": "index", "weights": path})(state).gpus) == [8, 0]
-        assert [file.name for file in path.parent.iterdir()] == ["index.yaml"], "no temporary file is left"
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            (("gain: 1.0", "gain: high"), r"index.yaml:3: weights.gain: .*'high'"),
-            (("gain: 1.0", "gain: .nan"), r"index.yaml:3: weights.gain: "),
-            (("gain: 1.0", "gian: 1.0"), r"weights.gain: missing"),
-            (("gain: 1.0", "gain: 1.0\n  hold: 1.0"), r"index.yaml:4: weights.hold: .*did you mean held"),
-            (("weights 1", "tuning 1"), r"index.yaml: not a file of index weights"),
-            (("weights:", "wheels:"), r"index.yaml:2: unknown key wheels"),
-        ],
-    )
-    def test_broken_files_name_file_and_key(self, tmp_path: Path, change: tuple[str, str], message: str) -> None:
-        path = tmp_path / "index.yaml"
-        save_index_weights(IndexWeights(), path)
-        path.write_text(path.read_text().replace(*change))
-        with pytest.raises(CheckpointError, match=message):
-            load_index_weights(path)
-
-    def test_missing_and_foreign_files(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match=r"none.yaml.*expected index weights"):
-            load_index_weights(tmp_path / "none.yaml")
-        foreign = tmp_path / "model.zip"
-        foreign.write_bytes(b"PK\x03\x04\xff\xfe")
-        with pytest.raises(CheckpointError, match=r"model.zip"):
-            load_index_weights(foreign)
-        only = tmp_path / "only.yaml"
-        only.write_text("format: rlpto index weights 1\n")
-        with pytest.raises(CheckpointError, match=r"only.yaml: weights: expected"):
-            load_index_weights(only)
-
-    def test_nothing_is_written_where_writing_is_impossible(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(CheckpointError, match="cannot write"):
-            save_index_weights(IndexWeights(), tmp_path / "file" / "index.yaml")

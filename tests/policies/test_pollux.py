@@ -15,8 +15,7 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.performance.metrics import UtilityBand
-from rlpto.policies.pollux import most_gpus, restart_factor, speedups
-from rlpto.policies.pollux_nodes import desired_nodes, utility
+from rlpto.policies.pollux.policy import desired_nodes, most_gpus, restart_factor, speedups, utility
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
-from rlpto.policies.pollux_objective import power_mean
-from rlpto.policies.pollux_search import least_cost
+from rlpto.policies.pollux.objective import power_mean
+from rlpto.policies.pollux.search import least_cost
 
 # At the end: there is a ray.py in it.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import yaml
 
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import (
     INDEX_FEATURES,
-    SLOPE_FEATURES,
     IndexWeights,
-    load_index_weights,
-    save_index_weights,
 )
-from rlpto.policies.steering import (
-    FINISH_VALUE,
-    SCORE_FACTS,
-    STEERING_FEATURES,
-    fill_score_facts,
-    steer,
-    steering_weights,
-)
-from rlpto.policies.steering_file import load_steering_weights, save_steering_weights
+from rlpto.policies.steering import FINISH_VALUE, SCORE_FACTS, fill_score_facts, steer
 from tests.builders import job, make_cluster, make_tables
 
 CURVE = np.array([0.1, 0.7, 0.85, 0.89, 0.9])
@@ -54,7 +40,7 @@ def test_the_feature_is_the_log_of_what_the_module_says() -> None:
     state = state_of([0.0, 1.5, 3.5])
     facts, plain = np.zeros(3, SCORE_FACTS), np.zeros(3, SCORE_FACTS)
     for weights, out in ((ZERO | {"slope": 2.0, "slope_start": 0.5}, facts), (ZERO, plain)):
-        steering = steering_weights(IndexWeights(**weights).vector())[None]
+        steering = IndexWeights(**weights).vector()[None]
         fill_score_facts(0.0, 8, state.jobs.records, steering, state.jobs.speed, out)
     # Best stretches: the first epoch alone; the second; and for the last job its end.
     missing = (0.9 - np.interp([0.0, 1.5, 3.5], np.arange(5), CURVE)) / 0.8
@@ -67,22 +53,9 @@ def test_the_feature_is_the_log_of_what_the_module_says() -> None:
 def test_weights_of_zero_change_nothing() -> None:
     state, rng = state_of([0.0, 0.5, 1.5, 2.5, 3.5]), np.random.default_rng(0)
     for _ in range(20):
-        weights = steering_weights(rng.normal(size=len(INDEX_FEATURES)))
+        weights = IndexWeights(**dict(zip(INDEX_FEATURES, rng.normal(size=len(INDEX_FEATURES)), strict=True))).vector()
         weights[-2:] = 0.0
         blind = state.jobs.records.copy()
         blind["accuracy_ahead"] = blind["accuracy"] = np.nan
         decided = [steer(0.0, 8, view, state.jobs.speed, weights[None]) for view in (state.jobs.records, blind)]
         np.testing.assert_array_equal(*decided)
-
-
-def test_files_from_before_mean_zero(tmp_path: Path) -> None:
-    save_index_weights(IndexWeights(held=2.0), tmp_path / "index.yaml")
-    save_steering_weights(np.arange(1.0, len(STEERING_FEATURES) + 1), tmp_path / "steering.yaml")
-    for path in (tmp_path / "index.yaml", tmp_path / "steering.yaml"):
-        content = yaml.safe_load(path.read_text())
-        for name in SLOPE_FEATURES:
-            del content["weights"][name]
-        path.write_text(yaml.safe_dump(content))
-    assert load_index_weights(tmp_path / "index.yaml") == IndexWeights(held=2.0)
-    found = load_steering_weights(tmp_path / "steering.yaml")
-    assert found.tolist() == [*range(1, len(STEERING_FEATURES) - 1), 0.0, 0.0]

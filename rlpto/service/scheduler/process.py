@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
 from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
 from rlpto.service.scheduler.loop import Parts, SchedulerLoop
 from rlpto.service.scheduler.readying import Readying
-from rlpto.service.scheduler.session import Outside, open_session, session_files
+from rlpto.service.scheduler.session import Outside, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
@@ -78,16 +78,15 @@ def serve(settings: ServiceSettings) -> None:
     stop = Stop(settings.on_stop == "keep" and not local)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        store = stack.enter_context(closing(Store(settings.database, durable=False)))
+        database = stack.enter_context(SessionDatabase(settings.database))
         if local:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
         config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
         stack.enter_context(_signals(stop))
-        database = stack.enter_context(SessionDatabase(session_files(folder)))
         experiment = Experiment(config)
         readying = Readying(lambda spec: compile_ahead(experiment, [spec]), _quiet)
-        _make_ready(readying, settings, store)
+        _make_ready(readying, settings, database)
         outside = Outside(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
@@ -98,7 +97,7 @@ def serve(settings: ServiceSettings) -> None:
             address=settings.scheduler.address or "local",
             ready=readying,
         )
-        parts, loop = open_session(settings, config, store, database, outside)
+        parts, loop = open_session(settings, config, database, outside)
         _serve(parts, loop, stop)
     if local and not stop.keep:
         end_local_nodes(folder)
@@ -111,11 +110,10 @@ def _serve(parts: Parts, loop: SchedulerLoop, stop: Stop) -> None:
         loop.run(lambda: stop.asked)
     finally:
         parts.source.closed = True
-        if parts.lookahead is not None:
-            parts.lookahead.close()
+        if parts.predictor is not None:
+            parts.predictor.close()
         # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
         parts.cluster.close(keep=stop.keep)
-        parts.recorder.follower.follow()
 
 
 def _make(experiment: Experiment, spec: str) -> Policy:

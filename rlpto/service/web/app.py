@@ -15,10 +15,11 @@ from starlette.middleware import Middleware
 from rlpto import __version__
 from rlpto.service.settings import ServiceSettings
 from rlpto.service.web.errors import API, MEDIA_TYPE, ProblemBody, add_handlers
+from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits, RequestGuard
 from rlpto.service.web.routes import account, admin, cluster, jobs, operations, pages, stream
-from rlpto.service.web.state import DatabaseWriter, EventNotifier, Service
+from rlpto.service.web.state import EventNotifier, Service
 from rlpto.store.database import Store
 
 _PROBLEM: dict[str, Any] = {
@@ -65,7 +66,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     metrics = ServiceMetrics(store)
     notifier = EventNotifier(store)
     limits = RateLimits(settings.web.posts_per_second, settings.web.streams)
-    service = Service(settings, store, DatabaseWriter(settings.database), notifier, limits, metrics)
+    service = Service(settings, store, GroupCommit(settings.database), notifier, limits, metrics)
     app.state.service = service
     looking = asyncio.create_task(notifier.look())
     try:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
 from rlpto.service.settings import ServiceSettings
+from rlpto.service.web.group_commit import GroupCommit
 from rlpto.service.web.metrics import ServiceMetrics
 from rlpto.service.web.middleware import RateLimits
 from rlpto.store.database import Store
 from rlpto.store.events import last_event
 
-T = TypeVar("T")
 LOOK_INTERVAL_S = 0.1
 """Time between two looks for new events."""
 
@@ -58,33 +56,6 @@ class EventNotifier:
         self._new = asyncio.Event()
 
 
-class DatabaseWriter:
-    """One thread that writes durably: a transaction each, on disk when it is answered."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._thread = ThreadPoolExecutor(1, "database-writer")
-        self._store: Store | None = None
-
-    async def __call__(self, write: Callable[[Store], T]) -> T:
-        """Run `write` in a transaction; its result. Nothing is kept of one that raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, write)
-
-    def close(self) -> None:
-        """End the thread after what it still has to write."""
-        self._thread.submit(self._close)
-        self._thread.shutdown()
-
-    def _close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
-    def _run(self, write: Callable[[Store], T]) -> T:
-        self._store = self._store or Store(self._path)
-        with self._store.transaction():
-            return write(self._store)
-
-
 @dataclass(frozen=True)
 class Service:
     """Everything that routes need.
@@ -94,7 +65,7 @@ class Service:
 
     settings: ServiceSettings
     store: Store
-    commit: DatabaseWriter
+    commit: GroupCommit
     notifier: EventNotifier
     limits: RateLimits
     metrics: ServiceMetrics

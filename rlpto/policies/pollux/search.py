@@ -1,7 +1,7 @@
 """Pollux's objective optimised by exact dynamic programming and neighbourhood search, instead of a genetic search.
 
 The objective is a sum of costs of jobs (`pollux_objective`), which dynamic programming minimises exactly over the
-numbers of GPUs (`pollux_counts`); placing those numbers on nodes (`pollux_placing`) may fail, because GPUs are left
+numbers of GPUs (`counts.py`); placing those numbers on nodes (`placing.py`) may fail, because GPUs are left
 where they do not help, and rows that could stay are in the way. So a search follows: free the jobs on some nodes and
 some that wait, solve for them alone, place, and keep what is not worse.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.io.draws import uniform
-from rlpto.policies.pollux_counts import Counting, count_gpus, make_counting
-from rlpto.policies.pollux_objective import Costs, Rows, cost_of, empty_rows, tabulate
-from rlpto.policies.pollux_placing import Placed, copy_row, empty_placement, place, put, release
+from rlpto.policies.pollux.counts import Counting, count_gpus, make_counting
+from rlpto.policies.pollux.objective import Costs, Rows, cost_of, empty_rows, tabulate
+from rlpto.policies.pollux.placing import Placed, copy_row, empty_placement, place, put, release
 
 MOST_FREED_NODES = 4
 """Nodes whose jobs are freed in a step, at most."""

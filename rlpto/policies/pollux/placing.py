@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.io.arrays import BoolArray, IntArray
 from rlpto.io.compiled import kernel, njit
-from rlpto.policies.pollux_objective import MAX_NODES, Costs, Rows, empty_rows
+from rlpto.policies.pollux.objective import MAX_NODES, Costs, Rows, empty_rows
 
 
 class Placed(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 from rlpto.policies.greedy import heapify, replace_top, shrink_top
-from rlpto.policies.pollux_objective import Costs
+from rlpto.policies.pollux.objective import Costs
 
 FIX_FROM = 100_000
 """Additions of a dynamic programme (options x capacity) from which on options are fixed first."""

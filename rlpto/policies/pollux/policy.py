@@ -2,13 +2,14 @@
 
 Source: Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning", OSDI 2021,
 section 4.2, with the constants of its simulator; thresholds of utility from AdaptDL, the system it is part of.
-Adapted: the objective is optimised by dynamic programming and neighbourhood search (`pollux_search`) instead of a
+Adapted: the objective is optimised by dynamic programming and neighbourhood search (`search.py`) instead of a
 genetic search, which finds better allocations in a thousandth of the time. A job's own rescale delay stands where the
 original has 30 s for all. min_gpus of a job are given whole or not at all, and to begin with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 import numpy as np
@@ -21,8 +22,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ConfigError
 from rlpto.io.settings import Settings
 from rlpto.performance.metrics import METRIC_NAMES, METRICS, UtilityBand
-from rlpto.policies.pollux_nodes import desired_nodes, utility
-from rlpto.policies.pollux_search import search
+from rlpto.policies.pollux.search import search
 
 
 class PolluxOptions(Settings):
@@ -166,3 +166,34 @@ def speedups_over_one(jobs: JobTable, placement: IntArray) -> FloatArray:
     alone = one[rows, least] / least
     pace = np.where((placement > 0).sum(axis=1) > 1, several[rows, gpus], one[rows, gpus])
     return np.where(alone > 0, pace / np.where(alone > 0, alone, 1.0), 0.0)
+
+
+def utility(speedup: FloatArray, gpus: int) -> float:
+    """Speed-up per GPU of the nodes in use: sum over jobs of speed-up / GPUs, weighted by their share of those nodes.
+
+    speedup: [n] of each job over one GPU, 0 without. gpus: of the nodes in use; those that idle count as lost.
+    """
+    return float(speedup.sum()) / gpus if gpus > 0 else 0.0
+
+
+def desired_nodes(utility_on: Callable[[int], float], nodes: int, band: UtilityBand, least: int = 1) -> int:
+    """Nodes to use, of least..nodes: all if utility is in the band there, else as brings it nearest the band's middle.
+
+    utility_on: utility with the best allocation on so many nodes. It falls with more of them, and is asked for log2 of
+    their number. Where even the least stays below the band, that is the answer. Never more with higher thresholds,
+    whatever utility_on returns. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
+    """
+    if utility_on(nodes) >= band.min_util or nodes <= least:
+        return nodes
+    middle = band.middle
+    enough, few = least - 1, nodes  # utility reaches the middle on `enough` nodes, not on `few`
+    above = below = 0.0
+    while few - enough > 1:
+        tried = (enough + few) // 2
+        reached = utility_on(tried)
+        if reached >= middle:
+            enough, above = tried, reached
+        else:
+            few, below = tried, reached
+    nearer = below >= band.min_util and middle - below < above - middle
+    return few if nearer or enough < least else enough

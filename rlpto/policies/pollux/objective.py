@@ -68,7 +68,7 @@ def empty_rows(jobs: int) -> Rows:
 def tabulate(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> Costs:
-    """The costs of all choices; arguments as in `rlpto.policies.pollux_search.search`."""
+    """The costs of all choices; arguments as in `rlpto.policies.pollux.search.search`."""
     n, top = len(speedup), speedup.shape[2] - 1
     reach = np.sort(size)[::-1][:MAX_NODES].sum()
     highest = np.minimum(np.minimum(most, reach), top)
