@@ -151,7 +151,8 @@ class KnowledgeSettings(Settings):
     """What policies are told about jobs."""
 
     mode: Literal["exact", "noisy", "online"] = "exact"
-    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so that
+    the epochs of a job are those it has done and an estimate of those it has left; online:
     what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
     fits: Literal["own", "shared"] = "own"
     """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
