@@ -48,7 +48,7 @@ NAMES = tuple(PARTS)
 STRONG = [place for place, name in enumerate(NAMES) if PARTS[name].strong]
 
 LABELS = (*NAMES, "mean of the strong members", "median of the members")
-"""What candidates are made of, in the order of the weights."""
+"""Names of the combination's sources, in the order of their weights."""
 
 RULES = CombinationRules()
 
@@ -63,7 +63,7 @@ class Members(NamedTuple):
 def run(state: CombinationState, values: FloatArray, members: Members, usual: float, learning: bool) -> Combined:
     """Go through N origins; without learning, nothing is remembered.
 
-    values: [N] count that each is the first to know. usual: mean count of the fitted series.
+    values: [N] newest count known at each origin. usual: mean count of the fitted series.
     """
     points, quantiles = members
     features = np.zeros((*quantiles.shape[:2], FEATURES))  # the first column is filled in by the combination
@@ -121,7 +121,7 @@ class HybridForecaster(Forecaster):
 
     @property
     def fallback(self) -> str:
-        """What parts did otherwise than planned when they were fitted, and why; empty if none did."""
+        """Deviations of the parts from their planned fit, and why; empty if there were none."""
         notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
         return "; ".join(f"{name}: {note}" for name, note in notes if note)
 
@@ -166,12 +166,12 @@ class HybridForecaster(Forecaster):
         return new_state(self.horizon, len(NAMES), STRONG, levels, self._variance, self._whole, RULES)
 
     def _warm_from(self, series: TimeSeries) -> int:
-        """The first origin from which weights learn: where the part begins that no member was trained on."""
+        """First origin from which weights learn: the start of the part that no member was trained on."""
         points, start = self._fitted
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 
     def _run(self, series: TimeSeries, members: Members) -> tuple[CombinationState, Combined]:
-        """What is learnt after the last of N origins of a series, and the combination at each, of horizon or more."""
+        """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more."""
         values = series.values[: len(members.points)]
         learnt = self._blank()
         warm = min(self._warm_from(series) - 1, len(values))
