@@ -21,7 +21,7 @@ _OTHER_EXAMPLES = ("service",)
 
 def example_config(name: str | Path) -> Path | None:
     """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
-    `pretrained/philly`. None if there is none."""
+    `pretrained/synthetic`. None if there is none."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None
@@ -52,9 +52,17 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     text = _VARIABLE.sub(_variable_value, str(value))
     folder = (info.context or {}).get("folder", Path())
     base = Path() if isinstance(value, TypedOnCommandLine | Path) else folder
-    path = os.path.normpath(base / Path(text).expanduser())
+    path = os.path.normpath(base / _expanded(text))
     example = example_config(text) if text.endswith(_EXAMPLE_ENDINGS) and not os.path.exists(path) else None
     return path if example is None else str(example)
+
+
+def _expanded(text: str) -> Path:
+    """The path with the home folder in place of `~` or `~user`. Raises ValueError where there is none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text}: no home folder of that user, expected a path") from None
 
 
 def _variable_value(match: re.Match[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,7 +16,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
 from rlpto.store.programs import get_program
 from rlpto.store.status import PreviewRow, previews
-from rlpto.store.users import User
+from rlpto.store.users import User, over_quota
 
 _USUAL_EPOCHS = 10.0
 
@@ -54,9 +53,9 @@ def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
         raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
-    quota = user.gpus_held or settings.quotas.gpus_held or math.inf
-    if body.min_gpus > quota:
-        raise Problem(403, "quota-exceeded", f"you may hold {quota:g} GPUs, the job needs {body.min_gpus} at least")
+    quota = user.gpus_held or settings.quotas.gpus_held
+    if over_quota(body.gpus, quota):
+        raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
     return NewJob(
         owner=user.name,
         name=body.name or body.program,

@@ -72,13 +72,19 @@ class Allocations:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag."""
+    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag.
+
+    preparing: policy that was asked for and is being imported and compiled, which may take minutes, since
+    preparing_since [s]; null: none.
+    """
 
     policy: str | None
     number: int
     since: float | None
     by: str
     reason: str
+    preparing: str | None = None
+    preparing_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,9 @@ def policy_answer(service: Service) -> PolicyAnswer:
     found = requests.switch_in_force(service.store)
     if found is None:
         return PolicyAnswer(None, 0, None, "", "")
-    return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason)
+    asked = next((one for one in requests.open_requests(service.store) if one.kind == "policy"), None)
+    preparing = (None, None) if asked is None else (str(asked.body["policy"]), asked.at)
+    return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason, *preparing)
 
 
 @router.put("/policy")
