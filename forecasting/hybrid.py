@@ -54,7 +54,7 @@ CORRECTED_WEIGHT = 0.5
 """Starting weights relative to that of a strong part."""
 
 LABELS = (*NAMES, *(f"{NAMES[place]}, corrected" for place in STRONG), "regression on all")
-"""[E] experts in the order of the weights."""
+"""[E] names of the experts, in the order of their weights."""
 
 RULES = CombinationRules()
 CRITERIA = Criteria()
@@ -85,7 +85,7 @@ class Learnt(NamedTuple):
     def combine(self, values: FloatArray, members: Members, usual: float, learning: bool) -> Combined:
         """Go through N origins; without learning, nothing is remembered.
 
-        values: [N] count that each is the first to know. usual: mean count of the fitted series.
+        values: [N] newest count known at each origin. usual: mean count of the fitted series.
         """
         points, quantiles = members
         features = np.zeros((*quantiles.shape[:2], FEATURES))  # the first column is the pool's to fill in
@@ -146,7 +146,7 @@ class HybridForecaster(Forecaster):
 
     @property
     def fallback(self) -> str:
-        """What parts did otherwise than planned when they were fitted, and why; empty if none did."""
+        """Deviations of the parts from their planned fit, and why; empty if there were none."""
         notes = ((name, getattr(part, "fallback", "")) for name, part in self._members.items())
         return "; ".join(f"{name}: {note}" for name, note in notes if note)
 
@@ -193,7 +193,7 @@ class HybridForecaster(Forecaster):
         return Learnt(pool, new_decision(self.horizon, len(NAMES), self._whole, CRITERIA))
 
     def _warm_from(self, series: TimeSeries) -> int:
-        """The first origin from which weights learn: where the part begins that no member was trained on."""
+        """First origin from which weights learn: the start of the part that no member was trained on."""
         points, start = self._fitted
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 

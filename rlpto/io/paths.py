@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
 """Experiment files, tuned weights and trained agents that come with RLPTO, in a checkout as when installed."""
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
 _OTHER_EXAMPLES = ("service",)
-"""Files beside the experiments that are none: settings of the job service."""
+"""Files in the folder of experiments that are no experiments: settings of the job service."""
 
 
 def example_config(name: str | Path) -> Path | None:
@@ -37,7 +37,7 @@ def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
 
 
 class TypedOnCommandLine(str):
-    """Text given with --set: a path in it is relative to the working directory, not to the file."""
+    """Text of --set: a path in it is relative to the working directory, not to the file."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""From what a user asks for to a job in the database: the catalogue, roles and quotas decide."""
+"""Turns a user's submission into a job in the database, under the catalogue, roles and quotas."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
 
 
 def digest_of(body: JobBody) -> str:
-    """By which a repeated submission is known to be the same."""
+    """Digest that identifies a repeated submission."""
     return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def submit(
     store: Store, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
 ) -> tuple[JobRow, bool]:
-    """Write a job; whether it is new: the same key and body give the job there already is.
+    """Write a job, and return whether it is new: the same key and body give the existing job.
 
     Raises Problem for a key that was used for another body, and for more jobs than the user may have.
     """
@@ -111,7 +111,7 @@ def submit(
 
 
 def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | None:
-    """A developer's class path. Raises Problem for anybody else's, and outside the allowed packages."""
+    """A developer's class path. Raises Problem for users of other roles, and outside the allowed packages."""
     if body.training is None:
         return None
     if user.role != "developer":
