@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CASES  := $(filter-out benchmarks/_% benchmarks/results.py benchmarks/systems.py,$(wildcard benchmarks/*.py))
+CASES  := $(filter-out benchmarks/_% benchmarks/results.py benchmarks/study.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help quickstart install dev serve test test-quick test-cluster lint bench results systems clean
 .DEFAULT_GOAL := help
@@ -48,8 +48,8 @@ results: $(VENV)/.installed  ## train agents, compare them with everything, writ
 	$(BIN)/python benchmarks/results.py
 	$(BIN)/python benchmarks/planning.py windows reward --write
 
-systems: $(VENV)/.installed  ## measure the published systems, write the tables of docs/systems (an hour; resumable)
-	$(BIN)/python benchmarks/systems.py
+systems: $(VENV)/.installed  ## measure the published systems and small studies, write their tables (an hour; resumable)
+	$(BIN)/python benchmarks/study.py
 
 clean:  ## remove .venv and all caches; runs/ and traces/ stay
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -20,8 +20,16 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
 from rlpto.io.reading import one_line, parse_json, read_arrays, read_entry
 
+CHECKPOINT = "rlpto checkpoint 1"
+"""Format of a checkpoint: an agent, and all that its training needs to go on."""
+AGENT = "rlpto agent 1"
+"""Format of an exported agent."""
+KINDS = (CHECKPOINT, AGENT)
 MANIFEST = "manifest.json"
 ARRAYS = "arrays/"
+NOT_TRAINED = "start, not trained"
+"""Said of an agent whose action head is all zeros: it acts as the heuristic it starts from, in every state."""
+TRAINED = "trained"
 ENTRY_TIME = (1980, 1, 1, 0, 0, 0)
 """Time stamp of every entry: the same content gives the same bytes."""
 
@@ -37,6 +45,17 @@ class Archive:
         """The arrays called `name`/..., by the rest of their names."""
         start = f"{name}/"
         return {key.removeprefix(start): array for key, array in self.arrays.items() if key.startswith(start)}
+
+    @property
+    def state(self) -> str:
+        """TRAINED or NOT_TRAINED, by the weights of the action head."""
+        return state_of(self.arrays)
+
+
+def state_of(arrays: Mapping[str, AnyArray]) -> str:
+    """TRAINED, or NOT_TRAINED where the network's last layer is all zeros."""
+    head = [array for name, array in arrays.items() if name.startswith("policy/action_net.")]
+    return TRAINED if any(np.any(array) for array in head) else NOT_TRAINED
 
 
 def write_archive(path: Path, manifest: Mapping[str, Any], arrays: Mapping[str, AnyArray], what: str) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from rlpto import __version__
-from rlpto.agents.archive import Archive, read_archive, write_archive
+from rlpto.agents import compat
+from rlpto.agents.archive import AGENT, CHECKPOINT, Archive, read_archive, state_of, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import AGENT, CHECKPOINT, agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
+from rlpto.agents.trained import agent_manifest, agent_of, check_meaning, load_weights, weight_arrays
 from rlpto.envs.cluster_env import LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
@@ -50,6 +51,12 @@ class Notes:
     best: float | None = None
     history: tuple[Mapping[str, float], ...] = ()
 
+    @property
+    def best_steps(self) -> int | None:
+        """Steps after which the best validation reward was found first; None before an evaluation."""
+        found = (int(row["steps"]) for row in self.history if row["reward_per_job"] == self.best)
+        return next(found, None)
+
 
 def save_checkpoint(
     path: Path, model: TimedPPO, setup: EnvSetup | LiveSetup, settings: AgentSettings, identity: Identity, notes: Notes
@@ -58,13 +65,14 @@ def save_checkpoint(
 
     Raises CheckpointError if that is not possible; what stood at `path` is then unchanged.
     """
-    env_state = _environment(model).get_state()
+    env_state, weights = _environment(model).get_state(), weight_arrays(_network(model))
     optimizer = model.policy.optimizer.state_dict()
     numpy_name, numpy_key, *numpy_rest = np.random.get_state(legacy=True)
     version, python_state, gauss = random.getstate()
     manifest = {
         "format": CHECKPOINT,
         **agent_manifest(setup, settings),
+        "state": state_of(weights),
         "digest": identity.digest,
         "seed": identity.seed,
         "provenance": dict(identity.provenance),
@@ -72,7 +80,7 @@ def save_checkpoint(
         "best": notes.best,
         "history": [{key: _plain(value) for key, value in row.items()} for row in notes.history],
         "learner": {
-            "updates": model._n_updates,
+            "updates": compat.updates(model),
             "episodes": list(model.ep_info_buffer or ()),
             "optimizer": optimizer["param_groups"],
         },
@@ -83,14 +91,14 @@ def save_checkpoint(
         },
     }
     arrays = {
-        **weight_arrays(_network(model)),
+        **weights,
         **{
             f"optimizer/{index}/{name}": value.detach().cpu().numpy()
             for index, values in optimizer["state"].items()
             for name, value in values.items()
         },
         **{f"environments/{name}": array for name, array in env_state.items()},
-        "episode_starts": np.asarray(model._last_episode_starts),
+        "episode_starts": compat.episode_starts(model),
         "random/torch": torch.get_rng_state().numpy(),
         **{f"random/cuda/{i}": state.numpy() for i, state in enumerate(_cuda_states(model))},
         "random/numpy": np.asarray(numpy_key),
@@ -121,10 +129,11 @@ def read_checkpoint(path: Path, identity: Identity) -> Archive:
     return archive
 
 
-def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
+def restore(model: TimedPPO, archive: Archive, path: Path, *, new_episode: bool = False) -> Notes:
     """Put a new learner of the same training where the checkpoint was made, random numbers included.
 
-    Raises CheckpointError if the file lacks something.
+    new_episode: its environments begin new episodes, as those over a real cluster do. Raises CheckpointError if the
+    file lacks something.
     """
     load_weights(_network(model), archive, path)
     try:
@@ -133,10 +142,9 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
             {"state": _optimizer_state(archive), "param_groups": [_group(group) for group in learner["optimizer"]]}
         )
         model.num_timesteps = int(archive.manifest["steps"])
-        model._n_updates = int(learner["updates"])
         environments = archive.group("environments") | {"rngs": states["environments"]}
-        model._last_obs = _environment(model).set_state(environments)
-        model._last_episode_starts = archive.arrays["episode_starts"]
+        observation, starts = _environment(model).set_state(environments), archive.arrays["episode_starts"]
+        compat.restore(model, int(learner["updates"]), observation, np.ones_like(starts) if new_episode else starts)
         if model.ep_info_buffer is not None:
             model.ep_info_buffer.extend(learner["episodes"])
         numpy_name, *numpy_rest = states["numpy"]
@@ -153,15 +161,20 @@ def restore(model: TimedPPO, archive: Archive, path: Path) -> Notes:
         raise CheckpointError(f"{path}: incomplete ({error}), expected a checkpoint of `rlpto train`") from None
 
 
-def export_agent(checkpoint: Path, out: Path) -> int:
+def export_agent(checkpoint: Path, out: Path) -> tuple[int, str]:
     """Write the agent of a checkpoint to a file of its own, without what only training needs.
 
-    Returns its size in bytes. Raises CheckpointError if the checkpoint cannot be used, or the agent is too large.
+    Returns its size in bytes, and whether it is trained (`rlpto.agents.archive.Archive.state`). Raises CheckpointError
+    if the checkpoint cannot be used, or the agent is too large.
     """
     archive = read_archive(checkpoint, (CHECKPOINT, AGENT))
     agent_of(archive, checkpoint)  # refuses what could not be used later
     kept = ("rlpto", "meaning", "env", "network", "smooth_noise", "start", "seed", "steps", "best", "provenance")
-    manifest = {"format": AGENT, **{key: archive.manifest[key] for key in kept if key in archive.manifest}}
+    manifest = {
+        "format": AGENT,
+        "state": archive.state,
+        **{key: archive.manifest[key] for key in kept if key in archive.manifest},
+    }
     weights = {f"policy/{name}": array for name, array in archive.group("policy").items()}
     size = sum(array.nbytes for array in weights.values())
     if size > LARGEST_EXPORT_BYTES:
@@ -170,7 +183,7 @@ def export_agent(checkpoint: Path, out: Path) -> int:
             "a smaller agent.network.width"
         )
     write_archive(out, manifest, weights, "the agent")
-    return out.stat().st_size
+    return out.stat().st_size, archive.state
 
 
 def _network(model: TimedPPO) -> JobSetPolicy:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents import compat
+from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.checkpoint import Identity, read_checkpoint, restore
 from rlpto.agents.logs import EpisodeTerms
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import LAST, AgentSettings, NetworkSettings
-from rlpto.agents.trained import KINDS, TrainedAgent, agent_of, load_weights
-from rlpto.agents.training import Outcome, Status, Training, check_device
+from rlpto.agents.trained import TrainedAgent, agent_of, load_weights
+from rlpto.agents.training import Status, Training, TrainingResult, check_device
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.settings import EnvSettings
@@ -82,7 +82,7 @@ def fine_tune(
     texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Let an agent go on learning on the clusters of `setup`, for `settings.steps` decisions (`rlpto.agents.training`).
 
     setup, settings: as `starting_agent` makes them. interval: seconds between regular decisions. resume: from the last
@@ -103,15 +103,11 @@ def fine_tune(
     run = Training(setup, settings, folder, identity, model, terms, None, on_progress)
     if archive is None:
         run.tell("starting")
-        total, callback = model._setup_learn(settings.steps, [terms, Stop(stop or _never)])
+        total, callback = compat.begin_learning(model, settings.steps, [terms, Stop(stop or _never)])
     else:
         # Its first observation comes with the checkpoint: a second reset would begin a second episode.
-        run.notes = restore(model, archive, folder / LAST)
-        model._last_episode_starts = np.ones(1, dtype=np.bool_)
-        model._num_timesteps_at_start = model.num_timesteps
-        total, callback = model._setup_learn(
-            settings.steps - model.num_timesteps, [terms, Stop(stop or _never)], reset_num_timesteps=False
-        )
+        run.notes = restore(model, archive, folder / LAST, new_episode=True)
+        total, callback = compat.resume_learning(model, settings.steps, [terms, Stop(stop or _never)])
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None, save_each_update=True)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Figure as LoggedFigure
-from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
-from torch.utils.tensorboard.writer import SummaryWriter
+from stable_baselines3.common.logger import HParam, Logger
 
+from rlpto.agents.compat import EventWriter
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.records import RunRecord
 from rlpto.core.rewards import REWARD_PARTS
@@ -27,14 +27,6 @@ HISTORY = "validation.csv"
 """Table of a run's evaluations on validation windows."""
 STAGES = 4
 """Stages of a job's convergence, by the share of its accuracy gain that is reached."""
-
-
-class EventWriter(TensorBoardOutputFormat):
-    """TensorBoard events; where a training is resumed, what was written after its checkpoint is hidden."""
-
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.writer = SummaryWriter(log_dir=str(folder), purge_step=steps + 1 if steps else None)
-        self._is_closed = False
 
 
 def make_logger(folder: Path, steps: int) -> Logger:

@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from rlpto.agents.archive import KINDS, NOT_TRAINED, read_archive
 from rlpto.agents.settings import BEST, LAST
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.envs.actions import action_weights
 from rlpto.envs.observation import Observation, observe
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import AnyArray
-from rlpto.io.errors import ConfigError, PolicyError
+from rlpto.io.errors import ConfigError, PolicyError, RlptoError
 from rlpto.io.files import file_there
 from rlpto.io.paths import example_config, example_names
 from rlpto.io.settings import Settings
 from rlpto.policies.index_weights import STEERING_FEATURES
+from rlpto.policies.spec import UNNAMED, PolicySpec, parse_spec
 from rlpto.policies.steering import steer
 
 if TYPE_CHECKING:
@@ -103,6 +105,35 @@ class Pretrained(Agent):
 
     def __init__(self, options: PretrainedOptions) -> None:
         super().__init__(AgentOptions(file=pretrained_file(options.agent), max_jobs=options.max_jobs))
+
+
+def shown_label(spec: str) -> str:
+    """What the policy of a spec is called in tables: its label, which says so where an agent is not trained.
+
+    An agent whose file is gone or cannot be read any more keeps its plain label.
+    """
+    parsed = parse_spec(spec)
+    return f"{parsed.label} ({NOT_TRAINED})" if any(map(_not_trained, _alone(parsed))) else parsed.label
+
+
+def _alone(spec: PolicySpec) -> list[PolicySpec]:
+    """The policies of a spec, those that take over later included, each alone."""
+    return [spec.first, *(part for _, later in spec.later for part in _alone(later))]
+
+
+def _not_trained(spec: PolicySpec) -> bool:
+    """True for an agent whose file holds the heuristic it starts from."""
+    if spec.name not in ("agent", "pretrained"):
+        return False
+    options = {key: value for key, value in spec.options.items() if key != "label"}
+    try:
+        if spec.name == "agent":
+            file = agent_file(AgentOptions.model_validate(options))
+        else:
+            file = pretrained_file(str(options.get(UNNAMED, options.get(Pretrained.POSITIONAL))))
+        return read_archive(file, KINDS).state == NOT_TRAINED
+    except (RlptoError, ValidationError):
+        return False
 
 
 def agent_file(options: AgentOptions) -> Path:

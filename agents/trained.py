@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from rlpto import __version__
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.archive import KINDS, Archive, read_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings, NetworkSettings
 from rlpto.envs.actions import ACTION_FEATURES, LARGEST
@@ -27,11 +27,6 @@ from rlpto.io.errors import CheckpointError
 from rlpto.io.reading import check_finite
 from rlpto.policies.index_weights import STEERING_FEATURES
 
-CHECKPOINT = "rlpto checkpoint 1"
-"""Format of a checkpoint: an agent, and all that its training needs to go on."""
-AGENT = "rlpto agent 1"
-"""Format of an exported agent."""
-KINDS = (CHECKPOINT, AGENT)
 LARGEST_WEIGHT = 1e6
 """Of a network, either way; trained ones stay below a hundred."""
 WEIGHTS = "policy"
@@ -122,26 +117,14 @@ def load_agent(path: Path, max_jobs: int | None = None) -> TrainedAgent:
     return agent_of(read_archive(path, KINDS), path, max_jobs)
 
 
-def whole_weights(weights: FloatArray) -> FloatArray:
-    """Steering weights [..., STEERING_FEATURES] of a file, which may be from before the index looked at accuracy."""
-    if weights.ndim == 0 or weights.shape[-1] != len(ACTION_FEATURES):
-        return weights
-    lacking = len(STEERING_FEATURES) - len(ACTION_FEATURES)
-    return np.concatenate([weights, np.zeros((*weights.shape[:-1], lacking))], axis=-1)
-
-
 def agent_of(archive: Archive, path: Path, max_jobs: int | None = None) -> TrainedAgent:
     """The agent of a file that has been read. See `load_agent`."""
     manifest = archive.manifest
     check_meaning(path, manifest)
     try:
-        settings = dict(manifest["env"])
-        if settings.pop("action", "index") != "index":
-            raise ValueError("its action mode is no longer there: the last version with it is commit ce49f1b")
-        settings.pop("levels", None)  # of those modes
-        env = EnvSettings.model_validate(settings)
+        env = EnvSettings.model_validate(manifest["env"])
         network = NetworkSettings.model_validate(manifest["network"])
-        start = whole_weights(np.array(manifest["start"], dtype=np.float64))
+        start = np.array(manifest["start"], dtype=np.float64)
         smooth = bool(manifest["smooth_noise"])
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]

@@ -12,6 +12,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 
+from rlpto.agents import compat
 from rlpto.agents.checkpoint import Identity, Notes, read_checkpoint, restore, save_checkpoint
 from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
 from rlpto.agents.evolution import evolve, evolves
@@ -47,12 +48,17 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a training ended. finished: False if it was asked to stop. metrics: of the last evaluation."""
+class TrainingResult:
+    """How a training ended. finished: False if it was asked to stop. best: largest validation reward per job.
+
+    best_steps: steps after which it was reached; 0: the best checkpoint is the start, not trained.
+    metrics: of the last evaluation.
+    """
 
     steps: int
     finished: bool
     best: float | None
+    best_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -67,7 +73,7 @@ def train(
     texts: Mapping[str, str] | None = None,
     on_progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Outcome:
+) -> TrainingResult:
     """Train an agent on the workloads of `setup`; checkpoints, events and tables go to `folder`.
 
     resume: go on from `folder`'s last checkpoint, bit for bit as if the training had never stopped.
@@ -97,11 +103,11 @@ def train(
     model = TimedPPO.make(env, settings, setup.simulator.interval, identity.seed)
     terms = EpisodeTerms()
     model.set_logger(Logger(str(folder), []))  # without one, an empty folder is left among the system's temporary ones
-    total, callback = model._setup_learn(settings.steps, terms)
+    total, callback = compat.begin_learning(model, settings.steps, terms)
     run = Training(setup, settings, folder, identity, model, terms, evaluator, on_progress)
     if archive is not None:
         run.notes = restore(model, archive, folder / LAST)
-        model._num_timesteps_at_start = model.num_timesteps  # for the speed that is logged
+        compat.note_start(model)
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None)
 
 
@@ -138,7 +144,7 @@ def learn(model: TimedPPO, callback: BaseCallback, total: int, folder: Path) -> 
         raise
     if what := _not_finite(model):
         raise TrainingError(_stopped(model, what, folder))
-    model._update_current_progress_remaining(model.num_timesteps, total)
+    compat.set_progress(model, total)
     model.train()
     if what := _not_finite(model):
         raise TrainingError(_stopped(model, what, folder))
@@ -157,10 +163,9 @@ def _not_finite(model: TimedPPO) -> str | None:
     }.items():
         if not np.isfinite(array).all():
             return name
-    if isinstance(model._last_obs, dict):
-        for key, part in model._last_obs.items():
-            if not np.isfinite(part).all():
-                return f"observation {key}"
+    for key, part in compat.last_observation(model).items():
+        if not np.isfinite(part).all():
+            return f"observation {key}"
     loss = model.logger.name_to_value.get("train/loss", 0.0)
     if not np.isfinite(loss):
         return "loss"
@@ -211,7 +216,7 @@ class Training:
         *,
         begun: bool,
         save_each_update: bool = False,
-    ) -> Outcome:
+    ) -> TrainingResult:
         """Roll out and update until `total` steps, or until `stop` says so between two rollouts.
 
         texts: as for `train`. begun: it goes on from a checkpoint. A rollout that the callback ends is not learned
@@ -308,9 +313,10 @@ class Training:
         self.logger.dump(self.model.num_timesteps)
         self.tell("done")
 
-    def outcome(self, finished: bool) -> Outcome:
+    def outcome(self, finished: bool) -> TrainingResult:
         """What to tell the caller."""
-        return Outcome(self.model.num_timesteps, finished, self.notes.best, self._last_row())
+        notes = self.notes
+        return TrainingResult(self.model.num_timesteps, finished, notes.best, notes.best_steps, self._last_row())
 
     def _last_row(self) -> Mapping[str, float]:
         return self.notes.history[-1] if self.notes.history else {}

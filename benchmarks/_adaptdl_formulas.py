@@ -1,4 +1,4 @@
-"""AdaptDL's formulas and its rule for changing a batch (A6); part of `_systems_adaptdl.py`."""
+"""AdaptDL's formulas and its rule for changing a batch (A6); part of `_study_adaptdl.py`."""
 
 from __future__ import annotations
 

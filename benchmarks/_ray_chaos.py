@@ -9,9 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from _chaos_faults import Faults
-from _chaos_scheduler import Scheduler
-from _chaos_watcher import Watcher, free_gpus, query
+from _chaos import Faults, Scheduler, Watcher, free_gpus, query
 from _common import Check
 from _ray_job import cluster, experiment, load
 
@@ -86,7 +84,10 @@ def verdict(
 ) -> tuple[list[Check], dict[str, object]]:
     """What was promised, against what was seen."""
     jobs = query(scheduler.database, "SELECT id, state, step, recoveries, failure FROM jobs")
-    finished = Counter(row[0] for row in query(scheduler.database, "SELECT job FROM events WHERE kind = 'finished'"))
+    finished = Counter(
+        row[0]
+        for row in query(scheduler.database, "SELECT job FROM events WHERE json_extract(body, '$.what') = 'finished'")
+    )
     short = [row for row in jobs if row[1] != "finished" or row[2] != epochs * STEPS]
     free, total = settled_gpus()
     limit = INTERVAL + SLACK

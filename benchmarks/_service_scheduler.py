@@ -48,8 +48,8 @@ def scheduler_after_many_jobs(jobs: int = JOBS) -> dict[str, float]:
         insert_job(service.store, NewJob("ann", "a job", "tiny", 1.0), service.now())
         began = time.perf_counter()
         service.restart()
-        decided = service.parts.recorder.decisions
-        service.run(lambda: service.parts.recorder.decisions > decided)
+        decided = service.parts.status.decisions
+        service.run(lambda: service.parts.status.decisions > decided)
         restart = time.perf_counter() - began
         size = service.settings.database.stat().st_size / 1e6
         service.close()

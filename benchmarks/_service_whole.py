@@ -29,7 +29,7 @@ from tests.service.served import TINY, Served, served
 Found = tuple[list[Check], dict[str, object]]
 NODES, GPUS = 3, 2
 SWITCHED = ("fifo", "elastic_fifo", "round_robin", "agent", "fifo")
-AGENT = "pretrained:philly"
+AGENT = "pretrained:synthetic"
 """The agent that is switched to where no run is given."""
 COMPILED = ("pollux", "planner")
 SILENCE_S = 3.0
@@ -181,19 +181,19 @@ def _kill_while(started: Served, made: list[str]) -> Counter[str]:
 def _verdict(started: Served, made: list[str], kills: Counter[str], enough: int) -> list[Check]:
     """What the database says of all jobs. enough: of them are to have trained."""
     store = started.store
-    kept = {row["id"]: row for row in store.rows("SELECT id, name, state, started FROM jobs")}
+    kept = store.rows("SELECT id, name, state, started FROM jobs")
     starts = store.rows(
         "SELECT job, count(*) FROM events WHERE kind = 'job' AND json_extract(body, '$.state') = 'starting' "
         "GROUP BY job"
     )
-    states = Counter(row["state"] for row in kept.values())
-    lost = [row for row in kept.values() if row["state"] in ENDED and (row["started"] is None)]
-    names = Counter(row["name"] for row in kept.values())
+    states = Counter(state for _, _, state, _ in kept)
+    lost = [row for row in kept if row[2] in ENDED and row[3] is None]
+    names = Counter(name for _, name, _, _ in kept)
     return [
         Check("kills of the web process", kills["web"], "", WEB_KILLS, True),
         Check("kills of the scheduler process", kills["scheduler"], "", SCHEDULER_KILLS, True),
         Check("acknowledged jobs", len(made), "", SUBMISSIONS, True),
-        Check("acknowledged jobs that are lost", len(set(made) - kept.keys()), "", 0, False),
+        Check("acknowledged jobs that are lost", len(set(made) - {row[0] for row in kept}), "", 0, False),
         Check("jobs that were made twice", sum(names.values()) - len(names), "", 0, False),
         Check("jobs that were started more than once", sum(count > 1 for _, count in starts), "", 0, False),
         Check("jobs that are over without a start", len(lost), "", 0, False),

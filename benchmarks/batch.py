@@ -23,7 +23,7 @@ from rlpto.simulator.settings import SimulatorSettings
 BATCH = 64
 NODES = ClusterShape((Node(4),) * 16)
 COUNTED = 100_000
-LOOPS = 6.0
+LOOPS = 4.0
 """Calibration loops that so many decisions may take."""
 HOUR = 3600.0
 

@@ -29,8 +29,9 @@ LOOPS = 2.0
 """Calibration loops that nearly every decision may take."""
 SECONDS = 4.0
 """That each policy decides for, from the first decision on."""
-SMALLER = ("pollux",)
-"""Searches whose decisions are not meant for this size, measured elsewhere: pollux_objective.py. Only if named."""
+SMALLER = ("pollux", "sia")
+"""Searches that are not meant for this size: two decisions of sia take over a minute. Only if named; they are measured
+at their own sizes by pollux_objective.py and `study.py sia`."""
 
 
 def main() -> None:

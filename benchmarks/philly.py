@@ -20,7 +20,7 @@ from rlpto.experiments.experiment import Experiment
 from rlpto.simulator.cluster import SimulatedCluster
 
 POLICIES = ("fifo", "srtf", "las")
-LOOPS = 100.0
+LOOPS = 400.0
 """Calibration loops that a policy may take."""
 
 

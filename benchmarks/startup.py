@@ -10,7 +10,7 @@ from pathlib import Path
 
 import _common
 
-TIMES = 8.0
+TIMES = 5.0
 """What they may take, compared to a Python that imports parts of its standard library."""
 STANDARD = [sys.executable, "-c", "import argparse, asyncio, email, http.client, json, logging, sqlite3, unittest"]
 COMMANDS = {

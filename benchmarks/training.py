@@ -20,6 +20,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
 
+from rlpto.agents.compat import begin_learning
 from rlpto.agents.ppo import TimedPPO
 from rlpto.agents.settings import AgentSettings
 from rlpto.core.queues import QueueSettings
@@ -34,7 +35,7 @@ from rlpto.policies.index_weights import IndexWeights
 from rlpto.simulator.settings import SimulatorSettings
 
 COUNTED = 1000
-LOOPS = 3.0
+LOOPS = 7.0
 """Calibration loops that so many steps may take."""
 SHARE = 0.6
 WINDOW = 33.0
@@ -97,7 +98,7 @@ class Trainer:
     def __init__(self, env: Any, settings: AgentSettings) -> None:
         self._model = TimedPPO.make(env, settings, 60.0, 0)
         self._model.set_logger(configure(None, []))
-        _, self._callback = self._model._setup_learn(10**9, Nothing())
+        _, self._callback = begin_learning(self._model, 10**9, Nothing())
         self._timed = env.step_wait = Timed(env.step_wait)
 
     def step(self) -> Split:

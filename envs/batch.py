@@ -9,7 +9,7 @@ import numpy as np
 from rlpto.envs.actions import ACTION_FEATURES, action_weights
 from rlpto.envs.fleet import PARTS, Fleet, begin, build_fleet, observe_one, play, run_hold
 from rlpto.envs.observation import Observation, empty_observation
-from rlpto.envs.setup import EnvSetup, draw_episode, episode_rng
+from rlpto.envs.setup import MOST_ENVS, EnvSetup, check_integer, draw_episode, episode_rng
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.io.compiled import njit
 from rlpto.planning.compiled_loop import look_around
@@ -61,6 +61,7 @@ class EnvBatch:
         *,
         next_step: bool = False,
     ) -> None:
+        check_integer("num_envs", count, 1, MOST_ENVS)
         self.setup = setup
         self.count = count
         self.max_steps = max_steps
@@ -71,7 +72,7 @@ class EnvBatch:
         )
         self.weights = np.atleast_2d(setup.start)
         self.baseline = (
-            baseline_rollout(self.fleet, self.weights) if setup.settings.baseline == "shadow" else NO_BASELINE
+            baseline_rollout(self.fleet, self.weights) if setup.settings.baseline == "start_heuristic" else NO_BASELINE
         )
         self.observation = empty_observation(count, setup.settings.max_jobs, setup.settings.horizon)
         self.began = np.zeros(count)

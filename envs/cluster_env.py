@@ -63,7 +63,7 @@ class ClusterEnv(gymnasium.Env[Any, AnyArray]):
     to, the queue trims to capacity by class.
 
     Reward: accuracy gained minus the cost of time, resources and rescales (`rlpto.core.rewards`), minus, with
-    baseline `shadow`, what the baseline rollout earns in the same time; divided by `reward_scale`. `info` has
+    baseline `start_heuristic`, what the baseline rollout earns in the same time; divided by `reward_scale`. `info` has
     the terms as they are, by name, and `elapsed`, the seconds that the step took.
 
     Termination: all jobs have finished, or the simulator's time limit is reached. Truncation: the episode's

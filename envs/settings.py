@@ -42,9 +42,10 @@ class EnvSettings(Settings):
     """Intervals ahead that the forecast in an observation reaches."""
     hold: float = Field(0.0, ge=0)
     """Seconds for which an action stands: decisions in between repeat it; 0: an action for every decision."""
-    baseline: Literal["none", "shadow"] = "shadow"
-    """shadow: subtract from every reward what a baseline rollout, the start heuristic on the same window, earns in the
-    same time, which takes the workload's own ups and downs out of what is learned from; none: the plain reward."""
+    baseline: Literal["none", "start_heuristic"] = "start_heuristic"
+    """start_heuristic: subtract from every reward what a baseline rollout, the start heuristic on the same window,
+    earns in the same time, which takes the workload's own ups and downs out of what is learned from; none: the plain
+    reward."""
     reward_scale: float = Field(1.0, ge=1e-9)
     """The reward the agent learns from is divided by this; terms and results are not."""
     episode: EpisodeSettings = EpisodeSettings()

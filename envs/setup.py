@@ -17,11 +17,15 @@ from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, LIMIT
 from rlpto.envs.settings import EnvSettings
 from rlpto.io.arrays import FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED
 from rlpto.performance.tables import SpeedTables
 from rlpto.policies.index_weights import STEERING_FEATURES
 from rlpto.simulator.settings import SimulatorSettings
 
 HOUR = 3600.0
+MOST_ENVS = 10_000
+"""Environments that step together, at most."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,19 @@ def draw_episode(rng: Generator, setup: EnvSetup) -> Episode:
 
 
 def episode_rng(seed: int | None, slot: int = 0) -> Generator:
-    """Random numbers of the episodes of an environment; slot: of which, where several share a seed."""
+    """Random numbers of the episodes of an environment; slot: of which, where several share a seed.
+
+    Raises ConfigError for a seed that is none.
+    """
+    if seed is not None:
+        check_integer("seed", seed, 0, LARGEST_SEED)
     return np.random.default_rng(None if seed is None else [seed, slot])
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Raise ConfigError, naming the argument, unless it is an integer from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ConfigError(f"{name}: expected an integer, {low:,} to {high:,}, got {value!r}")
 
 
 def observation_space(settings: EnvSettings) -> spaces.Dict:

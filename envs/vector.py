@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 from rlpto.core.rewards import REWARD_PARTS
 from rlpto.envs.batch import EnvBatch, Steps
 from rlpto.envs.observation import Observation
-from rlpto.envs.setup import EnvSetup, action_space, episode_rng, observation_space
+from rlpto.envs.setup import EnvSetup, action_space, check_integer, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
+from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED
 
+MODES = (AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP)
 Observations = dict[str, NDArray[np.float32]]
 """The parts of `rlpto.envs.observation.Observation` by name, each with a leading axis [B]."""
 
@@ -42,9 +45,11 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
         max_episode_steps: int | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
     ) -> None:
+        if max_episode_steps is not None:
+            check_integer("max_episode_steps", max_episode_steps, 1, 10**9)
+        if autoreset_mode not in (*MODES, *(mode.value for mode in MODES)):
+            raise ConfigError(f"autoreset_mode: expected SameStep or NextStep, got {autoreset_mode!r}")
         mode = AutoresetMode(autoreset_mode)
-        if mode is AutoresetMode.DISABLED:
-            raise ValueError("autoreset_mode Disabled: expected SameStep or NextStep")
         self.metadata = {"autoreset_mode": mode, "render_modes": []}
         self.batch = EnvBatch(setup, num_envs, None, max_episode_steps, next_step=mode is AutoresetMode.NEXT_STEP)
         self.num_envs = num_envs
@@ -67,7 +72,8 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
     def _seed_each(self, seed: int | list[int | None] | None) -> None:
         """Begin the random numbers of every environment's episodes anew."""
         replay = self.batch.setup.settings.episode.replay
-        if isinstance(seed, int | np.integer):
+        if seed is not None and not isinstance(seed, list | tuple | np.ndarray):
+            check_integer("seed", seed, 0, LARGEST_SEED)
             seed = [int(seed) + b // replay for b in range(self.num_envs)]
         seeds = [None] * self.num_envs if seed is None else seed
         if len(seeds) != self.num_envs:

@@ -1,10 +1,8 @@
-"""Images: a residual network on generated ones of any size, and MNIST and CIFAR-10 where the user has the files."""
+"""Images: a residual network on generated ones of any size. For recorded ones give `ResNet` other inputs and labels."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -93,44 +91,6 @@ class GeneratedImages(ResNet):
         super().__init__(noise + signal * pictures[labels], labels, held_out, width, blocks, learning_rate)
 
 
-class Mnist(ResNet):
-    """MNIST, from files that torchvision once downloaded to `folder`; nothing is downloaded here."""
-
-    def __init__(self, folder: str, width: int = 16, blocks: int = 1, learning_rate: float = 0.05) -> None:
-        inputs, labels, held_out = recorded("MNIST", folder)
-        super().__init__(inputs, labels, held_out, width, blocks, learning_rate)
-
-
-class Cifar10(ResNet):
-    """CIFAR-10, from files that torchvision once downloaded to `folder`; nothing is downloaded here."""
-
-    def __init__(self, folder: str, width: int = 16, blocks: int = 3, learning_rate: float = 0.1) -> None:
-        inputs, labels, held_out = recorded("CIFAR10", folder)
-        super().__init__(inputs, labels, held_out, width, blocks, learning_rate)
-
-
 def norm(width: int) -> nn.Module:
     """Normalisation over groups of 8 channels."""
     return nn.GroupNorm(width // 8, width)
-
-
-def recorded(name: str, folder: str) -> tuple[Tensor, Tensor, int]:
-    """Images [n, channels, h, w] of mean 0 and variance 1, labels [n], and how many at the end are for validation.
-
-    Raises JobError if torchvision is not installed, or the folder does not hold the files.
-    """
-    try:
-        datasets = importlib.import_module("torchvision.datasets")
-    except ImportError:
-        raise JobError(f"{name} needs torchvision: install it, or take generated images") from None
-    if not Path(folder).is_dir():
-        raise JobError(f"{folder}: no such folder, expected one with {name} as torchvision keeps it")
-    dataset = getattr(datasets, name)
-    try:
-        parts = [dataset(folder, train=train, download=False) for train in (True, False)]
-    except RuntimeError as missing:
-        raise JobError(f"{folder}: no {name} there as torchvision keeps it: {missing}") from None
-    images = torch.cat([torch.as_tensor(part.data) for part in parts]).float()
-    images = images.unsqueeze(1) if images.dim() == 3 else images.permute(0, 3, 1, 2)
-    labels = torch.cat([torch.as_tensor(part.targets) for part in parts]).long()
-    return (images - images.mean()) / images.std(), labels, len(parts[1].targets)

@@ -1,6 +1,6 @@
 """ARIMA members: on raw counts, on log1p counts, and with the day and the week as Fourier terms.
 
-All are fitted on the newest FITTED_POINTS points; then their parameters stand, and new counts only
+All are fitted on the newest FITTED_POINTS points. After that their parameters are fixed, and new counts only
 run through the filter of `rlpto.forecasting.arma`.
 """
 
@@ -20,7 +20,7 @@ from rlpto.forecasting.storage import State
 from rlpto.io.arrays import FloatArray, IntArray
 
 FITTED_POINTS = 4000
-"""Points that orders and parameters are fitted on, the newest."""
+"""Orders and parameters are fitted on this many of the newest points."""
 
 LARGEST_LOG = 30.0
 """Forecasts in log1p end here, so that counts stay finite."""
@@ -30,16 +30,16 @@ WEEK_HARMONICS = (0, 1, 2, 3, 4, 6)
 """Numbers of harmonics of the day, and of the week, to choose from; the seventh of the week is the first of the day."""
 
 SEASONS_NEEDED = 2.0
-"""A period gets harmonics if the series covers it so many times."""
+"""A period gets harmonics if the series covers it at least this many times."""
 
 ALTERNATIONS = 3
-"""Harmonics and ARIMA orders are fitted in turn, so many times."""
+"""Rounds in which harmonics and ARIMA orders are fitted in turn."""
 
 
 class ArimaForecaster(Forecaster):
-    """An ARIMA on transformed counts; a new one says what transform, and how it is fitted.
+    """An ARIMA on transformed counts. A subclass defines the transform and how it is fitted.
 
-    fallback: what was done otherwise than planned when fitting, and why; empty if nothing was.
+    fallback: deviations from the planned fit, and why; empty if there were none.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ArimaForecaster(Forecaster):
         """Orders and parameters from the newest points of the fitted series."""
 
     def _transformed(self, series: TimeSeries) -> FloatArray:
-        """[T] what the ARIMA is of."""
+        """[T] the transformed values that the ARIMA models."""
         return np.log1p(series.values)
 
     def _counts(self, z: FloatArray, times: FloatArray) -> FloatArray:  # noqa: ARG002
@@ -91,7 +91,7 @@ class ArimaForecaster(Forecaster):
 
     def _restore(self, state: State) -> None:
         ar, ma = state.array("ar", (None,)), state.array("ma", (None,))
-        # Polynomials that are unstable, or of any length, could not have been fitted, and would run away.
+        # No fit gives polynomials that are unstable or too long, and their forecasts would diverge.
         if max(len(ar), len(ma)) > MAX_ORDER or not (is_stable(ar, -1.0) and is_stable(ma, 1.0)):
             raise ForecastError(f"coefficients {ar.tolist()} and {ma.tolist()}: expected at most {MAX_ORDER}, stable")
         mean = state.number("mean", -LARGEST_COUNT, LARGEST_COUNT)
@@ -170,7 +170,7 @@ class FourierArima(ArimaForecaster):
         return super()._counts(z + self._seasonal(times.ravel()).reshape(times.shape), times)
 
     def _seasonal(self, times: FloatArray) -> FloatArray:
-        """[T] what the calendar says, in log1p."""
+        """[T] the calendar's part of the series, in log1p."""
         seasonal: FloatArray = _design(times, *self._harmonics) @ self._coefficients
         return seasonal
 
@@ -199,7 +199,7 @@ def _design(times: FloatArray, daily: int, weekly: int) -> FloatArray:
 
 
 def _allowed_harmonics(series: TimeSeries) -> list[tuple[int, int]]:
-    """Pairs of numbers of harmonics that the series is long, and its step short, enough for."""
+    """Pairs of numbers of harmonics that the series is long enough for, and its step short enough."""
     span = len(series) * series.step
 
     def allowed(period: float, numbers: tuple[int, ...]) -> list[int]:

@@ -38,7 +38,7 @@ class Arima:
 
     @property
     def parameters(self) -> int:
-        """How many numbers were estimated, the variance included."""
+        """Number of estimated parameters, the variance included."""
         return len(self.ar) + len(self.ma) + (self.mean != 0) + 1
 
     @cached_property
@@ -61,7 +61,7 @@ class Arima:
 
     @cached_property
     def value_lags(self) -> FloatArray:
-        """Coefficients of past z in its next value, by lag; that of lag 0 counts for nothing."""
+        """Coefficients of past z in its next value, by lag; that of lag 0 is not used."""
         lags: FloatArray = -np.convolve(self.differencing, self.autoregression)
         return lags
 
@@ -76,7 +76,7 @@ class Arima:
         return self.mean * float(self.autoregression.sum())
 
     def rest(self, z: FloatArray) -> float:
-        """Where the series was before its start: at its mean if it has one, else at its first value."""
+        """Value assumed before the start of the series: its mean if it has one, else its first value."""
         return self.mean if self.difference == 0 else (float(z[0]) if len(z) else 0.0)
 
     def residuals(self, z: FloatArray) -> FloatArray:
@@ -91,7 +91,7 @@ class Arima:
 
 
 class Filter:
-    """Takes in a series in pieces, and forecasts from its end; pieces of any length give the same numbers."""
+    """Takes in a series in pieces and forecasts from its end. The numbers do not depend on the pieces' lengths."""
 
     def __init__(self, model: Arima) -> None:
         self.model = model

@@ -17,7 +17,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.files import whole_file
 
 TEST_SHARE = 0.2
-"""Share of the series, at its end, whose origins are scored if nothing else is said."""
+"""Default share of the series, at its end, whose origins are scored."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,14 @@ def backtest(
 ) -> Backtest:
     """Forecast a series from every `step_size`-th origin with fresh copies of the forecasters.
 
-    forecasters: by the name they get in tables; only their settings are used.
+    forecasters: by their name in tables; only their settings are used.
     y: [T] counts; plain numbers need `step`. covariates: [T, K], for those forecasters that use them.
-    start: first origin, in points; what is before it is what forecasters are fitted on. None: all but the last 20 %.
-    windows: at most so many origins, from the first on. None: as many as there are.
-    refit: fit again, on everything known, every so many origins. None: never, only filter.
+    start: first origin, in points; forecasters are fitted on the points before it. None: all but the last 20 %.
+    windows: most origins, counted from the first. None: all.
+    refit: number of origins after which to fit again on all that is known by then. None: never, only filter.
     on_done: called with the name of each forecaster that is done.
 
-    An origin scores the steps whose counts are in the series. Raises ForecastError.
+    Only steps whose counts are in the series are scored. Raises ForecastError.
     """
     series = as_series(y, step)
     first = len(series) - round(TEST_SHARE * len(series)) if start is None else start

@@ -39,16 +39,16 @@ SPREAD_LEVELS = np.concatenate([[0.005], np.arange(1, 100) / 100, [0.995]])
 """[L] levels at which the spread of past errors is kept."""
 
 SPREAD_HORIZON = 24
-"""Steps ahead for which errors are kept; those of later steps are taken to be like the last one's."""
+"""Steps ahead for which errors are kept; later steps are assumed to have the errors of the last one."""
 
 SPREAD_ORIGINS = 1000
-"""At most so many past forecasts tell how wide intervals are."""
+"""Most past forecasts from which the width of intervals is estimated."""
 
 LONGEST_HORIZON = 10_000
-"""Steps ahead that may be asked for."""
+"""Most steps ahead in one forecast."""
 
 MOST_FORECASTS = 50_000_000
-"""Origins times steps ahead that may be asked for at once."""
+"""Most origins times steps ahead in one call."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class Forecaster(ABC):
     `forecasts` gives the same numbers for many origins of a series at once. Origin t is the moment
     at which y[:t] is known: its forecasts are of y[t], y[t + 1] and so on. Nothing is fitted again.
 
-    A new method defines `kind`, `_points`, what it learns (`_fit`, `_state`, `_restore`), if its means and quantiles
-    are its own `_batch`, and where that is quicker than a batch of one, `_update` and `_predict`. Its constructor's
-    arguments are kept as attributes of the same names.
+    A subclass defines `kind`, `_points` and what it learns (`_fit`, `_state`, `_restore`). It also defines `_batch` if
+    it has means and quantiles of its own, and `_update` and `_predict` where these are quicker than a batch of one.
+    Its constructor's arguments are kept as attributes of the same names.
     """
 
     kind: ClassVar[str]
@@ -118,7 +118,7 @@ class Forecaster(ABC):
         """[N, H] point forecasts in counts, 0 or more, for N origins (1 to T), from what is before each only."""
 
     def _batch(self, series: TimeSeries, origins: IntArray, horizon: int, levels: FloatArray) -> Batch:
-        """Point forecasts, which are the means, too, and quantiles: errors of the fitted series around them."""
+        """Point forecasts, used as means too, and quantiles from the errors on the fitted series."""
         point = self._points(series, origins, horizon)
         return Batch(point, point, spread_quantiles(point, self._fitted_spread(), levels))
 
@@ -126,19 +126,19 @@ class Forecaster(ABC):
         """Learn from a series."""
 
     def _update(self, new: TimeSeries) -> None:  # noqa: B027
-        """Take in new counts; the history already ends with them."""
+        """Take in new counts, which are already at the end of the history."""
 
     def _predict(self, horizon: int, levels: FloatArray) -> Batch:
-        """What follows the history, as a batch of one."""
+        """Forecast what follows the history, as a batch of one."""
         series = self._observed()
         return self._batch(series, np.array([len(series)]), horizon, levels)
 
     def _state(self) -> State:
-        """What was learnt, without settings and history."""
+        """The learnt state, without settings and history."""
         return State()
 
     def _restore(self, state: State) -> None:  # noqa: B027
-        """Take over what `_state` gave; the history is already there. Raises ForecastError if that is broken."""
+        """Restore the result of `_state`; the history is already set. Raises ForecastError if it is broken."""
 
     def settings(self) -> dict[str, Any]:
         """Arguments of the constructor, as JSON values."""
@@ -153,12 +153,12 @@ class Forecaster(ABC):
         start: Any = None,
         gaps: Gaps = "refuse",
     ) -> Self:
-        """Learn from a series and remember it as the history; what was learnt before is forgotten.
+        """Learn from a series and keep it as the history; what was learnt before is dropped.
 
         y: [T] counts per interval: a pandas Series with a regular DatetimeIndex, a TimeSeries, or
             numbers together with their `step` (seconds or '10min') and, if known, their local `start`.
         covariates: [T, K] numbers known once their interval is over; the calendar is always there.
-        gaps: what becomes of NaN and of missing intervals: refuse, zero or previous.
+        gaps: how NaN and missing intervals are handled: refuse, zero or previous.
 
         Raises ForecastError if the series is broken or has fewer than MIN_POINTS points.
         """
@@ -180,7 +180,7 @@ class Forecaster(ABC):
         return self
 
     def take_in(self, new: TimeSeries) -> None:
-        """What `update` does with counts and covariates that are known to be sound."""
+        """`update` with counts and covariates that have been checked."""
         self._history = self._observed().followed(new.values, new.covariates)
         self._update(new)
 
@@ -215,10 +215,11 @@ class Forecaster(ABC):
     def moved(self, y: TimeSeries, updated: int = 0) -> Self:
         """Another forecaster that has learnt what this one has, with another series as its history.
 
-        y: of the fitted step, 1 point or more. updated: so many of its last points are given to the other one count
-        by count, as `update` does, which brings its state up to date; the others are only looked back on.
+        y: of the fitted step, 1 point or more. updated: number of last points that are passed to the new forecaster
+        one by one, as by `update`, to bring its state up to date; earlier points are only its history.
 
-        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than that.
+        Raises ForecastError if nothing was fitted, or the series is broken, of another step, or no longer than
+        `updated`.
         """
         history = self._observed()
         if history.covariates is not None:
@@ -234,7 +235,7 @@ class Forecaster(ABC):
         return other.update(series.values[len(head) :]) if updated else other
 
     def _look_back_on(self, history: TimeSeries) -> None:
-        """Take another history, of the same step, in place of the one that was learnt from."""
+        """Replace the fitted history by another of the same step."""
         self._history = history
 
     def save(self, path: str | Path) -> None:
@@ -342,7 +343,7 @@ class Forecaster(ABC):
 
 
 def targets(values: FloatArray, origins: IntArray, horizon: int) -> FloatArray:
-    """[N, H] what came after each origin; NaN where the series ends before."""
+    """[N, H] counts after each origin; NaN past the end of the series."""
     padded: FloatArray = np.concatenate([values, np.full(horizon, np.nan)])
     following: FloatArray = padded[origins[:, None] + np.arange(horizon)]
     return following

@@ -10,7 +10,7 @@ class ForecastError(RlptoError, ValueError):
 
 
 def checked_integer(name: str, value: object, low: int, high: int) -> int:
-    """An integer within bounds, both included. Raises ForecastError."""
+    """Return an integer if it is within bounds, both included. Raises ForecastError."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) <= high:
         raise ForecastError(f"{name} {value!r}: expected an integer, {low} to {high}")
     return int(value)

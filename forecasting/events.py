@@ -20,7 +20,7 @@ EVENTS = "events.out.tfevents.*"
 def write_events(
     result: Backtest, best: str, folder: Path, weights: FloatArray | None = None, labels: Sequence[str] = ()
 ) -> None:
-    """Write TensorBoard events of a backtest into a folder, in place of those that are there.
+    """Write TensorBoard events of a backtest into a folder; existing ones are replaced.
 
     best: the forecaster that is drawn. weights: [N, E] of its E parts at the N origins, with their labels.
     Tags: `mae/NAME` [counts] by steps ahead; `score/FIGURE/NAME` of the mean over all steps; `forecast ahead A/...`

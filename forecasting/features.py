@@ -1,4 +1,4 @@
-"""What networks and trees see of a series: values relative to a recent level, lags, the calendar.
+"""Inputs of networks and trees: values relative to a recent level, lags, the calendar.
 
 Everything is a function of an origin t and of the log1p counts before it, x[:t]; step h of H has the target
 x[t + h]. Only the last `Layout.memory` values matter, so a forecaster fed value by value and one that computes all
@@ -15,19 +15,19 @@ from rlpto.forecasting.series import DAY, HOUR, WEEK, TimeSeries, calendar_featu
 from rlpto.io.arrays import FloatArray, IntArray
 
 DAILY_LAGS = 7
-"""Days whose same time of day is averaged to a profile."""
+"""Number of days that are averaged to a profile of the day."""
 
 LEVEL_HOURS = 3.0
-"""The recent level is a mean over so many hours."""
+"""Hours over which the recent level is averaged."""
 
 SHORT_LAGS = 12
-"""Newest values that are features of their own."""
+"""Number of newest values that are separate features."""
 
 RECENT, TARGETS, CALENDAR = SHORT_LAGS + 4, 5, 7
-"""Columns that describe an origin, a step ahead, and a time."""
+"""Numbers of columns that describe an origin, a step ahead, and a time."""
 
 VALIDATION = 0.15
-"""Share of a fitted series that stops the learning: 12 % of a series of which the last 20 % are not fitted."""
+"""Share of a fitted series held out for early stopping: 12 % of a whole series when its last 20 % are not fitted."""
 
 MOST_LEARNT = 1000
 """Most steps ahead that are learnt."""
@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def memory(self) -> int:
-        """Values before an origin that its features can depend on."""
+        """Number of values before an origin that its features can depend on."""
         return max(self.week, DAILY_LAGS * self.day, SHORT_LAGS, self.short) + 2 * self.smooth + 2
 
 
@@ -124,7 +124,7 @@ def _targets(layout: Layout, seen: _Seen, origins: IntArray, level: FloatArray, 
     profile = daily.copy()
     for days in range(1, DAILY_LAGS):
         profile += seen.around(target - back - days * layout.day, around, recent)
-    # Steps beyond those learnt are described like the last one that was, but at their own time.
+    # Steps beyond those learnt get the features of the last learnt step, but with their own time.
     distance = np.broadcast_to(np.minimum((ahead + 1) / layout.horizon, 1.0), recent.shape)
     relative = [lagged - recent for lagged in (daily, weekly, exact, profile / DAILY_LAGS)]
     return np.stack([*relative, distance], axis=2)

@@ -84,7 +84,7 @@ class GruForecaster(Forecaster):
         self._read = read[-1:]
 
     def _inputs(self, seen: Features) -> FloatArray:
-        """[N, inputs] what the recurrent part reads."""
+        """[N, inputs] inputs of the recurrent part."""
         return np.concatenate([seen.recent / self._scale, seen.calendar], axis=1)
 
     def _targets(self, seen: Features) -> FloatArray:
@@ -106,7 +106,7 @@ class GruForecaster(Forecaster):
         return self._decoded(read[origins - 1], describe(layout, series, origins, horizon))
 
     def log_quantiles_now(self, seen: Features) -> FloatArray:
-        """[1, H, Q] the same for the end of the history, of which `seen` are the features."""
+        """[1, H, Q] the same at the end of the history, from its features `seen`."""
         return self._decoded(self._read, seen)
 
     def _decoded(self, read: torch.Tensor, seen: Features) -> FloatArray:

@@ -8,7 +8,7 @@ from rlpto.forecasting.network import MEDIAN, QUANTILES
 from rlpto.io.arrays import FloatArray
 
 LEAST_SPREAD = 0.05
-"""Quantiles are told apart by at least this much in log1p: intervals are scaled by it and must be able to grow."""
+"""Least distance of quantiles from the median in log1p: intervals are scaled by it and must be able to grow."""
 
 MASSES = np.diff(np.concatenate([[0.0], (np.array(QUANTILES[1:]) + np.array(QUANTILES[:-1])) / 2, [1.0]]))
 """[Q] probability that each of the learnt quantiles stands for."""
@@ -38,7 +38,7 @@ def at_levels(log_quantiles: FloatArray, levels: FloatArray) -> FloatArray:
     right = np.clip(np.searchsorted(known, wanted), 1, len(known) - 1)
     share = (wanted - known[right - 1]) / (known[right] - known[right - 1])
     low, high = log_quantiles[..., right - 1], log_quantiles[..., right]
-    # The line may be long beyond the outermost levels, and must not turn back there.
+    # Beyond the outermost levels the line can reach far, so it must not decrease there.
     counts: FloatArray = np.expm1(np.clip(low + share * (high - low), 0.0, 50.0))
     return counts
 
@@ -47,3 +47,16 @@ def median(log_quantiles: FloatArray) -> FloatArray:
     """[...] the median in counts from [..., Q] quantiles in log1p."""
     counts: FloatArray = np.expm1(log_quantiles[..., MEDIAN])
     return counts
+
+
+def with_median(log_quantiles: FloatArray, log_point: FloatArray) -> FloatArray:
+    """[..., Q] quantiles in log1p with [...] another median, still ascending."""
+    found: FloatArray = np.concatenate(
+        [
+            np.minimum(log_quantiles[..., :MEDIAN], log_point[..., None]),
+            log_point[..., None],
+            np.maximum(log_quantiles[..., MEDIAN + 1 :], log_point[..., None]),
+        ],
+        axis=-1,
+    )
+    return found

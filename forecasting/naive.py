@@ -1,4 +1,4 @@
-"""The simple members: what came last, its average, its smoothed level, and what came a day or a week ago."""
+"""The simple members: last count, average, smoothed level, and the count of a day or a week ago."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Naive(Forecaster):
 
 
 class MovingAverage(Forecaster):
-    """The next counts are the mean of the last `hours` hours, or of what there is.
+    """The next counts are the mean of the last `hours` hours, or of the whole history if that is shorter.
 
     hours: length of the average [h], rounded to whole steps, at least one.
     """
@@ -118,7 +118,7 @@ def _repeated(values: FloatArray, horizon: int) -> FloatArray:
 
 
 def _levels(logs: FloatArray, alpha: float) -> FloatArray:
-    """[T] level after each value, the first of which is the first level."""
+    """[T] level after each value. The first value is the first level."""
     levels: FloatArray = lfilter([alpha], [1.0, alpha - 1], logs, zi=[(1 - alpha) * logs[0]])[0]
     return levels
 

@@ -52,14 +52,14 @@ class QuantileGRU(nn.Module):
         self.from_target = nn.Linear(targets, settings.hidden, bias=False)
         self.drop = nn.Dropout(settings.dropout)
         self.out = nn.Linear(settings.hidden, len(QUANTILES))
-        # The first forecast is the recent level with a spread of about one scale.
+        # The untrained network forecasts the recent level with a spread of about one scale.
         nn.init.normal_(self.out.weight, std=0.01)
         nn.init.zeros_(self.out.bias)
 
     def encode(self, inputs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """States [B, T, hidden + inputs] at each step of inputs [B, T, inputs], and the last one to go on from.
 
-        The newest inputs stand beside the recurrent state, so that the decoder need not learn to remember them.
+        The newest inputs are concatenated to the recurrent state, so the network need not learn to remember them.
         """
         states, last = self.cell(inputs, state)
         return torch.cat([states, inputs], dim=-1), last
@@ -116,7 +116,7 @@ def train(network: QuantileGRU, examples: Examples, validation: int, settings: G
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes in one thread: in networks as small as these, more wait for each other ten times as long."""
+    """Restrict torch to one thread: in networks this small, synchronising more threads takes ten times as long."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -22,16 +22,16 @@ SHORT_SERIES_POINTS = 100
 """A series with fewer points gets p and q of at most 1."""
 
 LIKELIHOOD_FITS = 3
-"""So many candidates, the best by regression, are fitted by maximum likelihood if nothing else is said."""
+"""Default number of candidates, the best by regression, that are fitted by maximum likelihood."""
 
 LIKELIHOOD_ITERATIONS = 60
-"""Of the maximum-likelihood fit; more count as no convergence."""
+"""Most iterations of the maximum-likelihood fit; a fit that needs more has not converged."""
 
 LARGEST_INVERSE_ROOT = 0.99
 """Largest inverse root: start values are at rest, and forgotten, within some hundred steps."""
 
 KPSS_CRITICAL = 0.463
-"""Of the test for a constant level, at 5 %."""
+"""Critical value of the test for a constant level, at 5 %."""
 
 CONSTANT_SPREAD = 1e-9
 """A series whose values spread less is constant."""
@@ -39,7 +39,7 @@ CONSTANT_SPREAD = 1e-9
 
 @dataclass(frozen=True)
 class Fit:
-    """An estimated model, and what had to be done otherwise than planned on the way to it, one line each."""
+    """An estimated model, and the deviations from the planned fit, one line each."""
 
     model: Arima
     fallbacks: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def fit_arima(z: FloatArray, difference: int, refined: int = LIKELIHOOD_FITS) ->
     1982) and ranked; the best are fitted by maximum likelihood in statsmodels, starting there. A fit
     that warns or fails leaves the candidate at its start, and is recorded.
 
-    refined: so many candidates are fitted by likelihood; with 0 the regressions are all.
+    refined: number of candidates fitted by likelihood; with 0, only the regressions are used.
     """
     w = np.diff(z, difference)
     mean = float(w.mean()) if difference == 0 else 0.0
@@ -131,7 +131,7 @@ def _regressed(w: FloatArray, p: int, q: int) -> tuple[tuple[float, ...], tuple[
 
 
 def _refined(start: Arima, z: FloatArray) -> Fit:
-    """Maximum likelihood from a start; the start itself, and why, where that goes wrong."""
+    """Maximum likelihood from a start. If it fails: the start itself, and the reason."""
     if not start.ar and not start.ma:
         return Fit(start)
     w = np.diff(z, start.difference) - start.mean
@@ -152,7 +152,7 @@ def _refined(start: Arima, z: FloatArray) -> Fit:
 
 
 def _best(fits: list[Fit], z: FloatArray) -> Fit:
-    """The fit with the least AICc, with everybody's fallbacks."""
+    """The fit with the least AICc, with the fallbacks of all fits."""
     chosen = min(fits, key=lambda fit: aicc(fit.model, z))
     return Fit(chosen.model, tuple(line for fit in fits for line in fit.fallbacks))
 

@@ -1,11 +1,11 @@
 """Joint sample paths of counts: several series over several steps, correlated as past forecast errors were.
 
-What a count may be is a negative binomial distribution whose mean is the forecast and whose variance exceeds that mean
-as past errors did. How counts hang together, over steps and between series, is taken from past origins as it stands:
-every past path becomes one of ranks, and a drawn path of ranks is turned into counts by the distributions of now
-(the Schaake shuffle, Clark et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability
-integral transform, Czado, Gneiting, Held, Biometrics 2009). So means are those of the forecast, whatever the past
-errors were, counts are whole and never below 0, and bursts last as long, and meet in as many series, as they used to.
+Each count has a negative binomial distribution. Its mean is the forecast, and its variance exceeds that mean as much
+as in past errors. The dependence between steps and between series comes from past origins: every past path is turned
+into ranks, and a sampled path of ranks is turned into counts by the current distributions (the Schaake shuffle, Clark
+et al., Journal of Hydrometeorology 2004; ranks of counts by the randomised probability integral transform, Czado,
+Gneiting, Held, Biometrics 2009). So means equal the forecast regardless of past errors, counts are whole and never
+below 0, and bursts last as long, and hit as many series at once, as in the past.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from scipy.special import betainc
 from rlpto.io.arrays import FloatArray, IntArray
 
 LEAST_ORIGINS = 20
-"""Past paths without which counts are drawn independently."""
+"""With fewer past paths, counts are drawn independently."""
 MOST_ORIGINS = 500
-"""Past paths that are remembered, the newest ones."""
+"""Number of newest past paths that are kept."""
 DISPERSION = (1e-6, 20.0)
 """Least and most of (variance - mean) / mean**2; the least is Poisson's."""
 LEAST_MEAN = 1e-12
-"""In place of nothing where it is divided by."""
+"""Used as a divisor in place of 0."""
 MOST_COUNT = 1e9
 """Of one step; the distributions are not inverted beyond."""
 
@@ -62,9 +62,9 @@ def sample_paths(
     """[F, H, K] whole counts: F = `paths` joint samples whose means are `mean` [H, K].
 
     past_mean, past_counts: [N, H, K] forecasts from past origins, and what came. With fewer than LEAST_ORIGINS of
-    them, counts are independent and Poisson. What past forecasts were wrong by on average does not count, for good or
-    ill. Origins are drawn systematically in order of how much came in all, which
-    gives each the same chance and spreads the paths over small and large ones.
+    them, counts are independent and Poisson. The average error of past forecasts has no influence. Origins are sampled
+    systematically in order of their total count, which gives each the same chance and spreads the paths over small and
+    large ones.
     """
     if len(past_mean) < LEAST_ORIGINS:
         return rng.poisson(mean, (paths, *mean.shape)).astype(np.int64)
@@ -78,7 +78,7 @@ def sample_paths(
 
 
 def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
-    """[K] by how much, in units of the squared mean, the variance of past counts [N, H, K] exceeds their means."""
+    """[K] excess of the variance of past counts [N, H, K] over their means, in units of the squared mean."""
     beyond = (np.square(counts - mean) - mean).sum(axis=(0, 1))
     squares = np.square(mean).sum(axis=(0, 1))
     found: FloatArray = np.clip(beyond / np.maximum(squares, LEAST_MEAN), *DISPERSION)
@@ -86,7 +86,7 @@ def dispersion(mean: FloatArray, counts: FloatArray) -> FloatArray:
 
 
 def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.random.Generator) -> IntArray:
-    """[N, H, K] rank, among the origins, of what came relative to what was forecast; ties are broken by chance."""
+    """[N, H, K] rank, among the origins, of counts relative to their forecasts; ties are broken at random."""
     excess = np.broadcast_to(excess, mean.shape)
     below, upto = _share(counts - 1, mean, excess), _share(counts, mean, excess)
     levels = below + rng.random(mean.shape) * (upto - below)
@@ -95,7 +95,7 @@ def _ranks(mean: FloatArray, counts: FloatArray, excess: FloatArray, rng: np.ran
 
 
 def _share(counts: FloatArray, mean: FloatArray, excess: FloatArray) -> FloatArray:
-    """Probability of at most so many: negative binomial of `mean` and variance mean + excess * mean**2."""
+    """Probability of at most `counts`: negative binomial with `mean` and variance mean + excess * mean**2."""
     size = 1 / excess
     found = np.array(betainc(size, np.maximum(counts, 0) + 1, size / (size + mean)), dtype=np.float64)
     found[counts < 0] = 0.0
@@ -103,7 +103,7 @@ def _share(counts: FloatArray, mean: FloatArray, excess: FloatArray) -> FloatArr
 
 
 def _quantile(levels: FloatArray, mean: FloatArray, excess: FloatArray) -> IntArray:
-    """The least whole counts that are not exceeded with probabilities `levels`, by bisection."""
+    """The least whole counts that are exceeded with probability 1 - `levels` or less, by bisection."""
     low: FloatArray = np.full(levels.shape, -1.0)
     high: FloatArray = np.ceil(mean + 4 * np.sqrt(mean * (1 + excess * mean)))
     while True:
@@ -114,6 +114,6 @@ def _quantile(levels: FloatArray, mean: FloatArray, excess: FloatArray) -> IntAr
     while (high - low > 1).any():
         middle = np.floor((low + high) / 2)
         enough = _share(middle, mean, excess) >= levels
-        # Where the two are neighbours, the middle is the lower one, which is known not to be enough.
+        # Where the two are neighbours, the middle is the lower one, which is too small.
         low[~enough], high[enough] = middle[~enough], middle[enough]
     return np.maximum(high, 0).astype(np.int64)

@@ -58,7 +58,7 @@ def errors_figure(result: Backtest) -> Figure:
 
 
 def weights_figure(result: Backtest, weights: FloatArray, labels: Sequence[str]) -> Figure:
-    """How much each part of a combination counts at every origin.
+    """The weight of each part of a combination at every origin.
 
     weights: [N, E], summing to 1 over E parts. labels: E names.
     """
@@ -67,7 +67,7 @@ def weights_figure(result: Backtest, weights: FloatArray, labels: Sequence[str])
     days = _days(result, result.origins)
     colours = [f"C{place % 10}" for place in range(len(labels))]
     for place, layer in enumerate(axes.stackplot(days, weights.T, labels=labels, colors=colours)):
-        # Beyond ten parts colours come again, and a pattern tells them apart.
+        # Beyond ten parts colours repeat, and a hatch distinguishes them.
         layer.set_hatch(("", "///", "...", "xx")[place // 10 % 4])
     axes.set(
         xlabel="days of the test part", ylabel="weight", ylim=(0, 1), xlim=(days[0], max(days[-1], days[0] + 1e-3))

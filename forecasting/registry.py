@@ -1,4 +1,4 @@
-"""Forecasters by name; a class is imported when it is asked for."""
+"""Forecasters by name; a class is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "season_168h": ("seasonal_naive", {"hours": 168.0}),
     **{kind: (kind, {}) for kind in ("arima_raw", "arima_log", "arima_fourier", "trees", "gru", "hybrid")},
 }
-"""Kind and settings of what people compare, by the name it gets in tables, simple ones first."""
+"""Kind and settings of the forecasters to compare, by their name in tables, simple ones first."""
 
 
 def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
@@ -48,7 +48,7 @@ def forecaster_class(kind: str, source: str = "") -> type[Forecaster]:
 
 
 def load(path: str | Path) -> Forecaster:
-    """Read a forecaster of whatever kind. Raises ForecastError if the file is broken or foreign."""
+    """Read a forecaster of any kind. Raises ForecastError if the file is broken or foreign."""
     kind, state = read_state(Path(path))
     return forecaster_class(kind, f"{path}: ").from_state(state, str(path))
 

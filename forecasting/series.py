@@ -1,4 +1,4 @@
-"""What is forecast: a count per interval, on a regular grid of local time."""
+"""Series to forecast: a count per interval, on a regular grid of local time."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 Values = Sequence[float] | AnyArray
 
 Gaps = Literal["refuse", "zero", "previous"]
-"""What a missing interval or NaN becomes: an error, no arrivals, or the value before it. None looks ahead."""
+"""Replacement of a missing interval or NaN: an error, no arrivals, or the previous value. None of them looks ahead."""
 
 HOUR, DAY = 3600.0, 86400.0
 WEEK = 7 * DAY
 MONDAY = 4 * DAY
-"""1970-01-05 0:00, a Monday: where a series starts that does not say when it does [s since 1970-01-01]."""
+"""1970-01-05 0:00, a Monday: default start of a series without times [s since 1970-01-01]."""
 
 MIN_POINTS = 10
 """Shortest series that can be fitted."""
 
 LARGEST_COUNT = 1e12
-"""Of an interval; squares of it can still be added up."""
+"""Largest count of an interval; sums of its square do not overflow."""
 
 MOST_POINTS = 10_000_000
-"""Of a series, gaps included: 190 years of ten minutes."""
+"""Most points of a series, gaps included: 190 years of ten minutes."""
 
 STEP_SECONDS = (1e-3, 366 * DAY)
 """Shortest and longest interval."""
 
 LATEST_SECONDS = 1e11
-"""Series lie within so many seconds of 1970-01-01, about 3,000 years."""
+"""Largest distance of a series from 1970-01-01 [s], about 3,000 years."""
 
 _GRID_TOLERANCE_STEPS = 1e-6
-"""Largest distance from the grid, in steps: only the rounding of seconds is forgiven."""
+"""Largest distance from the grid, in steps: only rounding of seconds is tolerated."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ def as_series(
     gaps: Gaps = "refuse",
     min_points: int = 1,
 ) -> TimeSeries:
-    """A checked series from whatever holds counts.
+    """A checked series from any supported holder of counts.
 
     y: a TimeSeries; a pandas Series with a DatetimeIndex on a regular grid (with a time zone, the
-        wall clock of its first timestamp counts on); or [T] numbers.
+        wall-clock time continues from its first timestamp); or [T] numbers.
     step: seconds, or text such as '10min'; needed for plain numbers, and for one dated value.
     start: local time of the first interval (anything pandas reads as a timestamp), for plain
         numbers only; a Monday 0:00 if not given.
-    gaps: what becomes of NaN and of missing intervals.
+    gaps: how NaN and missing intervals are handled.
 
     Raises ForecastError, naming the place, for values that are not finite or below 0, timestamps
     that are duplicate, out of order or off the grid, gaps that are refused, and too few points.
@@ -180,8 +180,8 @@ def as_series(
 
 
 def is_dated(y: Any) -> TypeGuard[TimeSeries | pd.Series[Any]]:
-    """Whether a series says when it starts, as plain numbers do not."""
-    # A list has an `index` too; only pandas has both. So pandas need not be imported to tell.
+    """Whether a series has times, unlike plain numbers."""
+    # A list has an `index` too; only pandas objects have both. This check needs no import of pandas.
     return isinstance(y, TimeSeries) or (hasattr(y, "index") and hasattr(y, "to_numpy"))
 
 
@@ -230,7 +230,7 @@ def _from_pandas(y: pd.Series[Any], step: float | str | None, gaps: Gaps) -> tup
         raise ForecastError(f"timestamp {stamps[int(np.argmax(distances < 0)) + 1]} out of order, expected ascending")
     if step is None and len(times) < 2:
         raise ForecastError("series of one timestamp: give its step in seconds, or as text such as '10min'")
-    # The lower median: a distance that occurs, and not that of a gap.
+    # The lower median is a distance that occurs, and not that of a gap.
     width = float(np.sort(distances)[(len(distances) - 1) // 2]) if step is None else seconds(step)
     places = (times - times[0]) / width
     if places[-1] >= MOST_POINTS:

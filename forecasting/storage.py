@@ -16,19 +16,19 @@ from rlpto.io.files import whole_file
 from rlpto.io.reading import parse_json, read_arrays
 
 FORMAT = "forecasting"
-VERSION = 6
+VERSION = 5
 _HEADER = "header"
 _EXPECTED = "a saved forecaster"
 
 Pattern = TypeVar("Pattern", bound=NamedTuple)
 
 LARGEST_NUMBER = 1e30
-"""Of an array, either way; more is nothing that was learnt."""
+"""Largest magnitude in an array; learnt values do not exceed it."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What a forecaster must know to go on: JSON values, and arrays by name (no `/` in a name)."""
+    """Saved state of a forecaster: JSON values, and arrays by name (no `/` in a name)."""
 
     values: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, AnyArray] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class State:
     def array(
         self, name: str, shape: tuple[int | None, ...], largest: float = LARGEST_NUMBER, dtype: npt.DTypeLike = float
     ) -> AnyArray:
-        """An array of finite numbers of a shape, of which None may be any. Raises ForecastError, naming it."""
+        """An array of finite numbers of a shape; None allows any length. Raises ForecastError, naming the array."""
         array = self.arrays[name]
         sized = len(array.shape) == len(shape) and all(
             wanted in (None, own) for own, wanted in zip(array.shape, shape, strict=True)
@@ -85,9 +85,9 @@ def write_state(path: Path, kind: str, state: State) -> None:
 
 
 def read_state(path: Path) -> tuple[str, State]:
-    """Kind and state from a file, of bounded size; whoever uses a value checks it.
+    """Kind and state from a file of bounded size. The caller checks each value.
 
-    Raises ForecastError if there is none, it is broken, not a forecaster's, or of another version.
+    Raises ForecastError if the file is missing, broken, not a forecaster's, or of another version.
     """
     arrays = read_arrays(path, _EXPECTED, ForecastError)
     header = arrays.pop(_HEADER, np.array(""))

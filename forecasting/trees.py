@@ -20,11 +20,11 @@ COLUMNS = 1 + RECENT + TARGETS + CALENDAR
 """Features without covariates: the level, and those of the origin, the target and its time."""
 
 DECIMALS = 6
-"""Features are rounded: those of one origin and of a whole series differ in their last bits, and a tree would tell
-such numbers apart."""
+"""Features are rounded to this many decimals: computed for one origin or for a whole series, they differ in their last
+bits, and a tree could split between such numbers."""
 
 LEAST_POINTS = 200
-"""Of a series with fewer, nothing is learnt."""
+"""A series with fewer points trains no trees."""
 
 LEAST_IN_LEAF = (20, 100)
 """Examples in a leaf of the trees for one step ahead, and of the others, whose examples come several an origin."""
@@ -33,7 +33,7 @@ MOST_TREES, LEAVES, LEARNING_RATE = 400, 15, 0.03
 """Trees of a group of steps, leaves of a tree, and the share of a tree's correction that is made."""
 
 STOP_TREES = 20
-"""Trees without a smaller error on what is held out before the growing stops."""
+"""Growing stops after this many trees without a smaller error on the held-out part."""
 
 Examples: TypeAlias = tuple[FloatArray, FloatArray]
 """[n, columns] and the [n] targets."""
@@ -74,7 +74,7 @@ class TreesForecaster(Forecaster):
     seed: of the choice of examples. horizon: steps ahead learnt; later steps are forecast like the last one, at their
     own time. rows: most examples to learn from, and a quarter of them to stop by.
 
-    fallback: why nothing was learnt, and the recent level is the forecast; empty if something was.
+    fallback: why no trees were trained, so that the recent level is the forecast; empty if trees were trained.
     """
 
     kind: ClassVar[str] = "trees"
@@ -102,7 +102,7 @@ class TreesForecaster(Forecaster):
         columns = _columns(seen, _newest(origins, series))
         held_out = len(series) - round(VALIDATION * len(series))
         ends = origins[:, None] + np.arange(self.horizon)
-        # Where the first values are one's only past, lags stand for nothing yet.
+        # At the first origins, lags reach back before the series and mean nothing yet.
         learnt = (ends < held_out) & (origins >= 2 * seen.recent.shape[1])[:, None]
         stopping = (origins >= held_out)[:, None] & (ends < len(series))
         rng = np.random.default_rng(self.seed)
@@ -132,7 +132,7 @@ class TreesForecaster(Forecaster):
             scoring="loss",
             random_state=self.seed,
         )
-        # The work is too small to gain from threads that wait for each other.
+        # The work is too small to gain from several threads.
         with threadpool_limits(limits=1, user_api="openmp"):
             model.fit(*examples, X_val=held_out[0], y_val=held_out[1])
         return forest_of(model, int(np.argmax(model.validation_score_)))
@@ -187,7 +187,7 @@ def forest_of(model: Any, trees: int) -> Forest:
 
 @njit(cache=True)
 def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
-    """[N] what the trees say of [N, features]."""
+    """[N] predictions of the trees for [N, features]."""
     said = np.full(len(columns), forest.base[0])
     for root in forest.roots:
         for row in range(len(columns)):
@@ -202,7 +202,7 @@ def add_up(forest: Forest, columns: FloatArray) -> FloatArray:
 
 
 def _restored(state: State, place: int, columns: int) -> Forest:
-    """One of the forests of a state, so sound that going through it ends. Raises ForecastError."""
+    """One of the forests of a state, checked so that walking it ends. Raises ForecastError."""
     count = len(state.arrays[f"feature.{place}"])
     sizes = {"base": 1, "roots": None} | dict.fromkeys(("feature", "threshold", "left", "right", "value"), count)
     found = Forest(
@@ -222,7 +222,7 @@ def _restored(state: State, place: int, columns: int) -> Forest:
 
 
 def _groups(horizon: int) -> list[slice]:
-    """Steps ahead that have trees together; later steps than were learnt belong to the last."""
+    """Groups of steps ahead that share trees; steps beyond those learnt belong to the last group."""
     return [slice(0, 1), slice(1, horizon)][: min(horizon, 2)]
 
 
@@ -232,7 +232,7 @@ def _newest(origins: IntArray, series: TimeSeries) -> FloatArray:
 
 
 def _columns(seen: Features, newest: FloatArray) -> FloatArray:
-    """[N, H, columns] what the trees see."""
+    """[N, H, columns] inputs of the trees."""
     steps = seen.targets.shape[1]
     shared = np.concatenate([seen.level[:, None], seen.recent, newest], axis=1)
     repeated = np.broadcast_to(shared[:, None], (len(shared), steps, shared.shape[1]))
@@ -240,7 +240,7 @@ def _columns(seen: Features, newest: FloatArray) -> FloatArray:
 
 
 def _drawn(columns: FloatArray, truth: FloatArray, chosen: BoolArray, most: int, rng: np.random.Generator) -> Examples:
-    """[n, columns] and [n] of the chosen origins and steps [N, H], at most so many of them, in their order."""
+    """[n, columns] and [n] of the chosen origins and steps [N, H], at most `most` of them, in their order."""
     places = np.flatnonzero(chosen)
     if len(places) > most:
         places = np.sort(rng.choice(places, most, replace=False))

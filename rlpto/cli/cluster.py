@@ -96,7 +96,7 @@ def _jobs() -> Iterator[Table | str]:
     from rich.table import Table
 
     from rlpto.ray_cluster.controllers import all_controllers
-    from rlpto.ray_cluster.scheduler.cluster_owner import schedulers
+    from rlpto.ray_cluster.scheduler.connection import schedulers
     from rlpto.ray_cluster.scheduler.job_progress import job_progress, newest_database
 
     controllers = len(all_controllers())

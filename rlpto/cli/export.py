@@ -21,8 +21,8 @@ def export(
     from rlpto.agents.policy import run_file
 
     checkpoint = run if file_there(run) else run_file(run)
-    size = export_agent(checkpoint, out)
-    make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint}; use it as agent:file={out}")
+    size, state = export_agent(checkpoint, out)
+    make_console(quiet).print(f"{out}: {size / 1000:.0f} kB from {checkpoint} ({state}); use it as agent:file={out}")
 
 
 VERB = Verb(export, EXPERIMENTS, "rlpto export runs/philly -o philly.zip")

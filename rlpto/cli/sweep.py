@@ -17,6 +17,7 @@ from rlpto.cli.common import (
     make_console,
     read_config,
 )
+from rlpto.cli.waiting import waiting
 from rlpto.io.interrupts import Interrupted
 
 
@@ -42,12 +43,15 @@ def sweep(
 
     Needs the extra `ray`. Every trial is a run of its own, and the sweep can be interrupted and resumed.
     """
-    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, begin_sweep, resume_sweep, run_sweep
+    from rlpto.experiments.parallel import workers
+    from rlpto.experiments.sweep import SPACE, TABLE, TRIALS, open_sweep, run_sweep
 
-    settled = read_config(config, set_)
-    folder = Path("runs") / f"{settled.name}-sweep" if run_dir is None else run_dir
-    wanted = resume_sweep(folder, space) if resume else begin_sweep(folder, config, set_ or (), space)
-    best, *others = run_sweep(folder, wanted, trials, jobs, settled.seed, resume=resume, progress=not quiet)
+    chosen = read_config(config, set_)
+    folder = Path("runs") / f"{chosen.name}-sweep" if run_dir is None else run_dir
+    with waiting(quiet) as on_wait:
+        wanted = open_sweep(folder, config, set_ or (), space, on_wait, resume=resume)
+        on_wait("starting Ray Tune")
+    best, *others = run_sweep(folder, wanted, trials, workers(jobs), chosen.seed, resume=resume, quiet=quiet)
     if 1 + len(others) < trials:
         raise Interrupted(
             f"{1 + len(others)} of {trials} trials are finished; add --resume to the same command to go on"

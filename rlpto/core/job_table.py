@@ -162,12 +162,12 @@ class JobTable:
         return self._tables.has_servers
 
     def columns(self) -> JobStore:
-        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as is told.
+        """A copy of the columns of these n jobs, as a store of their own, with as many epochs as are believed.
 
-        None of them stops early: that it will is known to nobody.
+        None of them stops early: that is not known before it happens.
         """
         columns = self.store.take(self.index)
-        if self._left is not None:
+        if self._left is not None or self._noise is not None:
             columns.epochs[:] = self.epochs
         columns.stop_epoch[:] = columns.epochs
         return columns
@@ -267,11 +267,14 @@ class JobTable:
         curves = (tables.accuracy, tables.accuracy_ahead)
         fill_estimates(jobs, tables.facts, *curves, tables.told_remaining, noise, view)
         if self._left is not None:
-            left, declared = self._left(self.index), view["epochs"] - view["progress"]
-            if tables.known_remaining is not None:  # in a unit of its own
-                view["remaining"] *= np.divide(left, declared, out=np.ones_like(left), where=declared > 0)
-            else:
-                view["remaining"] = left if self._noise is None else left * self._noise.remaining[self.index]
+            left = self._left(self.index)
+            if tables.known_remaining is not None:  # in a unit of its own, of a whole training
+                whole = tables.epochs[view["type_index"]] - view["progress"]
+                view["remaining"] *= np.divide(left, whole, out=np.ones_like(left), where=whole > 0)
+            if self._noise is not None:
+                left = left * self._noise.remaining[self.index]
+            if tables.known_remaining is None:
+                view["remaining"] = left
             view["epochs"] = view["progress"] + left
             view["final_accuracy"] = self._accuracy_of(view["type_index"], view["epochs"])
         return view

@@ -191,7 +191,9 @@ index: position in the workload: stays the same while the job lives. effective_p
 class_rank: jobs of a lower one come first, whatever else is known of them: the class after aging where the queue is
 strict, 0 for all where classes only weigh.
 type_index: jobs of one type share their speed and accuracy curves. epoch: the one it is in, at most the last measured.
-remaining: work left, in the unit of speeds per second (epochs, or what the profile's operator knows).
+remaining: work left as it is believed, in the unit of speeds per second (epochs, or what the profile's operator knows).
+progress: epochs done, always exact. epochs: progress and the epochs that are believed to be left; where remaining
+work is estimated with errors, or not known, this is not the number of epochs after which the job will end.
 rescale_delay [s] without progress that a change of its GPUs costs. max_gpus and requested_gpus may be lower than the
 job's own where the queue shrinks it. accuracy, first_accuracy, final_accuracy: now, before training, and once finished.
 accuracy_ahead: largest share of all it can gain per share of the work left, over any stretch of epochs from now on.
@@ -269,8 +271,10 @@ def fill_estimates(
         epochs = types[kind].epochs
         epoch = min(int(job.progress), epochs - 1)
         left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress
+        row.epochs = job.epochs
         if noise.size:
             left = left * noise[row.index, 0]
+            row.epochs = job.progress + (job.epochs - job.progress) * noise[row.index, 0]
         row.remaining = left
         row.submit_time = job.submit_time
         row.attained_service = job.attained_service
@@ -278,12 +282,11 @@ def fill_estimates(
         row.rescale_left = job.rescale_left
         row.wait_start = job.wait_start
         row.progress = job.progress
-        row.epochs = job.epochs
         row.data_size = job.data_size
         now = job.measured_accuracy
         row.accuracy = now if now == now else curve_at(curves, kind, epochs, job.progress)
         row.first_accuracy = curve_at(curves, kind, epochs, 0.0)
-        row.final_accuracy = curve_at(curves, kind, epochs, job.epochs)
+        row.final_accuracy = curve_at(curves, kind, epochs, row.epochs)
         row.accuracy_ahead = ahead[kind, epoch]
         row.scale = job.scale
         row.start_time = job.start_time

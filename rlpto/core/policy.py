@@ -149,7 +149,7 @@ class PolicyClass(Protocol):
 
     summary: one line, what it does. source: where it was published. Options: its typed options.
     Two attributes may be there: POSITIONAL, name of the option that may be given without its name, as in
-    `pretrained:philly`; COMPLETE, False if the policy is none without options.
+    `pretrained:synthetic`; COMPLETE, False if the policy is none without options.
     """
 
     summary: str

@@ -1,1 +1,1 @@
-"""Runs policies on windows and says, honestly, how they compare."""
+"""Runs policies on windows and compares the results."""

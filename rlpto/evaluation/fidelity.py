@@ -24,12 +24,12 @@ from rlpto.io.files import write_text
 COMPARED = ("jct_mean", "makespan", "utilisation", "reward")
 """Metrics that are compared, as means over cells."""
 RANKED = ("jct_mean", "reward")
-"""Those by which policies are ranked."""
+"""Metrics by which policies are ranked."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of the simulator and the same of the real cluster."""
+    """One metric in the simulator and on the real cluster."""
 
     simulated: float
     real: float
@@ -41,7 +41,7 @@ class Pair:
 
     @property
     def relative(self) -> float:
-        """The difference as a share of what is real; NaN of nothing."""
+        """The difference relative to the real value; NaN if that is 0."""
         return self.difference / abs(self.real) if self.real else math.nan
 
 
@@ -82,7 +82,7 @@ class Fidelity:
         return self.ranking(metric, real=True) == self.ranking(metric, real=False)
 
     def agreeing_pairs(self, metric: str) -> tuple[int, int]:
-        """Pairs of policies that both put in the same order, and all pairs."""
+        """Number of pairs of policies that both rank in the same order, and number of all pairs."""
         place = {policy: at for at, policy in enumerate(self.ranking(metric, real=False))}
         pairs = list(combinations(self.ranking(metric, real=True), 2))
         return sum(place[better] < place[worse] for better, worse in pairs), len(pairs)
@@ -91,7 +91,7 @@ class Fidelity:
 def compare(simulated: Sequence[FinishedCell], real: Sequence[FinishedCell]) -> Fidelity:
     """Compare cells of the same policies, windows and seeds.
 
-    Raises ConfigError if the two are not of the same cells.
+    Raises ConfigError if the two sides have different cells.
     """
     by_cell = {done.cell: done for done in simulated}
     if by_cell.keys() != {done.cell for done in real}:
@@ -153,7 +153,7 @@ def fidelity_table(fidelity: Fidelity) -> Table:
 
 
 def verdicts(fidelity: Fidelity) -> list[str]:
-    """Plain sentences on whether both rank the policies the same, and on jobs that only one of them finished."""
+    """Sentences on whether both rank the policies the same, and on jobs that finished on one side only."""
     said = []
     if len(fidelity.policies) > 1:
         for metric in RANKED:

@@ -1,4 +1,4 @@
-"""Plots of an evaluation's forecasts: what was said to come, and what came."""
+"""Plots of an evaluation's forecasts: predicted and actual arrivals."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LINE = "#2f6db5"
 class ForecastHistory:
     """The forecasts of one window, of jobs of all classes.
 
-    step: [s]. mean, low, high: [T, H], in row t said once t steps were over, NaN where nothing was.
-    actual: [T, H] what came, NaN for steps that the window does not hold in full.
+    step: [s]. mean, low, high: [T, H], row t forecast after t steps, NaN without a forecast.
+    actual: [T, H] arrivals, NaN for steps that the window does not hold in full.
     """
 
     window: str
@@ -37,7 +37,7 @@ class ForecastHistory:
 def forecast_history(
     window: str, step: float, forecasts: Sequence[Forecast | None], jobs: Sequence[Job]
 ) -> ForecastHistory:
-    """What `forecasts`, made after 0, 1, ... T - 1 steps, said of the jobs of a window that lasts T - 1 steps."""
+    """`forecasts`, made after 0, 1, ... T - 1 steps, next to the jobs of a window that lasts T - 1 steps."""
     reach = max((len(forecast.mean) for forecast in forecasts if forecast is not None), default=1)
     said = np.full((3, len(forecasts), reach), np.nan)
     for at, forecast in enumerate(forecasts):

@@ -1,4 +1,4 @@
-"""Figures as people read them: one unit and one number of decimals for a whole column."""
+"""Figures formatted for people: one unit and one number of decimals for a whole column."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from rlpto.evaluation.metrics import CellMetric
 
 NOTHING = "–"  # noqa: RUF001
-"""Stands where a figure is not defined."""
+"""Shown in place of an undefined figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How the values of a metric are shown: `factor` times the value, with `decimals`, in `unit`."""
+    """Format of the values of a metric: `factor` times the value, with `decimals`, in `unit`."""
 
     unit: str
     factor: float
@@ -40,7 +40,7 @@ class Scale:
 
 
 def scale_for(metric: CellMetric, values: Iterable[float]) -> Scale:
-    """Unit and decimals that suit `values` (as stored) of a metric: the largest has three or four digits."""
+    """Unit and decimals for `values` (as stored) of a metric: the largest value gets three or four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     unit, factor = _unit(metric.unit, largest)
     return Scale(unit, factor, _decimals(largest * factor, counted=metric.unit == "jobs"))

@@ -145,8 +145,8 @@ METRICS: tuple[CellMetric, ...] = (
         "hours lost",
         "job-h",
         "lower",
-        "Hours in the system times the share of the accuracy it can gain that a job had yet to gain, summed over jobs, "
-        "whatever their class.",
+        "Time in the system [h], weighted by the share of its achievable accuracy gain that a job still lacks, "
+        "summed over jobs of all classes.",
     ),
     CellMetric(
         "latency_p50", "latency p50", "s", "lower", "Median wall-clock time of one decision (queue and policy)."
@@ -240,7 +240,7 @@ def measure(record: RunRecord) -> dict[str, float]:
 
 
 def lower_bound(record: RunRecord, weights: RewardWeights | None = None) -> dict[str, float]:
-    """What no policy can beat on the workload of `record`: every job alone at its cap, at once.
+    """Bound that no policy can beat on the workload of `record`: every job runs at once, alone and at its cap.
 
     Each job finishes `alone_time` after its submit, so the bound holds for every job's JCT and hence
     for mean, percentiles and makespan. With `weights` each part of the reward is bounded from above on
@@ -298,12 +298,12 @@ def _queueing_metrics(jobs: JobRecords, waited: FloatArray) -> dict[str, float]:
 
 
 def _mean(values: FloatArray) -> float:
-    """Mean of what is not NaN; NaN of nothing."""
+    """Mean of the values that are not NaN; NaN if there are none."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
 
 
 def _percentile(values: FloatArray, percent: float) -> float:
-    """Percentile (linear interpolation) of what is not NaN; NaN of nothing."""
+    """Percentile (linear interpolation) of the values that are not NaN; NaN if there are none."""
     known = values[~np.isnan(values)]
     return float(np.percentile(known, percent)) if len(known) else float("nan")

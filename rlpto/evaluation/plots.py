@@ -56,7 +56,7 @@ PART_COLOURS = {
 INK, FAINT = "#1f2933", "#dde3e8"
 DPI = 150
 SHOWN_JOBS = 60
-"""Jobs with a band of their own in the plot of allocations: those with the most GPU-seconds."""
+"""Number of jobs with a separate band in the plot of allocations: those with the most GPU-seconds."""
 
 _TIMES = {
     "1 s": 1.0, "10 s": 10.0, "1 min": 60.0, "10 min": 600.0, "1 h": 3600.0, "4 h": 14400.0,
@@ -67,7 +67,7 @@ _TIMES = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with the file name (no ending), title and caption it goes by."""
+    """A figure with its file name (no ending), title and caption."""
 
     name: str
     title: str
@@ -232,7 +232,7 @@ def utilisation_over_time(records: Mapping[str, RunRecord], bins: int = 120) -> 
         start, end = run_span(record)
         if not end > start:
             continue
-        # The same stretch for all policies, so that short runs do not look more restless than long ones.
+        # All policies are averaged over the same stretch, so that short runs do not look noisier than long ones.
         edges = np.linspace(start, end, max(2, round(bins * (end - start) / max(longest - start, 1e-9))) + 1)
         used = np.append(utilisation(record, edges), 0.0)
         axes.step((edges - start) / HOUR, used, where="post", label=policy, color=colours[policy],
@@ -305,7 +305,7 @@ def write_plots(plots: Sequence[Plot], folder: Path) -> list[Path]:
 
 
 def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
-    """An empty plot in the style of all."""
+    """An empty plot in the common style."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -314,7 +314,7 @@ def new_figure(height: float = 3.7, width: float = 6.8) -> tuple[Figure, Axes]:
 
 
 def in_our_style(axes: Axes) -> None:
-    """Give a plot the grid, lines and colours of all."""
+    """Give a plot the common grid, lines and colours."""
     axes.set_axisbelow(True)
     axes.grid(color=FAINT, linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file that needs nothing else."""
+"""The report of an evaluation: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIRED_METRICS = ("reward", "jct_mean", "jct_p95", "queueing_high", "gpu_hours")
 
 @dataclass(frozen=True)
 class About:
-    """What was run, in words for the reader.
+    """Description of a run for the reader.
 
     title: heading. trace: where the jobs came from. config: the resolved configuration as text.
     commands: what to type to get the same report. versions: of RLPTO, Python and libraries.
@@ -93,7 +93,7 @@ def report_html(results: Results, plots: Sequence[Plot], about: About) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    """Where the template is rendered: whatever is put into it is escaped."""
+    """The environment that renders the template, with escaping of all values."""
     found = Environment(
         loader=PackageLoader("rlpto.evaluation", ""),
         autoescape=True,
@@ -132,7 +132,7 @@ _JCT_WORDS = {
 
 
 def _phrase(comparison: Comparison, words: Mapping[str, str]) -> str:
-    """What was found, with the figures it rests on in brackets."""
+    """The finding, with its figures in brackets."""
     metric, difference = METRIC[comparison.metric], comparison.difference
     found = words[comparison.verdict]
     if comparison.verdict == "equal":

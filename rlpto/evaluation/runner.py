@@ -1,4 +1,4 @@
-"""Runs policies on windows, cell by cell; what is finished is kept, so that a run can be resumed."""
+"""Runs policies on windows, cell by cell; finished cells are kept, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Stem of the cell's files: the same for the same cell, whatever the configuration."""
+        """Stem of the cell's files; it depends on the cell alone, not on the configuration."""
         return hashlib.sha256(json.dumps([self.policy, self.window, self.seed]).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class FinishedCell:
 
 
 def config_fingerprint(config: Mapping[str, Any]) -> str:
-    """Digest of whatever decides the outcome of a cell, RLPTO's version included; `config` must be JSON-able."""
+    """Digest of everything that decides the outcome of a cell, RLPTO's version included; `config` must be JSON-able."""
     text = json.dumps([FORMAT, __version__, config], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -92,8 +92,8 @@ def evaluate(
         picklable (a function of a module, or functools.partial of one).
     out: run folder; finished cells are kept in its folder `cells`, each as soon as it is finished.
     progress: show a bar with the time left on stderr.
-    config: what decides the outcome of a cell, but not the lists of policies, windows and seeds, so that
-        these may grow when a run is resumed.
+    config: everything that decides the outcome of a cell, without the lists of policies, windows and seeds,
+        which may grow when a run is resumed.
     weights: of the reward, for the lower bound.
     fresh: throw away the finished cells first.
 
@@ -148,7 +148,7 @@ def load_cells(out: Path) -> list[FinishedCell]:
 
 
 def cells_of_earlier_runs(out: Path, finished: Sequence[FinishedCell]) -> int:
-    """How many cells a run folder keeps that are not among those of its last evaluation."""
+    """Number of cells in a run folder that do not belong to its last evaluation."""
     return len({path.stem for path in (out / "cells").glob("*.json")} - {done.cell.key for done in finished})
 
 
@@ -183,7 +183,7 @@ Stored = TypeVar("Stored", _StoredCell, _CellList)
 
 @dataclass(frozen=True)
 class _Task:
-    """What a worker needs to run and store one cell."""
+    """The data a worker needs to run and store one cell."""
 
     run_cell: Callable[[Cell], RunRecord]
     folder: Path
@@ -212,7 +212,7 @@ class _Task:
 def _run_all(
     task: _Task, cells: Sequence[Cell], jobs: int, tick: Callable[[Cell | None], None]
 ) -> Iterator[FinishedCell]:
-    """Finished cells as they come; `tick` is told a cell that begins, and None for one that has finished."""
+    """Finished cells in order of completion; `tick` gets each cell that begins, and None when one ends."""
     if jobs == 1 or len(cells) < 2:
         for cell in cells:
             tick(cell)

@@ -56,7 +56,7 @@ class Interval:
         return self.low > value or self.high < value
 
     def within(self, least: float, most: float) -> Interval:
-        """The interval without what the figure cannot be, such as a probability above 1."""
+        """The interval cut to possible values of the figure, such as probabilities up to 1."""
         low, high = np.clip([self.low, self.high], least, most)
         return Interval(self.estimate, float(low), float(high), self.samples)
 
@@ -108,10 +108,10 @@ def bootstrap_interval(
 ) -> Interval:
     """95 % confidence interval of a statistic of `values` [n]; NaNs are left out.
 
-    windows: [n] window of each value. Windows are what is sampled: jobs inside one share their fate, and
-    another seed on the same window is no further window. So the values of a window are averaged first,
-    and windows are resampled: the interval is about windows of this kind. Where all values are of one
-    window it is about seeds on that window; seeds that change nothing are no evidence at all.
+    windows: [n] window of each value. The sampling unit is the window: jobs inside one are not independent,
+    and another seed on it is not another window. So the values of a window are averaged first, and windows
+    are resampled: the interval describes windows of this kind. If all values are of one window, it
+    describes seeds on that window; seeds that change nothing give no interval.
     A single value has no interval: its bounds are NaN.
     """
     known = ~np.isnan(values)
@@ -205,7 +205,7 @@ def _by_cell(frame: pd.DataFrame, policy: str, metric: str) -> pd.Series[float]:
 
 
 def _units(values: FloatArray, windows: np.ndarray | None) -> FloatArray:
-    """The independent values: means over each window, or the values themselves where there is one window."""
+    """The independent values: means over each window, or the values themselves if there is one window."""
     if windows is None or len(values) == 0:
         return values
     members: dict[object, list[float]] = {}

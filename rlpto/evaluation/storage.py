@@ -70,7 +70,7 @@ def is_record(path: Path) -> bool:
 
 
 def _part(group: str, kind: type[T], arrays: dict[str, AnyArray]) -> T:
-    """One group of a record, all of whose arrays have a row for each of its entries."""
+    """One group of a record. All its arrays have one row per entry."""
     values: dict[str, Any] = {}
     rows = len(arrays[f"{group}.{fields(kind)[0].name}"])  # type: ignore[arg-type]
     for field in fields(kind):  # type: ignore[arg-type]

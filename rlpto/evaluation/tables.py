@@ -69,7 +69,7 @@ class Summary:
 
     @property
     def is_bound(self) -> bool:
-        """True for the row that is no policy."""
+        """True for the row of the lower bound, which is not a policy."""
         return self.policy == LOWER_BOUND
 
 
@@ -93,12 +93,12 @@ class Results:
 
     @property
     def bounded(self) -> bool:
-        """True if there is a lower bound, which takes true speeds."""
+        """True if there is a lower bound, which requires true speeds."""
         return any(summary.is_bound for summary in self.summaries)
 
     @property
     def told(self) -> str:
-        """What policies were told, for captions: of the jobs there are, and of those to come."""
+        """Information given to policies, for captions: on present jobs and on future arrivals."""
         oracle = " (an oracle)" if self.forecast == "perfect" else ""
         return f"knowledge: {self.knowledge}; forecast: {self.forecast}{oracle}"
 
@@ -123,7 +123,7 @@ def frame(finished: Sequence[FinishedCell], knowledge: str, forecast: str = "off
     """One row per cell: policy, knowledge, window, seed and every metric; the lower bound, where every cell has one, as
     a further policy.
 
-    knowledge: what policies were told (exact, noisy, online). The bound itself needs exact knowledge.
+    knowledge: quality of the job information given to policies (exact, noisy, online). The bound needs exact knowledge.
     forecast: on or perfect make a further column, the last one; off makes none.
     """
     rows: list[dict[str, object]] = []
@@ -169,7 +169,7 @@ def results(
 
 
 def warnings(results: Results) -> list[str]:
-    """Plain sentences on what makes these results less than they seem; empty if nothing does."""
+    """Sentences on limits of these results; empty if there are none."""
     notes = list(results.notes)
     for summary in results.policies:
         left = results.cells.loc[results.cells["policy"] == summary.policy, "unfinished"]
@@ -189,11 +189,11 @@ def warnings(results: Results) -> list[str]:
         notes.append("All runs are on one window: the results say nothing about other times of the trace.")
     if results.knowledge == "exact":
         notes.append(
-            "Knowledge is exact: policies were told the true remaining work and speed of every job, "
+            "Knowledge is exact: policies were given the true remaining work and speed of every job, "
             "which no real scheduler knows."
         )
     if results.forecast == "perfect":
-        notes.append("The forecast is perfect, an oracle: it told which jobs would arrive, which no forecast knows.")
+        notes.append("The forecast is perfect, an oracle: it holds the actual arrivals, which no real forecast knows.")
     return notes
 
 

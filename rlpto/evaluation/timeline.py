@@ -1,4 +1,4 @@
-"""GPUs and capacity as step functions of time, and what plots and metrics read from them."""
+"""GPUs and capacity as step functions of time, with the integrals and means that plots and metrics use."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def gpus_by_accuracy(record: RunRecord, bins: int) -> tuple[FloatArray, FloatArr
 
 
 def _differences(changes: AllocationChanges) -> IntArray:
-    """[C] by how many GPUs each change moved its job."""
+    """[C] change of a job's number of GPUs at each of its changes."""
     order = np.argsort(changes.job, kind="stable")
     job, gpus = changes.job[order], changes.gpus[order]
     before = np.zeros_like(gpus)

@@ -1,9 +1,9 @@
 """Tuning the constants of a policy with an evolution strategy, resumable after every generation.
 
 CMA-ES as in Hansen, "The CMA Evolution Strategy: A Tutorial" (arXiv:1604.00772), from the package
-`cma`. A checkpoint holds the costs of every candidate so far, as JSON; candidates are drawn anew
-from the same seed when tuning goes on, so nothing is ever unpickled and an interrupted tuning ends
-where an uninterrupted one would have.
+`cma`. A checkpoint holds the costs of every candidate so far, as JSON. On resume, candidates are drawn
+again from the same seed. So nothing is ever unpickled, and an interrupted tuning ends with the same
+result as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class TuningState:
-    """How far a search is. costs: one tuple a generation, of every candidate, in the order drawn.
+    """Progress of a search. costs: one tuple per generation, of every candidate, in the order drawn.
 
     best: the candidate with the lowest cost so far, by name. best_cost: its cost.
     mean: the mean of the search distribution, by name.
@@ -85,11 +85,11 @@ def tune(
     each_candidate: Callable[[], object] = lambda: None,
     each_generation: Callable[[TuningState], object] = lambda _: None,
 ) -> TuningState:
-    """Minimise `objective`; the first candidate of all is the start itself.
+    """Minimise `objective`; the very first candidate is the start itself.
 
-    checkpoint: written atomically after every generation. fingerprint: of whatever decides the
+    checkpoint: written atomically after every generation. fingerprint: of everything that decides the
     objective; see `tuning_fingerprint`. resume: go on from the checkpoint if there is one.
-    each_candidate, each_generation: called when one has been evaluated; on resume, `each_generation`
+    each_candidate, each_generation: called after each evaluation; on resume, `each_generation`
     is called once with the state so far.
 
     Raises CheckpointError if the checkpoint is unreadable or of another search, and ConfigError if
@@ -120,7 +120,7 @@ def tune(
 
 
 def tuning_fingerprint(parameters: Sequence[Parameter], settings: TuningSettings, config: Mapping[str, Any]) -> str:
-    """Digest of what decides a search; not of the number of generations, so that it may be extended."""
+    """Digest of what decides a search, except the number of generations, which may be extended."""
     searched = [[p.name, p.start, p.low, p.high] for p in parameters]
     text = json.dumps([FORMAT, searched, settings.model_dump(exclude={"generations"}), config], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -167,7 +167,7 @@ class _Search:
     """The evolution strategy in coordinates where every parameter's range is 0 to 1."""
 
     def __init__(self, parameters: Sequence[Parameter], settings: TuningSettings) -> None:
-        import cma  # two seconds, needed by this verb only
+        import cma  # takes two seconds, needed by this command only
 
         self._names = [p.name for p in parameters]
         self._low = np.array([p.low for p in parameters])

@@ -151,7 +151,8 @@ class KnowledgeSettings(Settings):
     """What policies are told about jobs."""
 
     mode: Literal["exact", "noisy", "online"] = "exact"
-    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job; online:
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so that
+    the epochs of a job are those it has done and an estimate of those it has left; online:
     what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
     fits: Literal["own", "shared"] = "own"
     """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
@@ -233,6 +234,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     path: a file, or the name of an example, such as quickstart. Raises ConfigError, in one line, for everything that
     is wrong with either.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"config: expected the path of an experiment file or the name of an example, got {path!r}")
+    listed = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not listed or not all(isinstance(override, str) for override in overrides):
+        raise ConfigError(f"overrides: expected a list of key=value, got {one_line(repr(overrides))}")
     file = read_yaml(_config_file(Path(path)))
     data: object = file.data
     changed: list[Location] = []

@@ -16,12 +16,13 @@ from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.fleet import Workload
 from rlpto.envs.observation import FORECAST_FEATURES, forecast_features
 from rlpto.envs.settings import EnvSettings
-from rlpto.envs.setup import HOUR, EnvSetup
+from rlpto.envs.setup import HOUR, EnvSetup, check_integer
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare, refuse_for_learning
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
+from rlpto.io.settings import LARGEST_SEED
 from rlpto.io.settings_text import first_problem
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.tables import SpeedTables
@@ -141,6 +142,14 @@ def _setup(
     config: Config | Path | str | None, split: str, seeds: Iterable[int] | None, settings: Mapping[str, Any]
 ) -> EnvSetup:
     """The setup of one configuration with other settings of the environment."""
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"split: expected train, validation or test, got {split!r}")
+    if seeds is not None:
+        if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+            raise ConfigError(f"seeds: expected a list of integers, got {seeds!r}")
+        seeds = tuple(seeds)
+        for seed in seeds:
+            check_integer("seeds", seed, 0, LARGEST_SEED)
     return training_setup(prepare(_changed_config(config, settings)), split, seeds)
 
 

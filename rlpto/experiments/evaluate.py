@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlpto.agents.policy import run_file
+from rlpto.agents.policy import run_file, shown_label
 from rlpto.evaluation.runner import FinishedCell, evaluate
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
 from rlpto.experiments.config import Config, resolved_yaml
@@ -128,7 +128,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:
     """Tables of finished cells as CSV and as JSON; plots and the report if wanted."""
     finished = labelled(finished)
-    reference = policy_label(config.evaluation.reference)
+    reference = shown_label(_spec_called(config, config.evaluation.reference))
     repetition = prepare(config).repetition
     found = results(
         finished,
@@ -161,6 +161,11 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     return found
 
 
+def _spec_called(config: Config, reference: str) -> str:
+    """The spec of the policy of a configuration that has this spec or label."""
+    return next((spec for spec in config.policies if policy_label(spec) == reference), reference)
+
+
 def missed_switches(finished: list[FinishedCell]) -> list[str]:
     """A line for every run in which not all the policies that were to follow one another took decisions."""
     notes = []
@@ -188,7 +193,8 @@ def _forecast_plots(config: Config, finished: list[FinishedCell]) -> list[Plot]:
 
 def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
-    return [replace(done, cell=replace(done.cell, policy=policy_label(done.cell.policy))) for done in finished]
+    labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
+    return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
 
 
 def _repetition_text(repetition: Repetition) -> str:

@@ -32,8 +32,8 @@ from rlpto.performance.efficiency import useful_gpus
 from rlpto.performance.fitted import FittedProfiles
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.tables import JobType, SpeedTables
-from rlpto.planning.live import looking_ahead
 from rlpto.planning.planner import Planner
+from rlpto.planning.predictor import prediction_settings
 from rlpto.policies.registry import make_policy
 from rlpto.policies.reward_greedy import RewardGreedy
 from rlpto.policies.switching import SwitchingPolicy
@@ -256,7 +256,7 @@ class Experiment:
     def _informed(self, policy: Policy, *, real: bool) -> Policy:
         """The policy, with this experiment's reward if it maximises one and was given no other, and its simulator."""
         if isinstance(policy, Planner):
-            simulator = looking_ahead(self.config.simulator) if real else self.config.simulator
+            simulator = prediction_settings(self.config.simulator) if real else self.config.simulator
             return Planner(policy.options, self.config.queue, simulator, self.config.reward)
         if isinstance(policy, RewardGreedy) and "weights" not in policy.options.model_fields_set:
             return RewardGreedy(policy.options.model_copy(update={"weights": self.config.reward}))

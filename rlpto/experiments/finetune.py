@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlpto.agents.checkpoint import Identity
     from rlpto.agents.finetuning import StartingAgent
     from rlpto.agents.settings import AgentSettings
-    from rlpto.agents.training import Outcome, Status
+    from rlpto.agents.training import Status, TrainingResult
     from rlpto.core.cluster import Cluster
     from rlpto.experiments.config import Config
     from rlpto.experiments.experiment import Experiment
@@ -146,7 +146,7 @@ def _tuned(
     folder: Path,
     resume: bool,
     on_progress: Callable[[Status], None],
-) -> Outcome:
+) -> TrainingResult:
     """The training itself; Ctrl-C ends it after the step that is under way."""
     from rlpto.agents.finetuning import fine_tune
     from rlpto.envs.cluster_env import LiveSetup

@@ -17,14 +17,14 @@ from rlpto.ray_cluster.scheduler.session_database import say_on_stderr
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 
 if TYPE_CHECKING:
+    from rlpto.core.cluster import ClusterState
     from rlpto.core.jobs import Job
     from rlpto.core.policy import Policy
     from rlpto.core.records import RunRecord
     from rlpto.evaluation.runner import Cell, FinishedCell
     from rlpto.experiments.config import Config
     from rlpto.experiments.experiment import Experiment
-    from rlpto.planning.live import LivePredictor
-    from rlpto.planning.prediction import Prediction
+    from rlpto.planning.predictor import Predictor
     from rlpto.ray_cluster.messages import JobSpec
     from rlpto.ray_cluster.scheduler.backend import Backend
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
@@ -115,8 +115,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
     from rlpto.performance.tables import ONE_KIND
     from rlpto.ray_cluster.nodes.local import LocalCluster
     from rlpto.ray_cluster.scheduler.backend import RayBackend
-    from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler
-    from rlpto.ray_cluster.scheduler.connection import Connection
+    from rlpto.ray_cluster.scheduler.connection import Connection, only_scheduler
 
     with ExitStack() as stack:
         if address is None:
@@ -163,14 +162,14 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
     """
     from rlpto.core.jobs import Job
     from rlpto.core.loop import DecisionLoop
-    from rlpto.planning.live import looking_ahead
     from rlpto.planning.prediction import predict
+    from rlpto.planning.predictor import prediction_settings
     from rlpto.planning.snapshot import take_snapshot
     from rlpto.ray_cluster.scheduler.placement import place
     from rlpto.simulator.cluster import SimulatedCluster
 
     config, tables = experiment.config, experiment.tables_for(batch_sizes=True, servers=True)
-    ahead = looking_ahead(config.simulator)
+    ahead = prediction_settings(config.simulator)
     kind = tables.types[0]
     jobs = [
         Job(str(number), 0.0, kind.model, 1.0, float(tables.samples[0]), batch_size=kind.batch_size, metric=kind.metric)
@@ -219,7 +218,7 @@ class RealCells:
                 observers.append(curves)
             predictor = session_predictor(experiment, database)
             stack.callback(predictor.close)
-            observers.append(lambda _: predictor.tell())
+            observers.append(lambda _: predictor.publish())
             cluster = real_cluster(experiment, cell.window, cell.seed, backend, database, session, observers)
             keep = False
             try:
@@ -301,24 +300,26 @@ def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequen
     return OnlineEstimates(jobs, specs, programs, samples, tables.max_gpus, kinds, ratio)
 
 
-def session_predictor(experiment: Experiment, database: SessionDatabase) -> LivePredictor:
-    """Looks ahead beside a scheduler, and writes what it sees to the session's database."""
-    from rlpto.planning.live import LivePredictor, looking_ahead
-    from rlpto.ray_cluster.messages import job_id
-    from rlpto.ray_cluster.scheduler.job_progress import Predictions, write_predictions
+def session_predictor(experiment: Experiment, database: SessionDatabase) -> Predictor:
+    """Predicts next to a scheduler, and writes that to the session's database."""
+    from concurrent.futures import ThreadPoolExecutor
 
-    def publish(found: Prediction | None, failed: str) -> None:
-        jobs, made_at = {}, math.nan
-        if found is not None:
-            times = zip(found.index.tolist(), found.start.tolist(), found.finish.tolist(), strict=True)
-            jobs, made_at = {job_id(number): (start, finish) for number, start, finish in times}, found.time
-        write_predictions(database, Predictions(made_at, jobs, failed))
+    from rlpto.planning.predictor import THREAD_SHARE, Predictions, Predictor, prediction_settings
+    from rlpto.store.status import set_predictions
 
-    return LivePredictor(experiment.config.queue, looking_ahead(experiment.config.simulator), publish)
+    def publish(found: Predictions) -> None:
+        set_predictions(database, found.rows(database.wall))
+
+    def failed(reason: str) -> None:
+        set_predictions(database, ())
+        database.set_fact("no_predictions", reason)
+
+    settings, executor = prediction_settings(experiment.config.simulator), ThreadPoolExecutor(1, "predictions")
+    return Predictor(experiment.config.queue, settings, publish, failed, executor=executor, share=THREAD_SHARE)
 
 
 def run_session(
-    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: LivePredictor | None = None
+    experiment: Experiment, cell: Cell, cluster: RayCluster, predictor: Predictor | None = None
 ) -> RunRecord:
     """Let the policy of a cell schedule the jobs of a real cluster; what a scheduler before this one did counts too."""
     from rlpto.core.loop import run
@@ -332,7 +333,11 @@ def run_session(
         return experiment.policy(spec, real=True)
 
     deciding = switching(make(cell.policy))
-    ahead = None if predictor is None else partial(predictor.deciding, cluster, deciding)
+
+    def ahead(state: ClusterState) -> None:
+        if predictor is not None and predictor.due:
+            predictor.begin(cluster, cluster.ids, deciding, state, deciding.name)
+
     policy = SessionPolicy(deciding, make, cluster.database, cluster.deciding, ahead)
     forecasts = experiment.forecasts
     window = experiment.window_traces[cell.window].window

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from rlpto.agents.archive import NOT_TRAINED
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.evolution import CHECKPOINT as EVOLUTION
 from rlpto.agents.logs import EVENTS, HISTORY
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.training import PERIODIC, Outcome, Status, train
+from rlpto.agents.training import PERIODIC, Status, TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
@@ -82,14 +83,14 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
         )
 
 
-def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> Outcome:
+def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
     """Train in a folder that has its configuration, or go on where there is something to go on from."""
     return train_run(read_run_config(run), run, resume=has_begun(run), progress=progress, on_progress=on_progress)
 
 
 def train_run(
     config: Config, folder: Path, *, resume: bool, progress: bool, on_progress: Callable[[Status], None] | None = None
-) -> Outcome:
+) -> TrainingResult:
     """Train the agent of a configuration, or go on; the folder has its configuration already.
 
     progress: show a bar while baselines run. Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
@@ -234,11 +235,15 @@ def has_begun(run: Path) -> bool:
     return any(file_there(folder / name) for folder in members(run) for name in (LAST, EVOLUTION))
 
 
-def summary(run: Path, outcome: Outcome) -> str:
+def summary(run: Path, outcome: TrainingResult) -> str:
     """One line on how a training ended."""
     text = f"{run}: {outcome.steps} steps"
     if outcome.best is not None:
         text += f", best validation reward per job {outcome.best:+.4f}"
+        if outcome.best_steps == 0:
+            text += f" before the first step: {run / BEST} holds the {NOT_TRAINED}"
+        elif outcome.best_steps is not None:
+            text += f" after {outcome.best_steps} steps"
     if (rank := outcome.metrics.get("rank")) is not None:
         baselines = sum(name.startswith("wins/") for name in outcome.metrics)
         text += f", in the end rank {rank:.0f} among {baselines + 1:.0f}"

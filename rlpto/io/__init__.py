@@ -1,1 +1,1 @@
-"""Files, settings, errors, compilation: what everything else stands on."""
+"""Files, settings, errors and compilation, used by all other packages."""

@@ -2,7 +2,7 @@
 
 numba's own cache looks at the file of the function alone: change a function that others call, or a
 constant they import, and they keep running the old code from their cache. Here the cache lies in a
-folder named after the content of all that compiled code is made of, wherever it stands.
+folder named after a digest of all sources of compiled code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def njit(**options: Any) -> Callable[[Function], Function]:
         before = _CONFIG.CACHE_DIR
         _CONFIG.CACHE_DIR = cache_folder()
         try:
-            # Said even where it is the default: a callee would take it over from a `kernel`.
+            # Set even where it is the default: otherwise a callee would inherit it from a `kernel`.
             compiled: Any = numba.njit(cache=True, **({"_nrt": True} | options))(function)
         finally:
             _CONFIG.CACHE_DIR = before
@@ -55,7 +55,7 @@ def kernel(**options: Any) -> Callable[[Function], Function]:
 
 
 def closure(**options: Any) -> Callable[[Function], Function]:
-    """Decorator: compile a function made by another function. It becomes part of whatever calls it, so it has no cache.
+    """Decorator: compile a function made by another function. It is compiled into its callers, so it has no cache.
 
     options: those of `numba.njit`.
     """
@@ -92,7 +92,7 @@ def _then(before: Callable[..., None], row: Callable[..., float], at: int) -> Ca
 
 @lru_cache(maxsize=1)
 def cache_folder() -> str:
-    """Folder of this version's machine code: in $NUMBA_CACHE_DIR, beside the package, or in the user's cache."""
+    """Folder of this version's machine code: in $NUMBA_CACHE_DIR, next to the package, or in the user's cache."""
     name = f"rlpto-{sources_digest(PACKAGE)}"
     if _CONFIG.CACHE_DIR:
         return str(Path(_CONFIG.CACHE_DIR) / name)
@@ -113,7 +113,7 @@ def sources_digest(package: Path) -> str:
 
 
 def _is_compiled_in(node: ast.stmt) -> bool:
-    """True for what compiled code may be made of: what else a module says cannot change it."""
+    """Whether compiled code can depend on a statement. Other statements of a module cannot change it."""
     if isinstance(node, ast.FunctionDef):
         return any(isinstance(mark, ast.Call) for mark in node.decorator_list)  # also rows of tables, see `chained`
     if isinstance(node, ast.ClassDef):

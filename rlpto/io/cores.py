@@ -6,5 +6,5 @@ import os
 
 
 def cores() -> int:
-    """Cores that this process may run on: fewer than the machine's where it is confined to some."""
+    """Number of cores that this process may run on: fewer than the machine has if its affinity is restricted."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

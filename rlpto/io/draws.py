@@ -1,4 +1,4 @@
-"""Random numbers without a stream: each is a hash of what it is for, so that drawing one shifts no other."""
+"""Random numbers without a stream: each is a hash of its purpose, so drawing one does not shift the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times in words that fit into a column."""
+"""Durations as short text for table columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and telling them apart."""
+"""Writing files whole or not at all, and comparing them by digest."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rlpto.io.errors import CheckpointError, ConfigError, RlptoError
 _PART = re.compile(r"\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.part")
 _HOST = re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())
 PART_LIFETIME_S = 86_400.0
-"""After so long without a change, an unfinished file is nobody's, whatever host its writer was on."""
+"""An unfinished file unchanged for this long has no live writer on any host, and is removed."""
 
 
 @contextmanager
 def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place if all goes well and vanishes otherwise.
+    """A file next to `path` to write to. It replaces `path` on success and is removed on failure.
 
-    Folders on the way are made. Raises `error`, saying that `what` cannot be written, where the
-    file system refuses or the path names no file; what stood at `path` before is then unchanged.
+    Missing folders are created. Raises `error`, saying that `what` cannot be written, if the
+    file system refuses or the path names no file; `path` is then unchanged.
     """
     if not path.name:
         raise error(f"{path}: cannot write {what} there: expected the name of a file")
@@ -44,26 +44,26 @@ def whole_file(path: Path, what: str, error: type[RlptoError] = CheckpointError)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file or folder is there; False, unlike `path.exists()`, for a path too long or closed to us."""
+    """Whether a file or folder exists; False, unlike `path.exists()`, for a path too long or without permission."""
     return os.path.exists(path)
 
 
 def file_there(path: Path) -> bool:
-    """Whether a file is there, as `is_there`."""
+    """Whether a file exists, as `is_there`."""
     return os.path.isfile(path)
 
 
 def folder_there(path: Path) -> bool:
-    """Whether a folder is there, as `is_there`."""
+    """Whether a folder exists, as `is_there`."""
     return os.path.isdir(path)
 
 
 @cache
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes have left unfinished in a folder; once in a process is enough."""
+    """Remove the unfinished files of killed processes from a folder, once per process and folder."""
     for path in folder.glob(".*.part"):
         left = _PART.fullmatch(path.name)
-        with suppress(OSError):  # another process may sweep, or finish, as well
+        with suppress(OSError):  # another process may have removed or finished it
             if left is not None and _is_stale(path, left["host"], int(left["pid"])):
                 path.unlink()
 

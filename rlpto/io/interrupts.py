@@ -1,4 +1,4 @@
-"""Ctrl-C: how a command is left in good order, and that none is lost."""
+"""Ctrl-C: stop a command cleanly, and lose no Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 AGAIN_SECONDS = 0.1
-"""A Ctrl-C that was lost comes again so much later: by then what has lost it is over."""
+"""Delay before a swallowed Ctrl-C is raised again."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended something in good order; the text says what is kept and how to go on."""
+    """Ctrl-C has stopped a command cleanly; the text says what is kept and how to continue."""
 
 
 @contextmanager
@@ -27,9 +27,9 @@ def interrupts_kept() -> Iterator[None]:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        # A real signal: it ends a wait, too.
+        # A real signal also ends a wait.
         timer = threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        timer.daemon = True  # a command that has ended has nothing to interrupt
+        timer.daemon = True  # the command has already ended
         timer.start()
 
     sys.unraisablehook = again

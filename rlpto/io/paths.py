@@ -16,12 +16,12 @@ EXAMPLES = Path(__file__).parents[1].joinpath("configs").resolve()
 """Experiment files, tuned weights and trained agents that come with RLPTO, in a checkout as when installed."""
 _EXAMPLE_ENDINGS = (".yaml", ".zip")
 _OTHER_EXAMPLES = ("service",)
-"""Files beside the experiments that are none: settings of the job service."""
+"""Files in the folder of experiments that are no experiments: settings of the job service."""
 
 
 def example_config(name: str | Path) -> Path | None:
     """The example of a name, with or without its ending: `quickstart`, `results/philly`, `tuned/philly.yaml`,
-    `pretrained/philly`. None if there is none."""
+    `pretrained/synthetic`. None if there is none."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or not path.name:
         return None
@@ -37,7 +37,7 @@ def example_names(folder: str = "", ending: str = ".yaml") -> list[str]:
 
 
 class TypedOnCommandLine(str):
-    """Text given with --set: a path in it is relative to the working directory, not to the file."""
+    """Text of --set: a path in it is relative to the working directory, not to the file."""
 
     __slots__ = ()
 
@@ -52,9 +52,17 @@ def expand_path(value: object, info: ValidationInfo) -> object:
     text = _VARIABLE.sub(_variable_value, str(value))
     folder = (info.context or {}).get("folder", Path())
     base = Path() if isinstance(value, TypedOnCommandLine | Path) else folder
-    path = os.path.normpath(base / Path(text).expanduser())
+    path = os.path.normpath(base / _expanded(text))
     example = example_config(text) if text.endswith(_EXAMPLE_ENDINGS) and not os.path.exists(path) else None
     return path if example is None else str(example)
+
+
+def _expanded(text: str) -> Path:
+    """The path with the home folder in place of `~` or `~user`. Raises ValueError where there is none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text}: no home folder of that user, expected a path") from None
 
 
 def _variable_value(match: re.Match[str]) -> str:

@@ -1,6 +1,6 @@
-"""The one way in for untrusted files.
+"""All untrusted files are read here.
 
-Sizes are bounded before anything is allocated, nesting before anything recurses, and whatever a parser raises becomes
+Sizes are bounded before memory is allocated, and nesting before anything recurses. Every exception of a parser becomes
 one error that names the file and what was expected there. Nothing is ever unpickled.
 """
 
@@ -26,18 +26,18 @@ from rlpto.io.errors import RlptoError
 
 MIB = 2**20
 LARGEST_TEXT_BYTES = 1024 * MIB
-"""Of a trace, unpacked."""
+"""Largest trace, unpacked."""
 LARGEST_JSON_BYTES = 16 * MIB
-"""Of any other JSON; data takes up to thirty times the memory of its text."""
+"""Largest other JSON text; its data takes up to thirty times the memory of the text."""
 LARGEST_YAML_BYTES = 1 * MIB
 LARGEST_ARCHIVE_BYTES = 512 * MIB
-"""Of all entries of an archive together, unpacked."""
+"""Largest total size of an archive's entries, unpacked."""
 LARGEST_ENTRIES = 10_000
-"""Entries of an archive."""
+"""Most entries of an archive."""
 LARGEST_EXPANSION = 100
-"""Times that a compressed text may grow: logs grow 5 to 30 times, a bomb 1,000 times."""
+"""Largest expansion of a compressed text: logs grow 5 to 30 times, a zip bomb 1,000 times."""
 _SMALL_BYTES = 64 * MIB
-"""Unpacked texts up to this size may have grown more than that."""
+"""Texts up to this unpacked size may exceed that expansion."""
 _END_OF_ARCHIVE = struct.Struct("<4s4H2LH")
 _ARCHIVE_ENTRY_BYTES = 1024
 """Bytes of an entry in the list at the end of an archive, at most."""
@@ -51,14 +51,14 @@ PARSER_ERRORS = (
 
 
 def one_line(wrong: object, longest: int = 160) -> str:
-    """What an exception says, on one line that is not too long; its name if it says nothing."""
+    """The message of an exception on one short line; its name if the message is empty."""
     text = " ".join(str(wrong).split()) or type(wrong).__name__
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 @contextmanager
 def parsing(place: Path | str, expected: str, error: type[RlptoError]) -> Iterator[None]:
-    """Whatever a parser raises on a file becomes one `error`: place, reason, what was expected."""
+    """Turn every exception of a parser on a file into one `error`: place, reason, what was expected."""
     try:
         yield
     except RlptoError:
@@ -96,7 +96,7 @@ def read_bytes(path: Path, expected: str, error: type[RlptoError], largest: int)
 def read_text(
     path: Path, expected: str, error: type[RlptoError], largest: int = LARGEST_TEXT_BYTES, packed: bool = False
 ) -> str:
-    """A text in UTF-8, without its byte order mark. packed: it may be compressed by gzip, whatever its name.
+    """A text in UTF-8, without its byte order mark. packed: it may be gzip-compressed, under any name.
 
     Raises `error`, with the line where it is known, if it is missing, too large, empty or no text.
     """
@@ -117,7 +117,7 @@ def read_text(
 
 
 def _unpacked(data: bytes, path: Path, error: type[RlptoError], largest: int) -> bytes:
-    """The content of gzip data, of which there may be several one after the other."""
+    """The content of gzip data, which may consist of several members."""
     most = min(largest, max(_SMALL_BYTES, LARGEST_EXPANSION * len(data)))
     parts, size = [], 0
     while data[:2] == b"\x1f\x8b":
@@ -176,7 +176,7 @@ def read_arrays(path: Path, expected: str, error: type[RlptoError], folder: str 
 
 @contextmanager
 def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipfile.ZipFile]:
-    """A zip archive of which nothing can take more than its bounds; what goes wrong in it becomes `error`."""
+    """A zip archive whose entries are within the size bounds; every failure becomes `error`."""
     size = check_file(path, expected, error, LARGEST_ARCHIVE_BYTES)
     with parsing(path, expected, error), path.open("rb") as file:
         file.seek(max(0, size - _END_OF_ARCHIVE.size - 2**16))
@@ -187,7 +187,7 @@ def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipf
                 raise ValueError("two entries of one name")
             if any(info.flag_bits & 1 for info in infos):
                 raise ValueError("entries are encrypted")
-            # The unpackers of other methods cannot be bounded.
+            # Decompressors of other methods cannot be bounded.
             if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in infos):
                 raise ValueError("entries are packed in another way than stored or deflated")
             unpacked = sum(info.file_size for info in infos)
@@ -199,7 +199,7 @@ def _opened(path: Path, expected: str, error: type[RlptoError]) -> Iterator[zipf
 
 
 def _check_listing(tail: bytes) -> None:
-    """Raise ValueError unless the end of an archive announces a list of entries that may be read."""
+    """Raise ValueError unless the end record of an archive announces a list of entries of allowed size."""
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) - at < _END_OF_ARCHIVE.size:
         raise zipfile.BadZipFile("File is not a zip file")
@@ -213,7 +213,7 @@ def _check_listing(tail: bytes) -> None:
 def parse_array(content: bytes) -> AnyArray:
     """An array of numbers, text or records from a .npy file, whose header must fit what follows it.
 
-    Raises one of PARSER_ERRORS if it is none.
+    Raises one of PARSER_ERRORS if it is not such a file.
     """
     if content[:6] != b"\x93NUMPY" or content[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         raise ValueError("no array")
@@ -234,7 +234,7 @@ def parse_array(content: bytes) -> AnyArray:
 
 
 def check_finite(arrays: Mapping[str, AnyArray], place: Path | str, largest: float, error: type[RlptoError]) -> None:
-    """Raise `error`, naming the array, where one is not of numbers, or they are NaN or beyond `largest` either way."""
+    """Raise `error`, naming the array, if an array is not numeric, or holds NaN or magnitudes beyond `largest`."""
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub" or not (np.abs(array.astype(np.float64)) <= largest).all():
             raise error(f"{place}: {name} holds NaN or numbers beyond {largest:g}, expected finite numbers")

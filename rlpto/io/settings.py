@@ -1,4 +1,4 @@
-"""Base of all typed settings. Each package defines its own beside the code that obeys them."""
+"""Base of all typed settings. Each package defines its own next to the code that uses them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 LARGEST_NUMBER = 1e12
-"""Of any setting that has no bounds of its own, either way: beyond, sums overflow and nothing means anything."""
+"""Largest magnitude of a setting without bounds of its own: beyond it, sums could overflow."""
 
 LARGEST_SEED = 2**32 - 1
-"""The largest that every library takes."""
+"""Largest seed that every library accepts."""
 
 
 class Settings(BaseModel):
@@ -35,9 +35,9 @@ class Settings(BaseModel):
     def _numbers_mean_something(cls, value: Any, info: ValidationInfo) -> Any:
         numbers = [part for part in _parts(value) if isinstance(part, int | float)]
         if any(abs(part) > LARGEST_NUMBER for part in numbers) and not _is_bounded(cls, str(info.field_name)):
-            got = min(max(map(abs, numbers)), int(sys.float_info.max))  # no float is as large as an int may be
+            got = min(max(map(abs, numbers)), int(sys.float_info.max))  # an int may be larger than any float
             raise ValueError(f"expected at most {LARGEST_NUMBER:g}, got {got:g}")
-        return 0.0 if isinstance(value, float) and value == 0.0 else value  # -0.0 is a number that generators refuse
+        return 0.0 if isinstance(value, float) and value == 0.0 else value  # random generators refuse -0.0
 
 
 @cache
@@ -49,7 +49,7 @@ def _takes_numbers(settings: type[Settings], name: str) -> bool:
 
 @cache
 def _is_bounded(settings: type[Settings], name: str) -> bool:
-    """Whether a field says itself how large its number may be."""
+    """Whether a field has an upper bound of its own."""
     return any(hasattr(bound, "le") or hasattr(bound, "lt") for bound in settings.model_fields[name].metadata)
 
 

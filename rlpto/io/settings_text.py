@@ -1,4 +1,4 @@
-"""Typed settings as text: as YAML with every key explained, and what is wrong with a value that is none of theirs."""
+"""Typed settings as text: YAML with every key explained, and messages for invalid values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def first_problem(
     whole: str = "the file",
     located: Callable[[Location], Location] = lambda location: location,
 ) -> tuple[Location, str]:
-    """Where the first thing is that is wrong, and one line about it; unknown keys come first: they cause the rest.
+    """Place of the first error, and one line about it. Unknown keys come first because they cause the others.
 
-    model: whose keys are suggested for an unknown one; None: no suggestion. whole: what is wrong where it is no key.
+    model: its keys are suggested for an unknown one; None: no suggestion. whole: subject of an error outside any key.
     located: the key that a place in pydantic's model stands for, where that is another.
     """
     details = sorted(error.errors(), key=lambda detail: detail["type"] not in _UNKNOWN_KEY)
@@ -36,7 +36,7 @@ def first_problem(
 
 
 def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
-    """What is wrong with one value, and what was expected there."""
+    """The error of one value, and what was expected there."""
     context = detail.get("ctx", {})
     match detail["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
@@ -68,7 +68,7 @@ def _reason(detail: ErrorDetails, model: type[Settings] | None) -> str:
 
 
 def _suggestion(location: Location, model: type[Settings]) -> str:
-    """What an unknown key was probably meant to be: a neighbour's name, or the same name elsewhere."""
+    """Suggestion for an unknown key: a similar name at its level, or the same name elsewhere."""
     *around, wrong = location
     valid = {dotted_key(key): key for key in all_keys(model)}
     inside = _without_positions(around)

@@ -19,11 +19,11 @@ Location = tuple[str | int, ...]
 """Keys and list positions from the root of a file to a value."""
 
 _MOST_VALUES = 200_000
-"""Values of a file, those counted again that an alias stands for."""
+"""Most values of a file; values behind an alias count at each use."""
 _LONGEST_NUMBER = 400
-"""Characters of a number or a date."""
+"""Most characters of a number or a date."""
 _LONGEST_VALUE = 100_000
-"""Characters of a value that is typed on a command line."""
+"""Most characters of a value typed on a command line."""
 _DEEPEST = 100
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _BRACKET = re.compile(r"[\[\]{}]")
@@ -39,7 +39,7 @@ class YamlFile:
     lines: dict[Location, int]
 
     def place(self, location: Location) -> str:
-        """`file:line` of a key; where that has none, of the closest key around it; `file` for the root."""
+        """`file:line` of a key, or of the closest enclosing key that has a line; `file` for the root."""
         for length in range(len(location), 0, -1):
             line = self.lines.get(location[:length])
             if line is not None:
@@ -78,7 +78,7 @@ def read_yaml_documents(
 
 
 def parse_value(text: str, place: str, error: type[RlptoError] = ConfigError) -> object:
-    """A value that was typed, such as that of `--set`, as YAML; null if there is none.
+    """A typed value, such as that of `--set`, parsed as YAML; null if it is empty.
 
     Raises `error`, which begins with `place`, if it is no YAML or larger than anything one would type.
     """
@@ -117,12 +117,12 @@ def _documents(
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are nested, wherever they stand; the parser would take long to find that out."""
+    """Depth of nested brackets anywhere in the text. The parser would take long to reject deep nesting."""
     return max(accumulate(_BRACKETS[bracket] for bracket in _BRACKET.findall(text)), default=0)
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise ConstructorError where aliases hold themselves or stand for too much, or a key or number is odd."""
+    """Raise ConstructorError for aliases that contain themselves or expand too far, and for invalid keys or numbers."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:

@@ -28,6 +28,8 @@ from rlpto.performance.throughput import StepMeasurements
 MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
 """Local batch limits, by model and kind of GPU, below the largest measured one: the artifacts' jobs never exceed
 them."""
+LARGEST_BATCH = 10**9
+"""Samples of a batch, at most."""
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
 _TIMES = ("local_bsz", "step_time", "sync_time")
 
@@ -141,7 +143,7 @@ def _read_runs(folder: Path) -> dict[int, ValidationRun]:
     columns = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
     runs: dict[int, ValidationRun] = {}
     for path in folder.glob("validation-*.csv"):
-        match = re.fullmatch(r"validation-([1-9]\d*)\.csv", path.name)
+        match = re.fullmatch(r"validation-([1-9]\d{0,8})\.csv", path.name)
         if match is None:
             raise ProfileError(f"{path}: expected validation-<batch size>.csv")
         rows = _read_csv(path, columns)
@@ -213,4 +215,6 @@ def _number(field: str | None, path: Path, line: int, column: str) -> float:
         number = float("nan")
     if not np.isfinite(number):
         raise ProfileError(f"{path}, line {line}: {column} {field!r}, expected a number")
+    if column == "local_bsz" and not 1 <= number <= LARGEST_BATCH:
+        raise ProfileError(f"{path}, line {line}: {column} {field!r}, expected samples, 1 to {LARGEST_BATCH:,}")
     return number

@@ -20,7 +20,7 @@ from rlpto.simulator.resuming import take_up_all
 from rlpto.simulator.settings import FailureSettings, SimulatorSettings
 
 SPANS = 2
-"""Rows for each number of GPUs of a job of whose speed something else than the truth is told: on one node, on more."""
+"""Rows for each number of GPUs of a job whose speed is not known exactly: on one node, and on several."""
 FIRST_SLOTS = 64
 """Jobs that tables with rows of each job's own have room for at first; twice as many whenever it runs out."""
 NO_NOISE = np.zeros((1, 0, 0))
@@ -58,7 +58,7 @@ class Scenes:
         rows = np.argsort(state.jobs.index, kind="stable")
         table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
         placement, told, store = state.placement(table.index), table.told(), table.columns()
-        tables, noise = self._tables(told, table.index, store, state.gpus_per_node)
+        tables, shown = self._tables(told, table.index, store, state.gpus_per_node)
         store.measured_accuracy[:] = np.nan
         store.rescale_left[:] = placement.pausing
         world = build_world(
@@ -68,13 +68,13 @@ class Scenes:
             follow_accuracy=self._follow_accuracy,
         )
         take_up_all(world, state.time, state.shape, placement)
-        loop = build_loop(world, told.tables, self._queue, state.gpus_per_node, noise)
+        loop = build_loop(world, shown, self._queue, state.gpus_per_node, NO_NOISE)
         return loop, start_of(world)
 
     def _tables(
         self, told: Told, index: IntArray, store: JobStore, gpus_per_node: int
-    ) -> tuple[SpeedTables, FloatArray]:
-        """Tables of the speeds that jobs have in rollouts, and [1, n, ...] noise.
+    ) -> tuple[SpeedTables, SpeedTables]:
+        """Tables of the speeds that jobs have in rollouts, and those of what is shown of them there.
 
         The types in the store are changed to types of these tables.
         """
@@ -83,22 +83,22 @@ class Scenes:
         if told.noise is not None:
             if self._own is None or self._own.told is not tables:
                 self._own = _OwnRows(tables, gpus_per_node)
-            store.type_index[:] = self._own.types_of(index, told)
-            return self._own.tables, told.noise.factors(tables.max_gpus + 1)[None]
+            store.type_index[:] = store.told_type[:] = self._own.types_of(index, told)
+            return self._own.tables, self._own.tables
         if tables.elapsed.size == 0:  # rewritten as jobs learn
             if self._elapsed.shape != (len(tables.rates), tables.rates.shape[1] + 1):
                 self._elapsed = np.zeros((len(tables.rates), tables.rates.shape[1] + 1))
                 self._elapsed[0, 1:] = np.inf
             types, most = np.unique(told.type_index), tables.max_gpus
             fill_elapsed(tables.rates, tables.row, types, np.full(len(types), most), self._elapsed)
-            return replace(tables, elapsed=self._elapsed), NO_NOISE
-        return tables, NO_NOISE
+            return replace(tables, elapsed=self._elapsed), tables
+        return tables, tables
 
 
 class _OwnRows:
-    """Tables with rows of every job's own, where what is told of its speed differs from the truth as long as it lives.
+    """Tables with a type of its own for every job of which only estimates with errors are known: speed and work left.
 
-    told: the tables that policies are told of. tables: behind their types, those of jobs.
+    told: speeds of the jobs' models. tables: behind the types of these, those of jobs, with the errors of each.
     """
 
     def __init__(self, told: SpeedTables, gpus_per_node: int) -> None:
@@ -125,13 +125,20 @@ class _OwnRows:
                 continue
             slot = self._slots[job] = self._free.pop()
             kind = job[1]
-            factor = noise.speed[row] / noise.remaining[row] * gpus ** noise.scaling[row]
-            several = np.where(-(-gpus // self._gpus_per_node) > 1, self._packed[kind], self._row_on_two(kind))
-            rows = np.stack([self.told.row[kind, 0], several])
-            fill_own(self.told.rates, rows, factor, self.tables.row[slot], self.tables.rates, self.tables.elapsed)
-            for name in ("accuracy", "epochs", "samples", "rescale_delay"):
-                getattr(self.tables, name)[slot] = getattr(self.told, name)[kind]
-            self.tables.facts[slot] = self.told.facts[kind]
+            factor = noise.speed[row] * gpus ** noise.scaling[row]
+            own, packed = self.tables, self._packed[kind]
+            several = gpus > min(self._gpus_per_node, int(self.told.node_gpus[kind]))
+            rows = np.where(several, [self.told.row[kind, 0], packed], [packed, self._row_on_two(kind)])
+            own.packed_rows(self._gpus_per_node)[slot] = np.where(several, own.row[slot, 1], own.row[slot, 0])
+            fill_own(self.told.rates, rows, factor, own.row[slot], own.rates, own.elapsed)
+            if self.told.score_rates is not None and own.score_rates is not None:
+                fill_own(self.told.score_rates, rows, factor, own.row[slot], own.score_rates, self._unused)
+            if self.told.known_speed is not None and own.known_speed is not None:
+                own.known_speed[slot] = self.told.known_speed[kind] * factor
+            if self.told.known_remaining is not None and own.known_remaining is not None:
+                own.known_remaining[slot] = self.told.known_remaining[kind] * noise.remaining[row]
+            for name in ("accuracy", "epochs", "samples", "rescale_delay", "facts", "accuracy_ahead"):
+                getattr(own, name)[slot] = getattr(self.told, name)[kind]
         return np.array([self._slots[job] for job in jobs], dtype=np.int64)
 
     def _row_on_two(self, kind: int) -> IntArray:
@@ -146,6 +153,8 @@ class _OwnRows:
         row = np.zeros((types + slots, SPANS, most + 1), dtype=np.int32)
         row[types:, :, 1:] = 1 + np.arange(slots * SPANS * most, dtype=np.int32).reshape(slots, SPANS, most)
         rates = np.zeros((1 + slots * SPANS * most, told.rates.shape[1]))
+        elapsed = elapsed_from_rates(rates)
+        self._unused = np.zeros_like(elapsed)
 
         def room(column: AnyArray) -> AnyArray:
             return np.concatenate([column, np.repeat(column[:1], slots, axis=0)])
@@ -154,13 +163,13 @@ class _OwnRows:
             told,
             types=(*told.types, *(told.types[0] for _ in range(slots))),
             rates=rates,
-            elapsed=elapsed_from_rates(rates),
+            elapsed=elapsed,
             row=row,
             exact_keys=np.zeros(0, dtype=np.int64),
             exact_rows=np.zeros(0, dtype=np.int32),
-            known_remaining=None,
-            known_speed=None,
-            score_rates=None,
+            known_remaining=None if told.known_remaining is None else room(told.known_remaining),
+            known_speed=None if told.known_speed is None else room(told.known_speed),
+            score_rates=None if told.score_rates is None else np.zeros_like(rates),
             own=np.arange(types + slots),
             accuracy=room(told.accuracy),
             epochs=room(told.epochs),

@@ -14,7 +14,7 @@ import numpy as np
 from rlpto.core.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import Told
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import Job
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
 from rlpto.simulator.cluster import SimulatedCluster
@@ -50,8 +50,6 @@ class Snapshot:
     time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: as they were
     submitted. columns: how far they are. placement: where they hold GPUs.
     tables: speeds as they are told; columns.type_index and columns.scale belong to them.
-    noise: factors by which what is told of jobs differs from what `tables` say, so that policies are told the same by
-    the scratch cluster; None: nothing differs.
     """
 
     time: float
@@ -61,7 +59,6 @@ class Snapshot:
     columns: JobStore
     placement: Placement
     tables: SpeedTables
-    noise: EstimateNoise | None
 
     def restore(self, settings: SimulatorSettings) -> ScratchCluster:
         """A scratch cluster that stands where the other did. settings: how time passes in it; no node fails.
@@ -69,9 +66,7 @@ class Snapshot:
         Raises ConfigError if no node with GPUs was up.
         """
         columns = self.columns.take(np.arange(len(self.index)))
-        return ScratchCluster.resume(
-            self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings, self.noise
-        )
+        return ScratchCluster.resume(self.time, self.shape, self.jobs, columns, self.placement, self.tables, settings)
 
 
 def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
@@ -90,15 +85,13 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
         columns=columns,
         placement=placement,
         tables=told.tables,
-        noise=told.noise,
     )
 
 
 def known_speeds(told: Told, gpus_per_node: int) -> Told:
-    """Tables by which n jobs get on as policies are told they will, and what is told beside them.
+    """Tables by which n jobs train as fast as is believed, each of a type of its own; without errors of estimates.
 
-    Work and speed are known as numbers with errors; only their quotient is a time. Each job keeps its epochs, and its
-    tables the speed at which those last as long as is told. Where the truth is told, that is the truth.
+    Where the truth is known and the tables are not rewritten as jobs learn, these are the tables as they are.
     """
     tables, noise = told.tables, told.noise
     rewritten = tables.elapsed.size == 0  # as jobs learn, so that a copy is needed
@@ -114,10 +107,9 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
     score = None if score is None else _known_rates(tables, score, kind, gpus_per_node)
     if noise is not None:
         gpus = np.arange(1, rates.shape[2] + 1)
-        factor = (noise.speed / noise.remaining)[job]
-        factor = (factor[:, None] * gpus[None, :] ** noise.scaling[job][:, None])[:, None, :, None]
-        rates *= factor
-        score = None if score is None else score * factor
+        by_gpus = noise.speed[job][:, None] * gpus[None, :] ** noise.scaling[job][:, None]
+        rates *= by_gpus[:, None, :, None]
+        score = None if score is None else score * by_gpus[:, None, :, None]
     columns = ("batch_size", "servers", "most_servers", "kind", "node_gpus")
     variants = {name: getattr(tables, name)[kind] for name in columns}
     scores = None if score is None else _flat(score)
@@ -125,15 +117,13 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
         _tables_of(tables, kind, rates), own=own[job], score_rates=scores, kinds=tables.kinds, **variants
     )
     if tables.known_speed is not None and tables.known_remaining is not None:
-        known = replace(
-            tables_of_jobs, known_speed=tables.known_speed[kind], known_remaining=tables.known_remaining[kind]
-        )
-        return Told(known, present, np.ones(count), noise)
-    if noise is None:
-        return Told(tables_of_jobs, present, told.scale, None)
-    # Rates hold all errors by now; what is told of remaining work and of speed has to have them apart.
-    apart = EstimateNoise(remaining=noise.remaining, speed=noise.remaining, scaling=np.zeros(count))
-    return Told(tables_of_jobs, present, told.scale, apart)
+        speed, remaining = tables.known_speed[kind], tables.known_remaining[kind]
+        if noise is not None:
+            speed[:, 1:] *= by_gpus
+            remaining *= noise.remaining[job][:, None]
+        known = replace(tables_of_jobs, known_speed=speed, known_remaining=remaining)
+        return Told(known, present, np.ones(count), None)
+    return Told(tables_of_jobs, present, told.scale, None)
 
 
 def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:

@@ -72,7 +72,7 @@ def options_of(policy: PolicyClass) -> list[tuple[str, str, str]]:
 def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy] = lambda policy: policy) -> Policy:
     """A new policy from `name`, `name:option=value,...`, or a mapping with `name` and its options.
 
-    A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:philly`.
+    A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
     The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
     adapt: applied to each new policy, such as setting the weights of an experiment's reward.

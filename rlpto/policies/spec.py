@@ -17,7 +17,7 @@ from rlpto.io.reading import one_line
 from rlpto.io.yaml_file import parse_value
 
 UNNAMED = ""
-"""Stands for the name of an option that was given without one, as in `pretrained:philly`."""
+"""Stands for the name of an option that was given without one, as in `pretrained:synthetic`."""
 RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")

@@ -13,7 +13,7 @@ from rlpto.core.external_load import HeldByOthers, background_at
 from rlpto.core.gpu_kinds import kinds_of
 from rlpto.core.job_store import JobStore
 from rlpto.core.job_table import JobTable
-from rlpto.core.jobs import EstimateNoise, Job
+from rlpto.core.jobs import Job
 from rlpto.core.records import INTERVAL, AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
@@ -81,7 +81,6 @@ class SimulatedCluster:
         placement: Placement,
         tables: SpeedTables,
         settings: SimulatorSettings,
-        noise: EstimateNoise | None = None,
     ) -> Self:
         """A cluster in which `time` [s] has come and jobs are as `store` and `placement` say.
 
@@ -92,7 +91,7 @@ class SimulatedCluster:
         check_jobs_fit((), shape.up_gpus)
         self = cls.__new__(cls)
         settings = settings.model_copy(update={"failures": FailureSettings()})
-        self._build(shape, jobs, store, tables, settings, 0, Knowledge(noise))
+        self._build(shape, jobs, store, tables, settings, 0, Knowledge())
         self._source = None
         take_up_all(self._world, time, shape, placement)
         if self._shared is not None:  # the scale that jobs have is the one they have beside their neighbours

@@ -1,24 +1,39 @@
-"""Opening the database: migrations with a backup, transactions that never wait half-way, one line for every error."""
+"""The connection to the database: transactions that never wait half-way, and one line for every error.
+
+A file is made whole or not at all. The process that owns its contents, the scheduler, waits where the disk is full.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import math
+import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ClusterError
-from rlpto.store.schema import MIGRATIONS
+from rlpto.store.schema import SCHEMA, TABLES, changed_rows, row_sum
 
 LOCK_TIMEOUT_S = 10.0
-"""Longest wait for the other process to finish a write."""
+"""Longest wait for another process that writes."""
+RETRY_INTERVAL_S = 1.0
+"""Time between two attempts to write what the disk had no room for."""
+NOTICE_INTERVAL_S = 120.0
+"""Time between two lines about a wait that goes on."""
 APPLICATION = 0x524C5054
 """SQLite's `application_id` of the database: RLPT."""
 
 Values = Sequence[Any]
+
+DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""What a damaged file makes Python's SQLite raise: the latter two where names or numbers in it make no sense."""
+_REFUSED = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
+"""Primary result codes of writes that may succeed later: no room, another writer, or the device refuses."""
+_READS = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ}
 
 
 class StoreError(ClusterError):
@@ -26,46 +41,55 @@ class StoreError(ClusterError):
 
 
 class Store:
-    """One connection to the database, for one thread.
+    """One connection to the database, for one thread. The file is made if it is missing.
 
     durable: a write that was answered outlives a power cut (synchronous=FULL); else it outlives a killed process only.
     longest_wait_s: longest time that a write waited for the other process, since this was last set to 0.
 
-    Raises StoreError if the file is damaged, foreign, or of a newer version of RLPTO, or cannot be written.
+    Raises StoreError if the file is damaged, foreign, or of another version of RLPTO, or cannot be written.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.path = path
         self.longest_wait_s = 0.0
-        with _clear_errors(path):
-            self._base = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-            self._base.row_factory = sqlite3.Row
+        self._say: Callable[[str], object] | None = None
+        self._waits: list[float] = []
+        self._written: list[tuple[str, Sequence[Values]]] = []
+        with self._clear_errors():
+            if not path.exists():
+                _make(path)
+            self._base = connect(path)
+            check_version(self._base, path)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._base.execute("PRAGMA foreign_keys = ON")
-            migrate(self._base, path)
-        self._turn = path.with_name(f"{path.name}-turn").open("ab")
+            self._turn = path.with_name(f"{path.name}-turn").open("ab")
 
-    def rows(self, query: str, values: Values = ()) -> list[sqlite3.Row]:
+    def wait_for_room(self, say: Callable[[str], object]) -> None:
+        """From now on writes wait where they would fail for now. say: notified in one line that a write waits, now and
+        then while it does, and when it goes on. Ctrl-C ends the wait; after that, writes that fail raise."""
+        self._say = say
+
+    def rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
         """All rows that a query finds."""
-        with _clear_errors(self.path):
+        with self._clear_errors():
             return self._base.execute(query, values).fetchall()
 
-    def row(self, query: str, values: Values = ()) -> sqlite3.Row | None:
+    def row(self, query: str, values: Values = ()) -> tuple[Any, ...] | None:
         """The first row that a query finds."""
-        with _clear_errors(self.path):
-            found: sqlite3.Row | None = self._base.execute(query, values).fetchone()
+        with self._clear_errors():
+            found: tuple[Any, ...] | None = self._base.execute(query, values).fetchone()
             return found
 
     def write(self, statement: str, *rows: Values) -> int:
         """Run a statement once for each of `rows`, which hold its values; the number of rows changed."""
         with self.transaction():
-            return self._base.executemany(statement, rows or [()]).rowcount
+            return self._run(statement, rows or [()]).rowcount
 
     def insert(self, statement: str, values: Values) -> int:
         """Insert one row; its number."""
         with self.transaction():
-            return int(self._base.execute(statement, values).lastrowid or 0)
+            return int(self._run(statement, [values]).lastrowid or 0)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -73,26 +97,114 @@ class Store:
         if self._base.in_transaction:
             yield
             return
-        with _clear_errors(self.path):
-            asked = time.monotonic()
-            # SQLite itself looks ever more rarely whether the other one is done, ten times a second in the end, so that
-            # whoever writes all the time would keep it out. A lock of the system wakes those who wait.
-            fcntl.flock(self._turn, fcntl.LOCK_EX)
+        with self._clear_errors():
             try:
-                self._base.execute("BEGIN IMMEDIATE")
-                self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - asked)
+                self._written = []
+                self._begin()
                 yield
-                self._base.execute("COMMIT")
-            except BaseException:
-                if self._base.in_transaction:
-                    self._base.execute("ROLLBACK")
-                raise
+                self._commit()
             finally:
-                fcntl.flock(self._turn, fcntl.LOCK_UN)
+                self._roll_back()
+
+    def _begin(self) -> None:
+        asked = time.monotonic()
+        # SQLite polls for the lock with growing intervals, so a busy writer could starve the other process. A file
+        # lock wakes waiters at once.
+        fcntl.flock(self._turn, fcntl.LOCK_EX)
+        try:
+            self._base.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            self._wait(error)
+        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - asked)
+
+    def _run(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
+        if self._say is not None:
+            self._written.append((statement, rows))
+        try:
+            return self._execute(statement, rows)
+        except sqlite3.Error as error:
+            found = self._wait(error)
+            assert found is not None
+            return found
+
+    def _execute(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
+        try:
+            return self._execute_once(statement, rows)
+        except sqlite3.OperationalError as error:
+            if "user-defined function" not in str(error):
+                raise
+            # Ctrl-C came while the sum of a row was computed. SQLite reports it as unraisable, so that
+            # `rlpto.io.interrupts` raises it again; the write is no worse for it.
+            return self._execute_once(statement, rows)
+
+    def _execute_once(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
+        if len(rows) == 1:
+            return self._base.execute(statement, rows[0])
+        return self._base.executemany(statement, rows)
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                self._base.execute("COMMIT")
+                return
+            except sqlite3.Error as error:
+                self._wait(error)
+
+    def _roll_back(self) -> None:
+        """Undo what is not committed, and let others write."""
+        if self._base.in_transaction:
+            self._base.execute("ROLLBACK")
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _wait(self, error: sqlite3.Error) -> sqlite3.Cursor | None:
+        """Wait until the transaction under way can be written again from its beginning; what its last statement gave.
+
+        Raises `error`, or one like it, where waiting is of no use.
+        """
+        since, noted = time.monotonic(), -math.inf
+        while True:
+            if self._say is None or not _may_succeed_later(error):
+                raise error
+            self._roll_back()
+            waited = time.monotonic() - since
+            if waited >= noted + NOTICE_INTERVAL_S:
+                noted = waited
+                self._say(f"{self.path}: cannot be written ({error}): jobs go on, the scheduler waits")
+            try:
+                time.sleep(RETRY_INTERVAL_S)
+            except KeyboardInterrupt:
+                self._say = None  # the end of the session does not wait either
+                raise
+            try:
+                fcntl.flock(self._turn, fcntl.LOCK_EX)
+                self._base.execute("BEGIN IMMEDIATE")
+                found = None
+                for statement, rows in self._written:
+                    found = self._execute(statement, rows)
+                break
+            except sqlite3.Error as again:
+                error = again
+        self._waits.append(time.monotonic() - since)
+        self._say(f"{self.path}: can be written again after {self._waits[-1]:.0f} s: the scheduler goes on")
+        return found
+
+    def check(self) -> None:
+        """Read all that a scheduler believes. Raises StoreError for what is not as it was written."""
+        with self._clear_errors():
+            ((found,),) = self._base.execute("PRAGMA integrity_check(1)").fetchall()
+            if found == "ok":
+                found = changed_rows(self._base)
+        if found:
+            raise unusable(self.path, f"it is damaged: {found}")
+
+    def take_waits(self) -> list[float]:
+        """Seconds of each wait for a full disk since this was last asked."""
+        waits, self._waits = self._waits, []
+        return waits
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Inside a transaction: what is written inside is undone alone where it raises."""
+        """Inside a transaction that does not wait for room: what is written inside is undone alone where it raises."""
         self._base.execute("SAVEPOINT one")
         try:
             yield
@@ -102,80 +214,83 @@ class Store:
         finally:
             self._base.execute("RELEASE one")
 
+    @contextmanager
+    def _clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except DAMAGE as error:
+            if isinstance(error, sqlite3.Error) and _may_succeed_later(error):
+                raise StoreError(f"{self.path}: the database cannot be used now: {error}") from None
+            raise unusable(self.path, error) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise unusable(self.path, error.strerror) from None
+
     def close(self) -> None:
         """Let go of the file."""
-        self._base.close()
+        with self._clear_errors():
+            self._base.close()
         self._turn.close()
 
 
-def migrate(base: sqlite3.Connection, path: Path, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Bring the file to the newest version, each step whole or not at all; before the first step a file that holds
-    anything is copied to `NAME.before-VERSION`. Two processes may try at once.
-
-    Raises StoreError for a file that is foreign or newer.
-    """
-    if _version(base, path) == len(migrations):
-        return
-    with _one_at_a_time(base):
-        version = _version(base, path)
-        if version > len(migrations):
-            raise StoreError(
-                f"{path}: database of version {version}, but this RLPTO knows versions up to {len(migrations)}: "
-                "expected a newer RLPTO"
-            )
-        if 0 < version < len(migrations):
-            back_up(path, path.with_name(f"{path.name}.before-{len(migrations)}"))
-        for number in range(version, len(migrations)):
-            for statement in _statements(migrations[number]):
-                base.execute(statement)
-        base.execute(f"PRAGMA user_version = {len(migrations)}")
-        base.execute(f"PRAGMA application_id = {APPLICATION}")
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to the file as it is."""
+    base = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+    base.create_function("row_sum", -1, row_sum, deterministic=True)
+    sqlite3.enable_callback_tracebacks(True)  # a Ctrl-C within `row_sum` reaches `sys.unraisablehook`
+    return base
 
 
-def back_up(path: Path, target: Path) -> None:
-    """Copy a database, which may be in use, to `target`; whole or not at all."""
-    unfinished = target.with_name(f".{target.name}.part")
-    unfinished.unlink(missing_ok=True)
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
-        source.backup(copy)
-    unfinished.replace(target)
+@contextmanager
+def looking(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a database that another process may have open. Raises StoreError if there is none."""
+    if not path.is_file():
+        raise StoreError(f"{path}: no such file; expected the database of a run with --cluster ray, or of a service")
+    try:
+        with closing(connect(path)) as base:
+            yield base
+    except DAMAGE as error:
+        raise unusable(path, error) from None
 
 
-def _version(base: sqlite3.Connection, path: Path) -> int:
+def check_version(base: sqlite3.Connection, path: Path) -> None:
+    """Raise StoreError for a database that is foreign, or of another version."""
     version = int(base.execute("PRAGMA user_version").fetchone()[0])
     application = int(base.execute("PRAGMA application_id").fetchone()[0])
-    if application not in (0, APPLICATION) or (version and application != APPLICATION):
-        raise StoreError(f"{path}: expected the database of a job service, got another SQLite database")
-    return version
+    if application != APPLICATION:
+        raise StoreError(f"{path}: expected a database of RLPTO, got an empty file or another SQLite database")
+    if version != SCHEMA:
+        raise StoreError(
+            f"{path}: database of version {version}, expected {SCHEMA}: go on with the version of rlpto that has "
+            "written it, or start over (--fresh, or another folder)"
+        )
 
 
-@contextmanager
-def _one_at_a_time(base: sqlite3.Connection) -> Iterator[None]:
-    base.execute("BEGIN IMMEDIATE")
+def unusable(path: Path, reason: object) -> StoreError:
+    """The error of a database that is damaged, or is none."""
+    said = " ".join(str(reason).split())  # SQLite quotes what it cannot read, however long that is
+    return StoreError(
+        f"{path}: the database cannot be used: {said[:300]}; expected the file as rlpto has left it: put back a copy, "
+        "or start over (--fresh, or another folder)"
+    )
+
+
+def _make(path: Path) -> None:
+    """A new database, which others see with all its tables or not at all. Two processes may try at once."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished.unlink(missing_ok=True)
     try:
-        yield
-        base.execute("COMMIT")
-    except BaseException:
-        if base.in_transaction:
-            base.execute("ROLLBACK")
-        raise
+        with closing(connect(unfinished)) as base:
+            base.executescript(
+                f"BEGIN; {TABLES}; PRAGMA user_version = {SCHEMA}; PRAGMA application_id = {APPLICATION}; COMMIT"
+            )
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script; `executescript` would commit what is under way."""
-    statement = ""
-    for part in script.split(";"):
-        statement += f"{part};"
-        if sqlite3.complete_statement(statement):
-            if statement.strip(" \n;"):
-                yield statement
-            statement = ""
-
-
-@contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        said = " ".join(str(error).split())[:200]
-        raise StoreError(f"{path}: the database of the service cannot be used: {said}") from error
+def _may_succeed_later(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF in _REFUSED and code not in _READS

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +33,12 @@ def add_event(
     job: str | None = None,
     owner: str | None = None,
     body: Mapping[str, Any] | None = None,
+    time: float | None = None,
 ) -> int:
-    """Note something that has happened; its number."""
+    """Note something that has happened; its number. time: s of the session, for one of its own."""
     return store.insert(
-        "INSERT INTO events (at, kind, job, owner, body) VALUES (?, ?, ?, ?, ?)",
-        (at, kind, job, owner, json.dumps(dict(body or {}))),
+        "INSERT INTO events (at, time, kind, job, owner, body) VALUES (?, ?, ?, ?, ?, ?)",
+        (at, time, kind, job, owner, json.dumps(dict(body or {}))),
     )
 
 
@@ -65,5 +65,5 @@ def first_event(store: Store) -> int:
     return 0 if row is None or row[0] is None else int(row[0])
 
 
-def _events(rows: list[sqlite3.Row]) -> list[Event]:
+def _events(rows: Sequence[Sequence[Any]]) -> list[Event]:
     return [Event(seq, at, kind, job, owner, json.loads(body)) for seq, at, kind, job, owner, body in rows]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import secrets
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rlpto.store.database import Store
 
 State = Literal["submitted", "checking", "queued", "starting", "running", "finished", "failed", "cancelled", "rejected"]
 STATES: tuple[State, ...] = get_args(State)
+ACTIVE: tuple[State, ...] = ("queued", "starting", "running")
+"""States of jobs that the scheduler decides on."""
 ENDED: tuple[State, ...] = ("finished", "failed", "cancelled", "rejected")
 """States after which nothing changes any more."""
+EXPECTED: tuple[State, ...] = ("submitted", "checking")
+"""States of jobs that the scheduler does not decide on yet."""
 WAITING: tuple[State, ...] = ("submitted", "checking", "queued")
 """States of jobs that were never given GPUs, or wait for them again."""
 Priority = Literal["high", "normal", "low"]
@@ -77,7 +80,29 @@ class JobRow(NewJob):
         return self.state in ENDED
 
 
+@dataclass(frozen=True)
+class SessionJob(JobRow):
+    """A job that the scheduler of a session knows. number: its place there. launched: whether it ever had a controller.
+
+    start_time, finish_time: s of the session. reached_90 and so on: when it had gained that share [%] of the accuracy
+    it can gain; None: not yet. failure: whole text of what went wrong last.
+    """
+
+    number: int = 0
+    launched: bool = False
+    start_time: float | None = None
+    finish_time: float | None = None
+    step: int = 0
+    peak_gpus: int = 0
+    rescale_seconds: float = 0.0
+    failure: str = ""
+    reached_90: float | None = None
+    reached_95: float | None = None
+    reached_99: float | None = None
+
+
 _COLUMNS = [one.name for one in fields(JobRow)]
+_SESSION = [one.name for one in fields(SessionJob)]
 _JOB = ", ".join(f"jobs.{name}" for name in _COLUMNS)
 _ASKED = [one.name for one in fields(NewJob)]
 _CHANGEABLE = frozenset(
@@ -143,6 +168,12 @@ def change_asked(store: Store, job: JobRow, at: float, priority: Priority, label
             store.write("DELETE FROM labels WHERE job = ?", (job.seq,))
             _note_labels(store, job.seq, labels)
     return changed > 0
+
+
+def session_jobs(store: Store) -> list[SessionJob]:
+    """The jobs that the scheduler of the session knows, in its order."""
+    query = f"SELECT {', '.join(_SESSION)} FROM jobs WHERE number IS NOT NULL ORDER BY number"
+    return [SessionJob(**_decoded(dict(zip(_SESSION, row, strict=True)))) for row in store.rows(query)]
 
 
 def list_jobs(
@@ -219,6 +250,9 @@ def _marks(values: Sequence[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _job(row: sqlite3.Row) -> JobRow:
-    values = dict(zip(_COLUMNS, row, strict=True))
-    return JobRow(**values | {"options": json.loads(values["options"]), "labels": json.loads(values["labels"])})
+def _job(row: Sequence[Any]) -> JobRow:
+    return JobRow(**_decoded(dict(zip(_COLUMNS, row, strict=True))))
+
+
+def _decoded(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"options": json.loads(values["options"]), "labels": json.loads(values["labels"])}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,6 +72,6 @@ def note_check(store: Store, name: str, version: int, checked: Checked, problem:
     store.write("UPDATE programs SET checked = ?, problem = ? WHERE name = ? AND version = ?", values)
 
 
-def _program(row: sqlite3.Row) -> ProgramRow:
+def _program(row: Sequence[Any]) -> ProgramRow:
     name, spec, version, enabled, checked, problem, changed, by = row
     return ProgramRow(name, json.loads(spec), version, bool(enabled), checked, problem, changed, by)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,6 +114,6 @@ def switches(store: Store, before: int | None = None, limit: int = 50) -> list[S
     return [Switch(*row) for row in store.rows(query, (before, before, limit))]
 
 
-def _request(row: sqlite3.Row) -> Request:
+def _request(row: Sequence[Any]) -> Request:
     seq, kind, job, body, by, at, done_at, problem = row
     return Request(seq, kind, job, json.loads(body), by, at, done_at, problem)

@@ -1,8 +1,21 @@
-"""The tables of the database, as numbered migrations: `user_version` says how many have been made."""
+"""The tables of the database: what one scheduler knows, and what users of a service have asked for and may see.
+
+A session is what one scheduler does on one cluster: the whole life of a service, or one cell of `rlpto evaluate
+--cluster ray`. Its own times are seconds since it began, without those in which nothing trained; all others are seconds
+since 1970.
+"""
 
 from __future__ import annotations
 
-_FIRST = """
+import sqlite3
+import zlib
+from contextlib import closing
+
+SCHEMA = 1
+"""Version of the tables, in SQLite's `user_version`."""
+
+# STRICT and the checks are what SQLite's integrity check can tell damage by.
+_TABLES = """
 CREATE TABLE users (
     name TEXT PRIMARY KEY, role TEXT NOT NULL CHECK (role IN ('user', 'developer', 'operator', 'admin')),
     created REAL NOT NULL, disabled INTEGER NOT NULL DEFAULT 0 CHECK (disabled IN (0, 1)),
@@ -23,18 +36,24 @@ CREATE TABLE previews (
     program TEXT NOT NULL, metric TEXT NOT NULL, gpus INTEGER NOT NULL, hours REAL NOT NULL, gpu_hours REAL NOT NULL,
     PRIMARY KEY (program, metric, gpus)) STRICT, WITHOUT ROWID;
 
+-- number, spec, submit_time and what follows launched: of the session, NULL where its scheduler knows the job no more.
 CREATE TABLE jobs (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, name TEXT NOT NULL,
-    program TEXT NOT NULL, training TEXT, options TEXT NOT NULL, epochs REAL NOT NULL CHECK (epochs > 0),
-    batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL, min_gpus INTEGER NOT NULL, max_gpus INTEGER NOT NULL,
-    priority TEXT NOT NULL CHECK (priority IN ('high', 'normal', 'low')), labels TEXT NOT NULL,
-    version INTEGER NOT NULL DEFAULT 1,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL DEFAULT '', name TEXT NOT NULL,
+    program TEXT NOT NULL DEFAULT '', training TEXT, options TEXT NOT NULL DEFAULT '{}',
+    epochs REAL NOT NULL CHECK (epochs > 0), batch_size INTEGER, metric TEXT, gpus INTEGER NOT NULL DEFAULT 1,
+    min_gpus INTEGER NOT NULL DEFAULT 1, max_gpus INTEGER NOT NULL DEFAULT 1,
+    priority TEXT NOT NULL DEFAULT 'normal' CHECK (priority IN ('high', 'normal', 'low')),
+    labels TEXT NOT NULL DEFAULT '{}', version INTEGER NOT NULL DEFAULT 1,
     state TEXT NOT NULL DEFAULT 'submitted' CHECK (state IN ('submitted', 'checking', 'queued', 'starting', 'running',
         'finished', 'failed', 'cancelled', 'rejected')),
     reason TEXT NOT NULL DEFAULT '', submitted REAL NOT NULL, changed REAL NOT NULL, queued REAL, started REAL,
     ended REAL,
     progress REAL NOT NULL DEFAULT 0, gpus_held INTEGER NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0,
     loss REAL, accuracy REAL, rescales INTEGER NOT NULL DEFAULT 0, recoveries INTEGER NOT NULL DEFAULT 0,
+    number INTEGER UNIQUE, spec TEXT, submit_time REAL,
+    launched INTEGER NOT NULL DEFAULT 0 CHECK (launched IN (0, 1)), start_time REAL, finish_time REAL,
+    step INTEGER NOT NULL DEFAULT 0, peak_gpus INTEGER NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
+    failure TEXT NOT NULL DEFAULT '', reached_90 REAL, reached_95 REAL, reached_99 REAL,
     CHECK (1 <= min_gpus AND min_gpus <= gpus AND gpus <= max_gpus)) STRICT;
 CREATE INDEX jobs_of_owner ON jobs (owner, seq);
 CREATE INDEX jobs_in_state ON jobs (state, seq);
@@ -55,8 +74,9 @@ CREATE TABLE switches (
     asked REAL NOT NULL, in_force REAL NOT NULL) STRICT;
 CREATE TABLE policies (name TEXT PRIMARY KEY, spec TEXT NOT NULL, summary TEXT NOT NULL, source TEXT NOT NULL) STRICT;
 
+-- time: of the session, NULL where the event is none of its own.
 CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, kind TEXT NOT NULL, job TEXT, owner TEXT,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, time REAL, kind TEXT NOT NULL, job TEXT, owner TEXT,
     body TEXT NOT NULL) STRICT;
 CREATE INDEX events_of_job ON events (job, seq) WHERE job IS NOT NULL;
 CREATE TABLE points (
@@ -69,10 +89,30 @@ CREATE TABLE spans (
 CREATE INDEX spans_of_job ON spans (job);
 CREATE INDEX spans_open ON spans (job) WHERE ended IS NULL;
 CREATE INDEX spans_ended ON spans (ended);
+-- gain_high and what follows: what has happened since.
 CREATE TABLE decisions (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, policy TEXT NOT NULL, latency REAL NOT NULL,
-    capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL, waiting INTEGER NOT NULL,
-    reward REAL, parts TEXT NOT NULL, steering TEXT NOT NULL) STRICT;
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, time REAL NOT NULL, policy TEXT NOT NULL,
+    latency REAL NOT NULL, capacity INTEGER NOT NULL, held INTEGER NOT NULL, active INTEGER NOT NULL,
+    waiting INTEGER NOT NULL, reward REAL, parts TEXT NOT NULL DEFAULT '{}', steering TEXT NOT NULL DEFAULT '{}',
+    observation TEXT NOT NULL DEFAULT '{}', action TEXT NOT NULL DEFAULT '{}', batch_sizes TEXT NOT NULL DEFAULT '{}',
+    gain_high REAL NOT NULL DEFAULT 0, gain_normal REAL NOT NULL DEFAULT 0, gain_low REAL NOT NULL DEFAULT 0,
+    unfinished REAL NOT NULL DEFAULT 0, gpu_seconds REAL NOT NULL DEFAULT 0, rescale_seconds REAL NOT NULL DEFAULT 0,
+    short_high REAL NOT NULL DEFAULT 0, short_normal REAL NOT NULL DEFAULT 0, short_low REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE allocations (
+    generation INTEGER PRIMARY KEY, job TEXT NOT NULL, nodes TEXT NOT NULL, batch_size INTEGER,
+    servers TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('planned', 'commanded', 'applied', 'superseded')),
+    planned_at REAL NOT NULL, commanded_at REAL, applied_at REAL) STRICT;
+CREATE INDEX allocations_of_job ON allocations (job, generation);
+CREATE TABLE changes (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL, accuracy REAL NOT NULL,
+    nodes TEXT NOT NULL) STRICT;
+CREATE INDEX changes_of_job ON changes (job);
+CREATE TABLE nodes (
+    id TEXT PRIMARY KEY, number INTEGER NOT NULL, gpus INTEGER NOT NULL, alive INTEGER NOT NULL, since REAL NOT NULL
+) STRICT;
 CREATE TABLE volume (
     at REAL PRIMARY KEY, seen REAL, forecast REAL, low REAL, high REAL) STRICT;
 CREATE TABLE status (key TEXT PRIMARY KEY, at REAL NOT NULL, value TEXT NOT NULL) STRICT;
@@ -86,5 +126,40 @@ CREATE TABLE audit (
     target TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
-"""What makes version n + 1 of version n. One that was released is never edited: another one is added."""
+SUMMED = ("jobs", "facts", "allocations", "changes", "nodes", "events", "decisions")
+"""Tables that a scheduler believes after a restart: each of their rows has a sum over its other columns."""
+
+
+def row_sum(*values: object) -> int:
+    """What column `sum` of a row holds: SQLite itself does not see a changed byte that is a valid value, too."""
+    return zlib.crc32(repr(values).encode("utf-8", "surrogateescape"))
+
+
+def _columns() -> dict[str, str]:
+    """Names of the columns of every table in `SUMMED`."""
+    with closing(sqlite3.connect(":memory:")) as base:
+        base.executescript(_TABLES)
+        found = {table: base.execute(f"PRAGMA table_info({table})").fetchall() for table in SUMMED}
+    return {table: ", ".join(row[1] for row in rows) for table, rows in found.items()}
+
+
+_COLUMNS = _columns()
+TABLES = _TABLES + "".join(
+    f"ALTER TABLE {table} ADD COLUMN sum INTEGER NOT NULL DEFAULT 0;\n"
+    + "".join(
+        f"CREATE TRIGGER sum_of_{table}_{event} AFTER {event} ON {table} BEGIN UPDATE {table} "
+        f"SET sum = row_sum({columns}) WHERE rowid = new.rowid; END;\n"
+        for event in ("INSERT", "UPDATE")
+    )
+    for table, columns in _COLUMNS.items()
+)
+"""What makes all tables, with the sums of their rows."""
+
+
+def changed_rows(base: sqlite3.Connection) -> str:
+    """What is wrong with rows that are not as they were written; empty: nothing."""
+    for table, names in _COLUMNS.items():
+        ((count,),) = base.execute(f"SELECT count(*) FROM {table} WHERE sum != row_sum({names})").fetchall()
+        if count:
+            return f"{count} rows of table {table} are not as they were written"
+    return ""

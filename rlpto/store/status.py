@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rlpto.store.database import Store
@@ -209,27 +209,31 @@ def predictions(store: Store) -> dict[str, PredictionRow]:
     return {row[0]: PredictionRow(*row) for row in store.rows("SELECT * FROM predictions")}
 
 
-def add_decision(store: Store, row: DecisionRow) -> int:
-    """Note a decision; its number."""
-    values = asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
-    names = ", ".join(values)
-    return store.insert(
-        f"INSERT INTO decisions ({names}) VALUES ({', '.join('?' * len(values))})", tuple(values.values())
+def add_decision(store: Store, row: DecisionRow, time: float = 0.0) -> None:
+    """Note a decision that changed nothing. time: s of the session."""
+    values = _decision_values(row) | {"time": time}
+    store.write(
+        f"INSERT INTO decisions ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", (*values.values(),)
     )
+
+
+def describe_decision(store: Store, row: DecisionRow) -> None:
+    """Note more of the decision that the session has taken last."""
+    values = _decision_values(row)
+    sets = ", ".join(f"{name} = ?" for name in values)
+    store.write(f"UPDATE decisions SET {sets} WHERE seq = (SELECT max(seq) FROM decisions)", (*values.values(),))
+
+
+def _decision_values(row: DecisionRow) -> dict[str, Any]:
+    return asdict(row) | {"parts": json.dumps(dict(row.parts)), "steering": json.dumps(dict(row.steering))}
 
 
 def decisions(store: Store, since: float, limit: int = 500) -> list[DecisionRow]:
     """The newest `limit` decisions since a time [s], oldest first."""
-    found = store.rows(
-        "SELECT at, policy, latency, capacity, held, active, waiting, reward, parts, steering FROM decisions "
-        "WHERE at >= ? ORDER BY seq DESC LIMIT ?",
-        (since, limit),
-    )
-    names = ("at", "policy", "latency", "capacity", "held", "active", "waiting", "reward")
-    return [
-        DecisionRow(**{name: row[name] for name in names}, parts=json.loads(row[8]), steering=json.loads(row[9]))
-        for row in reversed(found)
-    ]
+    names = [one.name for one in fields(DecisionRow)]
+    query = f"SELECT {', '.join(names)} FROM decisions WHERE at >= ? ORDER BY seq DESC LIMIT ?"
+    found = [dict(zip(names, row, strict=True)) for row in reversed(store.rows(query, (since, limit)))]
+    return [DecisionRow(**row | {name: json.loads(row[name]) for name in ("parts", "steering")}) for row in found]
 
 
 def set_volume(store: Store, rows: Sequence[VolumeRow]) -> None:

@@ -54,6 +54,11 @@ _TOKEN = "id, user, label, kind, created, expires, revoked, made_with"
 _LIVE = "tokens.revoked IS NULL AND (tokens.expires IS NULL OR tokens.expires > ?)"
 
 
+def over_quota(gpus: int, quota: int | None) -> bool:
+    """Whether a job that asks for so many GPUs can never start, because its owner may hold fewer. quota: None: any."""
+    return quota is not None and gpus > quota
+
+
 def add_user(store: Store, name: str, role: Role, at: float) -> User:
     """A new user without quotas of its own."""
     store.insert("INSERT INTO users (name, role, created) VALUES (?, ?, ?)", (name, role, at))

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.training import Outcome, train
+from rlpto.agents.training import TrainingResult, train
 from rlpto.agents.validation import Evaluator
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
@@ -79,7 +79,7 @@ def schedule(policy: Policy, jobs: tuple[Job, ...], seed: int = 8) -> RunRecord:
 
 def train_small(
     folder: Path, setup: EnvSetup | None = None, settings: AgentSettings | None = None, **more: Any
-) -> Outcome:
+) -> TrainingResult:
     """A training of a second or two."""
     setup = setup or make_setup()
     return train(

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlpto.agents.archive import read_archive
+from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.finetuning import StartingAgent, fine_tune
 from rlpto.agents.settings import LAST, AgentSettings
-from rlpto.agents.trained import CHECKPOINT, load_agent
-from rlpto.agents.training import Outcome
+from rlpto.agents.trained import load_agent
+from rlpto.agents.training import TrainingResult
 from rlpto.envs.cluster_env import ClusterEnv, LiveSetup
 from rlpto.envs.live import LiveSB3Env
 from rlpto.envs.sb3 import SB3ClusterEnv
@@ -58,7 +58,7 @@ class Clusters:
         return SimulatedCluster(NODES, jobs, TABLES, SIMULATOR, self.begun)
 
 
-def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> Outcome:
+def tune(agent: Path, folder: Path, clusters: Clusters | None = None, **more: Any) -> TrainingResult:
     starting_agent = StartingAgent(agent)
     setup = LiveSetup(
         clusters or Clusters(), QUEUE, REWARD, starting_agent.env(EnvSettings()), starting_agent.trained.start

@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from rlpto.agents.archive import read_archive, write_archive
+from rlpto.agents.archive import AGENT, CHECKPOINT, KINDS, NOT_TRAINED, TRAINED, read_archive, write_archive
 from rlpto.agents.checkpoint import export_agent
 from rlpto.agents.network import JobSetPolicy
-from rlpto.agents.policy import Agent, AgentOptions
-from rlpto.agents.trained import AGENT, CHECKPOINT, TrainedAgent, load_agent
+from rlpto.agents.policy import Agent, AgentOptions, shown_label
+from rlpto.agents.trained import TrainedAgent, load_agent
 from rlpto.agents.validation import validate
 from rlpto.core.cluster import ClusterShape, ClusterState
 from rlpto.envs.observation import Observation
 from rlpto.envs.sb3 import SB3ClusterEnv
 from rlpto.envs.setup import EnvSetup, action_space, observation_space
+from rlpto.experiments.train import summary
 from rlpto.io import paths
 from rlpto.io.errors import CheckpointError, ConfigError, PolicyError
+from rlpto.io.paths import example_config, example_names
 from rlpto.policies.registry import available, is_complete, make_policy
-from tests.agents.helpers import SIMULATOR, make_setup, schedule, train_small, workload
+from tests.agents.helpers import SIMULATOR, make_settings, make_setup, schedule, train_small, workload
 from tests.builders import make_cluster
 
 
@@ -78,7 +80,7 @@ def test_holding_repeats_an_action_and_a_reset_forgets_it() -> None:
 
 
 def test_exported_agents_are_small_and_decide_alike(trained: Path, tmp_path: Path) -> None:
-    size = export_agent(trained / "best.zip", tmp_path / "agent.zip")
+    size, _ = export_agent(trained / "best.zip", tmp_path / "agent.zip")
     assert size == (tmp_path / "agent.zip").stat().st_size < 2_000_000
     archive = read_archive(tmp_path / "agent.zip", (AGENT,))
     assert all(name.startswith("policy/") for name in archive.arrays)
@@ -108,6 +110,29 @@ def test_pretrained_agents_go_by_their_name(trained: Path, tmp_path: Path, monke
     listed = available()
     assert not is_complete(listed["agent"])
     assert not is_complete(listed["pretrained"])
+
+
+@pytest.mark.parametrize("name", example_names("pretrained", ".zip"))
+def test_no_agent_that_ships_as_trained_is_untrained(name: str) -> None:
+    archive = read_archive(example_config(name) or Path(), KINDS)
+    assert archive.state == TRAINED
+    assert archive.manifest["steps"] > 0
+
+
+def test_a_best_checkpoint_from_before_the_first_step_says_so(tmp_path: Path) -> None:
+    # Steps so small that no later checkpoint is better.
+    outcome = train_small(tmp_path / "run", settings=make_settings(ppo={"learning_rate": 1e-12}))
+    assert outcome.best_steps == 0
+    assert f"holds the {NOT_TRAINED}" in summary(tmp_path / "run", outcome)
+    for name, state in (("best.zip", NOT_TRAINED), ("last.zip", TRAINED)):
+        assert read_archive(tmp_path / "run" / name, KINDS).manifest["state"] == state
+    _, exported = export_agent(tmp_path / "run" / "best.zip", tmp_path / "agent.zip")
+    assert exported == read_archive(tmp_path / "agent.zip", KINDS).manifest["state"] == NOT_TRAINED
+    spec = f"agent:label=mine,run={tmp_path / 'run'}"
+    assert shown_label(spec) == f"mine ({NOT_TRAINED})"
+    assert shown_label(f"fifo>3600:{spec}") == f"fifo>3600:mine ({NOT_TRAINED})"
+    assert shown_label(f"agent:label=mine,file={tmp_path / 'run' / 'last.zip'}") == "mine"
+    assert shown_label("agent:label=mine,file=gone.zip") == "mine"
 
 
 @pytest.mark.parametrize(

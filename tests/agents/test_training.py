@@ -9,10 +9,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlpto.agents.archive import Archive, read_archive
+from rlpto.agents.archive import CHECKPOINT, Archive, read_archive
 from rlpto.agents.checkpoint import Identity
 from rlpto.agents.ppo import TimedPPO
-from rlpto.agents.trained import CHECKPOINT
 from rlpto.agents.training import starting_setup
 from rlpto.agents.validation import standing
 from rlpto.envs.sb3 import SB3ClusterEnv

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlpto.experiments.sweep import read_space
+from rlpto.experiments.sweep import Range, read_space
 
 
 def test_a_space_has_choices_and_ranges(tmp_path: Path) -> None:
@@ -17,9 +17,9 @@ def test_a_space_has_choices_and_ranges(tmp_path: Path) -> None:
         "agent.ppo.epochs: {low: 2, high: 6}\n"
     )
     assert read_space(space) == {
-        "agent.ppo.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True},
+        "agent.ppo.learning_rate": Range(low=1e-4, high=1e-2, log=True),
         "agent.network.width": [16, 32],
-        "agent.ppo.epochs": {"low": 2, "high": 6},
+        "agent.ppo.epochs": Range(low=2, high=6),
     }
 
 
@@ -32,6 +32,14 @@ def test_anything_else_is_refused_with_its_line(rlpto, project: Path, wrong: str
         "space.yaml:2", "agent.ppo.clip", "low below high"
     )
     assert not (project / "runs").exists()
+
+
+def test_it_says_what_it_waits_for_before_that_begins(rlpto, project: Path) -> None:
+    (project / "space.yaml").write_text("agent.ppo.clip: [0.1, 0.2]\n")
+    answer = rlpto("sweep", "exp.yaml", "--space", "space.yaml", "--set", "workload.windows.validation=0")
+    waited, refused = answer.err.splitlines()
+    assert waited == "rlpto: checking that trials can be compared on validation windows"
+    assert refused.startswith("rlpto: error: exp.yaml: no validation windows")
 
 
 def test_a_key_that_the_configuration_lacks_is_refused(rlpto, project: Path) -> None:

@@ -44,7 +44,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     noisy=st.booleans(),
     failing=st.booleans(),
     decide_on=st.sampled_from(["events", "interval"]),
-    baseline=st.sampled_from(["none", "shadow"]),
+    baseline=st.sampled_from(["none", "start_heuristic"]),
     shrink_lower=st.booleans(),
     gained=st.sampled_from([1.0, 0.6]),
     classes=st.sampled_from(["strict", "weighted"]),

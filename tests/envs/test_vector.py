@@ -80,9 +80,9 @@ def test_the_baseline_rollout_takes_what_the_start_heuristic_earns():
 
     usual, wild = total(0.0, "none"), total(2.0, "none")
     assert wild != pytest.approx(usual, rel=1e-3)
-    assert total(2.0, "shadow") == pytest.approx(wild - usual, abs=1e-9)
-    assert total(0.0, "shadow") == pytest.approx(0.0, abs=1e-9)
-    assert total(2.0, "shadow", 4.0) == pytest.approx((wild - usual) / 4.0, abs=1e-9)
+    assert total(2.0, "start_heuristic") == pytest.approx(wild - usual, abs=1e-9)
+    assert total(0.0, "start_heuristic") == pytest.approx(0.0, abs=1e-9)
+    assert total(2.0, "start_heuristic", 4.0) == pytest.approx((wild - usual) / 4.0, abs=1e-9)
 
 
 def test_environments_that_replay_go_through_the_same_episodes():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -105,6 +106,19 @@ def test_overrides_change_single_values(write) -> None:
     assert config.reward.classes == (4.0, 2.0, 1.0)
     assert config.seed == 7
     assert config.simulator.failures.mtbf_hours == 100.0
+
+
+@pytest.mark.parametrize("value", ["~nobody-here/weights.yaml", "~nobody-here"])
+def test_the_home_of_an_unknown_user_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set: env.start: ~nobody-here.*: no home folder of that user"):
+        load_config("quickstart", [f"env.start={value}"])
+
+
+@pytest.mark.parametrize("arguments", [(5,), (None,), (b"x",), ("quickstart", "env.hold=1"), ("quickstart", [1]),
+                                       ("quickstart", 5), ("quickstart", None)])  # fmt: skip
+def test_arguments_of_another_kind_are_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"config: expected the path|overrides: expected a list of key=value"):
+        load_config(*arguments)
 
 
 def test_the_last_override_of_a_key_counts(write) -> None:

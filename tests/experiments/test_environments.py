@@ -17,7 +17,7 @@ from rlpto.envs.actions import ACTION_FEATURES
 from rlpto.envs.cluster_env import ClusterEnv
 from rlpto.envs.vector import ClusterVectorEnv
 from rlpto.experiments.config import Config, load_config
-from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup
+from rlpto.experiments.environments import SMALL, cluster_env, start_weights, training_setup, vector_env
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.errors import ConfigError
 from rlpto.policies.index_weights import (
@@ -126,11 +126,37 @@ class TestStart:
     ("settings", "said"),
     [
         ({"strat": "x.yaml"}, "environment: strat: unknown key, did you mean start?"),
-        ({"baseline": "dance"}, "environment: baseline: expected 'none' or 'shadow', got 'dance'"),
+        ({"baseline": "dance"}, "environment: baseline: expected 'none' or 'start_heuristic', got 'dance'"),
+        ({"start": "~nobody-here/x.yaml"}, "environment: start: ~nobody-here/x.yaml: no home folder of that user"),
+        ({"split": "other"}, "split: expected train, validation or test, got 'other'"),
+        ({"seeds": 5}, "seeds: expected a list of integers, got 5"),
+        ({"seeds": [-1]}, "seeds: expected an integer, 0 to "),
+        ({"config": 5}, "config: expected the path of an experiment file or the name of an example, got 5"),
         ({"episode": {"min_hours": 9}}, "environment: episode: min_hours 9 is above max_hours 4"),
     ],
 )
 def test_settings_that_are_wrong_are_named(settings: dict[str, object], said: str):
     with pytest.raises(ConfigError) as error:
         cluster_env(**settings)  # type: ignore[arg-type]
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"num_envs": 0}, "num_envs: expected an integer, 1 to 10,000, got 0"),
+        ({"num_envs": -1}, "num_envs: expected an integer, 1 to 10,000, got -1"),
+        ({"num_envs": 1.5}, "num_envs: expected an integer, 1 to 10,000, got 1.5"),
+        ({"num_envs": None}, "num_envs: expected an integer, 1 to 10,000, got None"),
+        ({"seed": "x"}, "seed: expected an integer, 0 to"),
+        ({"seed": -1}, "seed: expected an integer, 0 to"),
+        ({"max_episode_steps": 0}, "max_episode_steps: expected an integer, 1 to"),
+        ({"autoreset_mode": "Disabled"}, "autoreset_mode: expected SameStep or NextStep, got 'Disabled'"),
+        ({"autoreset_mode": None}, "autoreset_mode: expected SameStep or NextStep, got None"),
+    ],
+)
+def test_arguments_of_many_environments_that_are_wrong_are_named(arguments: dict[str, object], said: str):
+    # Zero environments ended the process by a segmentation fault.
+    with pytest.raises(ConfigError) as error:
+        vector_env(**{"num_envs": 2, **arguments})  # type: ignore[arg-type]
     assert str(error.value).startswith(said)

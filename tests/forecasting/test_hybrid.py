@@ -144,7 +144,7 @@ def test_file_that_was_cut_is_refused(saved: Path, tmp_path: Path) -> None:
 
 def test_file_with_a_part_missing_is_refused(fitted: HybridForecaster) -> None:
     state = fitted.state()
-    del state.arrays["learnt/combined.weights"]
+    del state.arrays["learnt/pool.weights"]
     with pytest.raises(ForecastError, match="here: broken, expected a saved hybrid"):
         HybridForecaster.from_state(state, "here")
 

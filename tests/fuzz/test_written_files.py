@@ -14,10 +14,10 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from rlpto.agents.archive import read_archive, write_archive
+from rlpto.agents.archive import AGENT, read_archive, write_archive
 from rlpto.agents.network import JobSetPolicy
 from rlpto.agents.settings import AgentSettings
-from rlpto.agents.trained import AGENT, action_space, agent_manifest, load_agent, observation_space, weight_arrays
+from rlpto.agents.trained import action_space, agent_manifest, load_agent, observation_space, weight_arrays
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
@@ -33,8 +33,7 @@ from rlpto.ray_cluster.messages import JobSpec, Plan
 from rlpto.ray_cluster.nodes.persistent_cluster import noted_cluster
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.schema import Decision
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table
 from tests.evaluation.helpers import tiny_record
 from tests.fuzz.harness import Draw, fuzzed, put_file
 from tests.fuzz.mutations import NASTY, as_json, broken_archive, broken_bytes, broken_json, broken_yaml
@@ -150,6 +149,8 @@ def test_session_database(draw: Draw, folder: Path) -> None:
     else:
         with closing(sqlite3.connect(path, isolation_level=None)) as base:
             base.execute("PRAGMA ignore_check_constraints = 1")
+            for (trigger,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+                base.execute(f"DROP TRIGGER {trigger}")  # damage keeps no sums
             table = draw(st.sampled_from(["facts", "jobs", "allocations", "decisions", "events", "changes", "nodes"]))
             column = draw(st.sampled_from([row[1] for row in base.execute(f"PRAGMA table_info({table})")]))
             value = draw(st.sampled_from([value for value in NASTY if not isinstance(value, list | dict)]))

@@ -18,7 +18,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "quickstart.yaml", "results/synthetic", "tuned/philly", "pretrained/philly"]
+    "name", ["quickstart", "quickstart.yaml", "results/synthetic", "tuned/philly", "pretrained/synthetic"]
 )
 def test_an_example_goes_by_its_name(name: str) -> None:
     found = example_config(name)

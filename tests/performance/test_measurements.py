@@ -39,6 +39,14 @@ def test_smallest_rotation_keeps_the_order_round() -> None:
     [
         ("placements.csv", "step_time", "seconds", r"placements.csv: column step_time is missing"),
         ("placements.csv", "1,4,0.14", "1,4,fast", r"placements.csv, line 3: step_time 'fast.*, expected a number"),
+        ("placements.csv", "\n1,4,", "\n1,1e400,", r"placements.csv, line 3: local_bsz '1e400', expected a number"),
+        (
+            "placements.csv",
+            "\n1,4,",
+            "\n1,1e300,",
+            r"placements.csv, line 3: local_bsz '1e300', expected samples",
+        ),
+        ("placements.csv", "\n1,4,", "\n1,0,", r"placements.csv, line 3: local_bsz '0', expected samples, 1 to"),
         ("placements.csv", "\n44,", "\n4x,", r"placements.csv: placement '4x', expected digits"),
         ("scalability.csv", "8,8,2", "8,nan,2", r"scalability.csv, line 2: num_replicas 'nan', expected a number"),
         ("validation-16.csv", "metric", "loss", r"validation-16.csv: column metric is missing"),

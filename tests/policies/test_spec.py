@@ -34,7 +34,7 @@ def test_an_empty_spec_is_refused_with_the_option_it_was_given_to() -> None:
 
 def test_options_are_read_as_yaml() -> None:
     assert parse_spec("a:x=[1, 2],y={b: [3]},z=off").options == {"x": [1, 2], "y": {"b": [3]}, "z": False}
-    assert parse_spec("pretrained:philly").options == {"": "philly"}
+    assert parse_spec("pretrained:synthetic").options == {"": "synthetic"}
     assert policy_label("las:label=levelled,levels=[1]") == "levelled"
     assert policy_label("las:levels=[1]") == "las:levels=[1]"
     with pytest.raises(ConfigError, match="option x: not valid YAML"):

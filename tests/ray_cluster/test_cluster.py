@@ -111,7 +111,7 @@ class TestClocks:
         assert np.isfinite(record.jobs.finish_time).all(), "reports from before the jump hide all that come after it"
         assert record.jobs.finish_time.max() == pytest.approx(cluster.time, abs=0.2)
         with closing(sqlite3.connect(database.path)) as reader:
-            times = [at for (at,) in reader.execute("SELECT time FROM events ORDER BY rowid")]
+            times = [at for (at,) in reader.execute("SELECT time FROM events WHERE time IS NOT NULL ORDER BY seq")]
         assert times == sorted(times)
         assert times[-1] <= cluster.time
 
@@ -257,7 +257,7 @@ class TestBatchSizes:
         run_until(cluster, 4.0, CHOOSING)
         assert {job: told.batch_size for job, told in backend.controllers.items()} == {"job0": 16, "job1": 16}
         with closing(sqlite3.connect(database.path)) as reader:
-            taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY id").fetchone()
+            taken = reader.execute("SELECT action, batch_sizes FROM decisions ORDER BY seq").fetchone()
         assert tuple(map(json.loads, taken)) == ({"job0": 2}, {"job0": 16})
 
     def test_a_new_batch_size_alone_is_no_rescale_and_stops_nobody(self, database: SessionDatabase) -> None:

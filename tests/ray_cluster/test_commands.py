@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,14 +19,13 @@ import ray
 import yaml
 from ray.util import list_named_actors
 
-from rlpto.agents.archive import read_archive
+from rlpto.agents.archive import CHECKPOINT, read_archive
 from rlpto.agents.settings import BEST, LAST
-from rlpto.agents.trained import CHECKPOINT
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.controllers import all_controllers
 from rlpto.ray_cluster.nodes.local import LocalCluster
 from rlpto.ray_cluster.nodes.processes import arguments_of, family_of, of_folder, titled
-from rlpto.ray_cluster.scheduler.cluster_owner import only_scheduler, schedulers
+from rlpto.ray_cluster.scheduler.connection import only_scheduler, schedulers
 from rlpto.ray_cluster.scheduler.session_database import read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS
 from tests.ray_cluster.conftest import GPUS, NODES
@@ -190,10 +190,11 @@ def test_an_evaluation_is_watched_switched_left_and_gone_on_with(
     assert steps_of(run) == [EPOCHS * STEPS] * 2
     database = database_of(run)
     assert database is not None
-    _, events = read_table(database, "events")
-    kinds = [event[2] for event in events]
+    names, rows = read_table(database, "events")
+    events = [json.loads(row[names.index("body")]) for row in rows]
+    kinds = [event.get("what") for event in events]
     assert kinds.count("scheduler_returned") == 2
-    assert [event[-1] for event in events if event[2] == "policy"] == ["elastic_fifo -> las"]
+    assert [event["detail"] for event in events if event.get("what") == "policy"] == ["elastic_fifo -> las"]
     assert (run / "results.json").is_file()
     assert len(ray_cluster.node_ids) == NODES
     with command("cluster", "status", "--address", ray_cluster.address) as status:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Executor, Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlpto.core.cluster import ClusterState
 from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.records import RunRecord
@@ -22,13 +22,11 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.experiments.on_ray import compile_ahead
 from rlpto.experiments.session_policy import SessionPolicy
-from rlpto.planning.live import LivePredictor
-from rlpto.planning.prediction import Prediction
+from rlpto.planning.predictor import Predictions, Predictor
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.fifo import Fifo
 from rlpto.policies.registry import BUILT_IN, make_policy
 from rlpto.policies.switching import switching
-from rlpto.ray_cluster.scheduler.job_progress import Predictions, read_predictions, write_predictions
 from rlpto.ray_cluster.scheduler.placement import known_placement
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.simulator.settings import SimulatorSettings
@@ -51,51 +49,55 @@ class AtOnce(Executor):
         return done
 
 
-def run_with_predictions(name: str, folder: Path) -> tuple[RunRecord, list[tuple[Prediction | None, str]]]:
+def run_with_predictions(name: str, folder: Path) -> tuple[RunRecord, list[Predictions], list[str]]:
     """A session under a policy: what came of it, and the predictions that were made meanwhile."""
-    made: list[tuple[Prediction | None, str]] = []
-    predictor = LivePredictor(
-        QueueSettings(), TIMES, lambda found, failed: made.append((found, failed)), 0.0, 0.0, AtOnce()
-    )
+    made: list[Predictions] = []
+    wrong: list[str] = []
+    predictor = Predictor(QueueSettings(), TIMES, made.append, wrong.append, 0.0, AtOnce(), share=1.0)
     jobs = [elastic(0, epochs=8.0), elastic(1, epochs=5.0), elastic(2)]
     with SessionDatabase(folder / "state.sqlite") as database:
         cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2, "n": 2}), jobs, database)
-        cluster._observers = (lambda _: predictor.tell(),)
+        cluster._observers = (lambda _: predictor.publish(),)
         inner = switching(make_policy(name))
-        ahead = partial(predictor.deciding, cluster, inner)
+
+        def ahead(state: ClusterState) -> None:
+            if predictor.due:
+                predictor.begin(cluster, cluster.ids, inner, state, name)
+
         policy: Any = SessionPolicy(inner, make_policy, database, cluster.deciding, ahead)
-        return run(cluster, policy, QueueSettings(), RewardWeights()), made
+        return run(cluster, policy, QueueSettings(), RewardWeights()), made, wrong
 
 
 def test_what_is_predicted_while_jobs_run_comes_true(tmp_path: Path) -> None:
     """Within the moments that workers take to start, and the interval between two looks."""
-    record, made = run_with_predictions("equal_share", tmp_path)
+    record, made, wrong = run_with_predictions("equal_share", tmp_path)
     assert len(made) >= 2
-    for found, failed in made:
-        assert failed == ""
-        assert found is not None
-        assert found.finish == pytest.approx(record.jobs.finish_time[found.index], abs=3.0)
+    assert wrong == []
+    for found in made:
+        index = [int(job.removeprefix("job")) for job in found.ids]
+        assert found.finish == pytest.approx(record.jobs.finish_time[index], abs=3.0)
+        rows = found.rows(lambda second: 1000.0 + second)
+        assert [row.finish for row in rows] == pytest.approx((1000.0 + found.finish).tolist())
 
 
 def test_what_cannot_be_copied_or_goes_wrong_is_said_and_ends_nothing(tmp_path: Path) -> None:
-    made: list[tuple[Prediction | None, str]] = []
-    predictor = LivePredictor(
-        QueueSettings(), TIMES, lambda found, failed: made.append((found, failed)), 0.0, 0.0, AtOnce()
-    )
+    made: list[Predictions] = []
+    said: list[str] = []
+    predictor = Predictor(QueueSettings(), TIMES, made.append, said.append, 0.0, AtOnce(), share=1.0)
     with SessionDatabase(tmp_path / "state.sqlite") as database:
         cluster = make_cluster(FakeBackend(FakeTime(), {"m": 2}), [elastic(0)], database)
         state = Queue(QueueSettings()).order(cluster.state())
         policy: Any = make_policy("fifo")
         policy.generator = (i for i in range(3))
-        predictor.deciding(cluster, policy, state)
-        predictor.tell()
+        predictor.begin(cluster, cluster.ids, policy, state, "fifo")
+        predictor.publish()
         wrong: Any = make_policy("fifo")
         wrong.options = None
-        predictor.deciding(cluster, wrong, state)
-        predictor.tell()
-    assert [found for found, _ in made] == [None, None]
-    assert made[0][1].startswith("policy fifo cannot be copied")
-    assert "one_node" in made[1][1]
+        predictor.begin(cluster, cluster.ids, wrong, state, "fifo")
+        predictor.publish()
+    assert made == []
+    assert said[0].startswith("policy fifo cannot be copied")
+    assert "one_node" in said[1]
 
 
 class CannotBeCopied(Fifo):
@@ -133,16 +135,6 @@ def test_workers_that_start_beside_others_are_told_from_a_first_start() -> None:
     assert found.spanned.tolist() == [1, 1, 1, 0]
     assert found.pausing.tolist() == [0.0, 5.0, 0.0, 0.0]
     assert found.starting.tolist() == [4.0, 0.0, 0.0, 0.0]
-
-
-def test_predictions_are_read_back_by_others(tmp_path: Path) -> None:
-    path = tmp_path / "state.sqlite"
-    with SessionDatabase(path) as database:
-        assert read_predictions(path).jobs == {}
-        write_predictions(database, Predictions(12.5, {"a": (1.0, 20.0), "b": (float("nan"), float("nan"))}))
-        found = read_predictions(path)
-        assert (found.made_at, found.jobs["a"], found.failed) == (12.5, (1.0, 20.0), "")
-        assert np.isnan(found.jobs["b"]).all()
 
 
 COMPILED_AHEAD = """

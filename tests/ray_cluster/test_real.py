@@ -37,9 +37,10 @@ from rlpto.ray_cluster.nodes.processes import load_factor
 from rlpto.ray_cluster.scheduler.backend import RayBackend
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
 from rlpto.ray_cluster.scheduler.connection import Connection, check_training
-from rlpto.ray_cluster.scheduler.job_progress import read_predictions
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions
+from rlpto.store import status
+from rlpto.store.status import PredictionRow
 from tests.ray_cluster.conftest import GPUS
 
 CELL = Cell("equal_share", "jobs", 0)
@@ -95,7 +96,9 @@ def compile_predictions(settings: Config) -> None:
 
 
 @pytest.mark.usefixtures("no_controller_is_left")
-def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> None:
+def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted: list[Sequence[PredictionRow]] = []
+    monkeypatch.setattr(status, "set_predictions", lambda _, rows: predicted.append(rows))
     jobs = [{"name": "a", "max_gpus": 2}, {"name": "b", "submit": 1, "max_gpus": 2}]
     compile_predictions(config(jobs))
     settings = config(jobs)  # b becomes known while a trains
@@ -122,11 +125,11 @@ def test_jobs_train_to_their_end_and_leave_tables_and_curves(tmp_path: Path) -> 
     steps = [dict(zip(columns, row, strict=True))["step"] for row in rows]
     assert steps == [10 * STEPS] * 2
     assert list(own.glob("**/step-*.ckpt"))
-    predicted = read_predictions(own / DATABASE)
-    assert predicted.failed == ""
-    assert all(finish > max(start, predicted.made_at) for start, finish in predicted.jobs.values())
-    assert predicted.jobs.keys() <= {"job-000000", "job-000001"}
-    assert predicted.jobs
+    assert "no_predictions" not in dict(row[:2] for row in read_table(own / DATABASE, "facts")[1])
+    assert predicted
+    for rows in predicted:
+        assert all(row.finish is not None and row.finish > max(row.start or 0.0, row.as_of) for row in rows)
+        assert {row.job for row in rows} <= {"job-000000", "job-000001"}
     assert not RayBackend(session_of(tmp_path, CELL)).find()
 
 

@@ -79,7 +79,7 @@ class TestSessionDatabase:
     def test_a_file_without_tables_is_refused(self, tmp_path: Path) -> None:
         empty = tmp_path / "state.sqlite"
         empty.touch()
-        with pytest.raises(ClusterError, match="session database of version 0, expected 5: go on with the version"):
+        with pytest.raises(ClusterError, match="expected a database of RLPTO, got an empty file"):
             SessionDatabase(empty)
 
     def test_other_jobs_in_the_same_file_are_refused(self, path: Path) -> None:
@@ -91,7 +91,7 @@ class TestSessionDatabase:
     def test_a_file_that_is_no_database_is_refused(self, path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("not a database, but long enough to be looked at as one\n" * 20)
-        with pytest.raises(ClusterError, match="cannot be used as a session database: file is not a database"):
+        with pytest.raises(ClusterError, match="the database cannot be used: file is not a database"):
             SessionDatabase(path)
 
     def test_newest_commands_begin_with_the_one_in_force(self, path: Path) -> None:
@@ -159,5 +159,5 @@ class TestSessionDatabase:
             assert database.policy_request() is None
 
     def test_asking_where_there_is_no_database_is_an_error(self, path: Path) -> None:
-        with pytest.raises(ClusterError, match="no such file; expected the session database of a run"):
+        with pytest.raises(ClusterError, match="no such file; expected the database of a run"):
             request_policy(path, "las")

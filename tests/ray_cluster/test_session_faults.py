@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +19,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, Plan
-from rlpto.ray_cluster.scheduler import durable_connection
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.live_metrics import EventFile
 from rlpto.ray_cluster.scheduler.run_tables import write_tables
-from rlpto.ray_cluster.scheduler.schema import Decision
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table, sessions_at_work
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase, read_table, sessions_at_work
 from rlpto.ray_cluster.scheduler.session_folder import DATABASE, SESSIONS, remove_sessions, session_name
 from rlpto.ray_cluster.scheduler.workload import job_specs
 from rlpto.ray_cluster.settings import ProgramSettings, RaySettings
+from rlpto.store import database as database_module
 from tests.builders import job as make_job
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import elastic, make_cluster, play, specs
@@ -101,6 +101,16 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
+def contents(path: Path) -> list[object]:
+    """All that a restarted scheduler reads. Raises ClusterError if it is damaged."""
+    with SessionDatabase(path) as database:
+        facts = [database.fact(key) for key in ("began", "beat")]
+        told = [database.newest_commands(), sorted(database.unsent()), database.next_generation()]
+        rows = [database.jobs(), database.events(), database.decisions(), database.deciders(), database.changes()]
+        specs = database.rows("SELECT spec, submit_time FROM jobs ORDER BY number")
+        return [facts, told, rows, specs, database.nodes(), database.held()]
+
+
 class TestDamage:
     def test_it_opens_and_a_session_goes_on_or_there_is_one_clear_line(self, sound: bytes, tmp_path: Path) -> None:
         seed = random.SystemRandom().randrange(2**32)
@@ -133,11 +143,26 @@ class TestDamage:
             return str(error)
         return ""
 
+    def test_what_opens_has_the_contents_that_were_written(self, sound: bytes, tmp_path: Path) -> None:
+        rng, path = random.Random(0), tmp_path / "state.sqlite"
+        path.write_bytes(sound)
+        written, opened = contents(path), 0
+        for _ in range(3 * FLIPS):
+            damaged = bytearray(sound)
+            damaged[rng.randrange(len(sound))] ^= 1 << rng.randrange(8)
+            for left in tmp_path.iterdir():
+                left.unlink()
+            path.write_bytes(damaged)
+            with suppress(ClusterError):
+                assert contents(path) == written
+                opened += 1
+        assert 0 < opened < 3 * FLIPS
+
     def test_the_line_names_the_file_and_what_to_do(self, sound: bytes, tmp_path: Path) -> None:
         path = tmp_path / "state.sqlite"
         path.write_bytes(sound[:4096] + bytes(len(sound) - 4096))
         with pytest.raises(
-            ClusterError, match=r"state.sqlite: cannot be used .*put back a copy, or start over with --fresh"
+            ClusterError, match=r"state.sqlite: the database cannot be used: .*put back a copy, or start over"
         ):
             SessionDatabase(path)
 
@@ -180,7 +205,7 @@ class FullDisk:
 class TestFullDisk:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(durable_connection, "RETRY_INTERVAL_S", 0.02)
+        monkeypatch.setattr(database_module, "RETRY_INTERVAL_S", 0.02)
 
     def once_waited(self, said: list[str], then: Callable[[], None]) -> threading.Thread:
         """Do something once the scheduler has said that it waits."""

@@ -19,7 +19,7 @@ from rlpto.io.errors import ConfigError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
 from rlpto.ray_cluster.scheduler.run_tables import decision_records, last_line, policy_switches, write_tables
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, read_table, request_policy
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, policy_answer, request_policy
 from tests.ray_cluster.fakes import FakeBackend, FakeTime
 from tests.ray_cluster.test_cluster import Interrupted, elastic, make_cluster
 
@@ -54,8 +54,8 @@ class TestSwitching:
         with database:
             switches = [event for event in database.events() if event[1] == "policy"]
             assert [event[5] for event in switches] == ["fifo -> equal_share"]
-            rows = read_table(database.path, "decisions")[1]
-            assert all(row[2] == ("fifo" if row[1] < switches[0][0] else "equal_share") for row in rows)
+            taken = database.deciders()
+            assert all(policy == ("fifo" if time < switches[0][0] else "equal_share") for time, policy in taken)
             assert policy_answer(database.path, 1) == ""
         assert policy.name == "fifo"
 

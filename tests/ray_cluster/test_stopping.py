@@ -102,5 +102,5 @@ def check(cluster: RayCluster, database: SessionDatabase) -> None:
     assert records.final_accuracy[0] == 0.9
     assert np.isnan(records.full_accuracy).tolist() == [False, True]
     assert cluster.state().jobs.index.tolist() == [1]
-    notes = [detail for kind, detail in database.rows("SELECT kind, detail FROM events") if kind == "finished"]
+    notes = [event[5] for event in database.events() if event[1] == "finished"]
     assert notes == [f"stopped early at epoch {records.trained_epochs[0]:g}"]

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from rlpto.ray_cluster.scheduler.session_database import read_table
-from rlpto.service.scheduler.session import session_files
 from rlpto.store.curves import points_after, spans_of_job
 from rlpto.store.jobs import JobRow
 from rlpto.store.logs import log_lines
@@ -48,7 +47,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def first_decided(service: Served, jobs: list[str]) -> list[float]:
     """When [s] it was decided for the first time that jobs get GPUs."""
-    columns, rows = read_table(session_files(service.settings.folder), "allocations")
+    columns, rows = read_table(service.settings.database, "allocations")
     first: dict[str, float] = {}
     for row in rows:
         found = dict(zip(columns, row, strict=True))

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from rlpto.store.database import Store, StoreError, migrate
-from rlpto.store.schema import MIGRATIONS
-
-NEXT = "CREATE TABLE later (a INTEGER) STRICT; INSERT INTO later VALUES (1)"
+from rlpto.store import database
+from rlpto.store.database import Store, StoreError
+from rlpto.store.schema import SCHEMA, row_sum
 
 
 def test_two_processes_meet_in_one_file(tmp_path: Path) -> None:
@@ -40,29 +40,16 @@ def test_a_savepoint_undoes_one_of_several_writes(store: Store) -> None:
         with suppress(RuntimeError), store.savepoint():
             store.write("INSERT INTO status VALUES ('b', 1.0, '1')")
             raise RuntimeError
-    assert [row["key"] for row in store.rows("SELECT * FROM status")] == ["a"]
+    assert [row[0] for row in store.rows("SELECT * FROM status")] == ["a"]
 
 
-def test_databases_are_opened_by_newer_versions_with_a_backup(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    Store(path).write("INSERT INTO status VALUES ('a', 1.0, '1')")
-    with closing(sqlite3.connect(path, isolation_level=None)) as base:
-        migrate(base, path, (*MIGRATIONS, NEXT))
-        assert base.execute("SELECT a FROM later").fetchall() == [(1,)]
-        assert base.execute("SELECT key FROM status").fetchall() == [("a",)]
-    kept = Store(tmp_path / f"store.before-{len(MIGRATIONS) + 1}")
-    assert len(kept.rows("SELECT * FROM status")) == 1
-    with pytest.raises(StoreError, match="expected a newer RLPTO"):
-        Store(path)
-
-
-def test_a_migration_that_breaks_leaves_the_database_as_they_were(tmp_path: Path) -> None:
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     Store(path).close()
-    with closing(sqlite3.connect(path, isolation_level=None)) as base, pytest.raises(sqlite3.Error):
-        migrate(base, path, (*MIGRATIONS, f"{NEXT}; INSERT INTO nowhere VALUES (1)"))
-    again = Store(path)
-    assert again.rows("SELECT name FROM sqlite_master WHERE name = 'later'") == []
+    with closing(sqlite3.connect(path)) as base:
+        base.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(StoreError, match=f"version {SCHEMA + 1}, expected {SCHEMA}: go on with the version of rlpto"):
+        Store(path)
 
 
 @pytest.mark.parametrize(
@@ -84,3 +71,24 @@ def test_databases_of_others_are_refused(tmp_path: Path) -> None:
         base.commit()
     with pytest.raises(StoreError, match="another SQLite database"):
         Store(path)
+
+
+def test_ctrl_c_within_the_sum_of_a_row_undoes_no_write_and_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressed: list[bool] = []
+    seen: list[type[BaseException]] = []
+
+    def interrupted(*values: object) -> int:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        return row_sum(*values)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: seen.append(lost.exc_type))
+    monkeypatch.setattr(database, "row_sum", interrupted)
+    with closing(Store(tmp_path / "store")) as store:
+        store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
+        assert seen == [KeyboardInterrupt]
+        assert store.rows("SELECT key FROM facts") == [("a",)]
+        store.check()

@@ -21,7 +21,7 @@ from rlpto.io.errors import ClusterError, JobError, RlptoError
 from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
-from rlpto.ray_cluster.scheduler.backend import Backend
+from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
 from rlpto.ray_cluster.scheduler.command_log import CommandLog
 from rlpto.ray_cluster.scheduler.job_columns import JobColumns
@@ -29,10 +29,10 @@ from rlpto.ray_cluster.scheduler.node_inventory import NodeInventory, usable_nod
 from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.placement import allocated_plans, known_placement, remaining_plans
 from rlpto.ray_cluster.scheduler.run_tables import allocation_changes, last_line, note_events
-from rlpto.ray_cluster.scheduler.schema import Decision
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.ray_cluster.scheduler.session_database import Decision, SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import refuse_lost_database
 from rlpto.ray_cluster.scheduler.workload import check_jobs_fit
+from rlpto.store.jobs import EXPECTED
 
 WRITE_INTERVAL_S = 1.0
 """How often what controllers say is written to the database, and observers are told, if nothing happens in between."""
@@ -128,7 +128,7 @@ class RayCluster:
         database.enter_jobs(submitted, growing=source is not None)
         # While nobody trained no time passed: without controllers the session goes on from where it was left.
         self._clock = clock(began, left) if began is not None and controllers else clock(None, left)
-        database.set_fact("began", repr(self._clock.began))
+        database.begin(self._clock.began)
         self.time = self._gpus_seen = left
         for info in found:
             self._nodes.add(info, self.time)
@@ -270,16 +270,18 @@ class RayCluster:
 
         until: new jobs join only once it is that late; infinity: whenever they are submitted.
         """
+        alive, heard = usable_nodes(self._backend.nodes(), self.tables.kinds), list(heard)
+        gone = self._backend.gone()
         now = max(self._clock.now(), self.time)
         self.columns.pass_time(now - self.time)
         self._last_look, self.time = self.time, now
-        with self.database.transaction():
+        with self.database.transaction():  # others wait meanwhile: Ray has been asked before
             for seconds in self.database.take_waits():
                 self.database.event(now, "disk_full", value=seconds)
-            self._look_at_nodes()
+            self._look_at_nodes(alive)
             for report in heard:
                 self._hear(report)
-            for job, reason in self._backend.gone().items():
+            for job, reason in gone.items():
                 self._controller_gone(job, reason)
             self._take_in()
             if now >= until or until == np.inf:
@@ -295,8 +297,7 @@ class RayCluster:
         if self._fatal is not None:
             raise self._fatal
 
-    def _look_at_nodes(self) -> None:
-        alive = usable_nodes(self._backend.nodes(), self.tables.kinds)
+    def _look_at_nodes(self, alive: Sequence[NodeInfo]) -> None:
         if dead := self._nodes.missing(alive):
             self._nodes_down(dead)
         if self._nodes.take_in(alive, self.time):
@@ -341,8 +342,7 @@ class RayCluster:
         while self._next < len(self.jobs) and self.jobs[self._next].submit_time <= self.time:
             job = self.ids[self._next]
             self.columns.arrive(self._next)
-            self.database.set_job(job, state="active")
-            self.database.event(self.time, "submitted", job)
+            self.database.let_in(job, self.time)
             self._next += 1
             self.changed = True
 
@@ -362,12 +362,16 @@ class RayCluster:
         self.columns.heard(number, report, self.time, settled=claims.settled(job))
         if self.estimates is not None:
             self.estimates.heard(number, report)
-        self._hold(number, report.holding)
+        if not report.ended:
+            self._hold(number, report.holding)
+            if report.training_on:
+                self.database.trains(job, self.time)
         if before is None or report.applied > before.applied:
             self.database.applied(job, report.applied, at)
         note_events(self.database, at, before or JobReport(job), report)
-        if report.ended:
+        if report.ended:  # before it lets go: it does not wait for GPUs again
             self._end(number, report)
+            self._hold(number, report.holding)
         elif claims.rolled_back(job, report.rolled_back):
             self._roll_back(job, report)
 
@@ -391,12 +395,11 @@ class RayCluster:
         at = max(self._said_at(report), self.jobs[number].submit_time)
         if report.state == "finished":
             self.columns.finish(number, at, report.progress if report.note else None)
-            self.database.set_job(job, state="finished", finish_time=at)
+            self.database.set_job(job, finish_time=at)
         else:
             self.columns.fail(number)
-            self.database.set_job(job, state="failed", failure=report.failure)
         self._write(number, report)
-        self.database.event(at, report.state, job, detail=report.failure if report.state == "failed" else report.note)
+        self.database.end(job, at, report.state, report.failure if report.state == "failed" else report.note)
         self._commands.end(job)
         self.changed = True
         if self.columns.failed.all() and not self.serves:
@@ -493,11 +496,13 @@ class RayCluster:
         rows, held = self.database.jobs(), self.database.held()
         for number, row in enumerate(rows):
             self.columns.restore(number, row, held.get(row.id, 0))
-        self._next = sum(row.state != "expected" for row in rows)
+        self._next = sum(row.state not in EXPECTED for row in rows)
         left, at = self.time, self._clock.now()
         for job in self._commands.reopen(controllers):
             self._hold(self._number[job], ())
             self.database.event(left, "controller_lost", job)
+        for job in held.keys() - set(controllers):  # of jobs that are over: they let go while no scheduler was there
+            self._hold(self._number[job], ())
         planned = {job: entry.planned for job, entry in self._commands.claims.entries.items()}
         for job, plan in planned.items():
             self.columns.give_again(self._number[job], len(plan.nodes))
@@ -507,7 +512,7 @@ class RayCluster:
             self._nodes_down(sorted(gone))
         heard = self._commands.first_reports(self._clock)
         self._look(heard, until=np.inf if self._rules.decide_on == "events" else self._rules.due(self.time))
-        if any(row.state != "expected" for row in rows):
+        if any(row.state not in EXPECTED for row in rows):
             passed = self._clock.now() - at
             self.database.event(self.time, "scheduler_returned", value=passed, detail=f"left at {left:.3f}")
 

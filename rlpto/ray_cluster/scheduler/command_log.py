@@ -11,6 +11,7 @@ from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.ray_cluster.scheduler.gpu_claims import Command, GpuClaims
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.jobs import ACTIVE
 
 COMMAND_REPEAT_INTERVAL_S = 2.0
 """A command that has not been confirmed for so long is sent again: the controller may have been restarted."""
@@ -64,7 +65,7 @@ class CommandLog:
         """See to it that a job has a controller."""
         if job not in self._there:
             self._there.add(job)
-            self._database.set_job(job, started=1)
+            self._database.set_job(job, launched=1)
             self._backend.start(self._specs[job], resume=job in self._ever)
             self._ever.add(job)
 
@@ -98,8 +99,8 @@ class CommandLog:
         Returns jobs that had a controller which is gone; they go on from their checkpoints.
         """
         rows = self._database.jobs()
-        active = [row.id for row in rows if row.state == "active"]
-        self._ever = {row.id for row in rows if row.started}
+        active = [row.id for row in rows if row.state in ACTIVE]
+        self._ever = {row.id for row in rows if row.launched}
         self._there = {job for job in active if job in controllers}
         commands, unsent = self._database.newest_commands(), self._database.unsent()
         for job in active:

@@ -1,12 +1,21 @@
-"""Connecting to a Ray cluster that is there already, and whether the jobs' code is there too."""
+"""Connecting to a Ray cluster that is there already, as its only scheduler, and whether the jobs' code is there too.
+
+Two schedulers would give the same GPUs to jobs of both. Ray keeps the name of the one that is at work, and Ray
+knows whether that process is still a driver, however it ended.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rlpto.io.errors import ClusterError, ConfigError, JobError
@@ -177,3 +186,64 @@ def _import_problem(training: str) -> str:
     except Exception as error:  # whatever a user's module raises is the answer
         return f"{type(error).__name__}: {error}"
     return "" if isinstance(found, type) else f"module {module} has no class {name}"
+
+
+KEY_PREFIX, KEY_NAMESPACE = "scheduler:", b"rlpto"
+"""Keys of schedulers, each with the driver's id behind."""
+LEAVE_TIMEOUT_S = 2.0
+"""Longest wait for Ray to notice that a scheduler has ended."""
+
+
+@dataclass(frozen=True)
+class SchedulerProcess:
+    """A scheduler of a cluster. folder: where its run is kept. driver: Ray's id of it. host, process: where it runs.
+    ended: it has said so itself."""
+
+    folder: str
+    driver: str
+    host: str
+    process: int
+    ended: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """True if it is connected to the cluster that this process is connected to."""
+        from rlpto.ray_cluster.compat import drivers
+
+        return not self.ended and any(one["JobID"] == self.driver and not one["IsDead"] for one in drivers())
+
+
+def schedulers() -> list[SchedulerProcess]:
+    """Schedulers that the cluster has ever had to which this process is connected, the newest at the end."""
+    from rlpto.ray_cluster.compat import values
+
+    # Ray numbers drivers: the order of the keys is theirs.
+    return [SchedulerProcess(**json.loads(value)) for value in values(KEY_NAMESPACE, KEY_PREFIX)]
+
+
+@contextmanager
+def only_scheduler(folder: Path) -> Iterator[None]:
+    """This process is the scheduler of the cluster that it is connected to. folder: where its run is kept.
+
+    Raises ClusterError if another one is at work there, which does not notice.
+    """
+    import ray
+
+    from rlpto.ray_cluster.compat import drop_value, put_value
+
+    driver = str(ray.get_runtime_context().get_job_id())
+    own = SchedulerProcess(str(folder.absolute()), driver, platform.node(), os.getpid())
+    key, deadline = f"{KEY_PREFIX}{driver}", time.monotonic() + LEAVE_TIMEOUT_S
+    # Entered before it looks: of two that start at the same time none overlooks the other.
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(own)))
+    while others := [other for other in schedulers() if other.driver != driver and other.alive]:
+        if time.monotonic() > deadline:
+            drop_value(KEY_NAMESPACE, key)
+            raise ClusterError(
+                f"another scheduler is at work on this Ray cluster, for {others[0].folder} (process "
+                f"{others[0].process} on {others[0].host}): wait for its end, end it, or use another cluster"
+            )
+        time.sleep(0.1)
+    yield
+    # After an exception the cluster may be gone, and the process is about to end: Ray notices that.
+    put_value(KEY_NAMESPACE, key, json.dumps(asdict(replace(own, ended=True))))

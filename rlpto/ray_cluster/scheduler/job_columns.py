@@ -13,7 +13,7 @@ from rlpto.core.jobs import ACCURACY_LEVELS, PRIORITY_CLASSES, Job
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from rlpto.performance.tables import SpeedTables
 from rlpto.ray_cluster.messages import JobReport
-from rlpto.ray_cluster.scheduler.schema import JobRow
+from rlpto.store.jobs import ACTIVE, ENDED, SessionJob
 
 ROUNDING = 1e-9
 """Share of its epochs by which the progress of a job that has all of them may be off."""
@@ -93,10 +93,11 @@ class JobColumns:
         """[M] jobs that have reached their epochs, or stopped early."""
         return ~np.isnan(self.store.finish_time)
 
-    def restore(self, job: int, row: JobRow, held: int) -> None:
+    def restore(self, job: int, row: SessionJob, held: int) -> None:
         """A job as the database has it, with the GPUs it held last; what it has gained so far was counted before."""
         store = self.store
-        self.active[job], self.failed[job] = row.state == "active", row.state == "failed"
+        self.active[job] = row.state in ACTIVE
+        self.failed[job] = row.state in ENDED and row.state != "finished"
         store.progress[job], store.attained_service[job] = row.progress, row.gpu_seconds
         store.start_time[job] = np.nan if row.start_time is None else row.start_time
         store.finish_time[job] = np.nan if row.finish_time is None else row.finish_time

@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from rlpto.ray_cluster.scheduler.durable_connection import unusable
-from rlpto.ray_cluster.scheduler.session_database import SessionDatabase, read_table
-
-PREDICTIONS_KEY = "predictions"
-"""Key of the newest prediction among the facts of a database."""
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """The newest prediction of a session. Times in s on the session's clock; NaN where none can be made.
-
-    made_at: when. jobs: start (first GPU) and finish by id of the job. failed: why there is no newer one, if so.
-    """
-
-    made_at: float = math.nan
-    jobs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    failed: str = ""
-
-
-def write_predictions(database: SessionDatabase, predictions: Predictions) -> None:
-    """Put a prediction in place of the one before."""
-    # With NaN and Infinity, which JSON of other programs does not have: only this module reads it.
-    database.set_fact(PREDICTIONS_KEY, json.dumps([predictions.made_at, dict(predictions.jobs), predictions.failed]))
-
-
-def read_predictions(database: Path) -> Predictions:
-    """The newest prediction of a session; without one, no jobs.
-
-    Raises ClusterError if there is no such database, or it is damaged.
-    """
-    facts = dict(read_table(database, "facts")[1])
-    if PREDICTIONS_KEY not in facts:
-        return Predictions()
-    try:
-        made_at, jobs, failed = json.loads(facts[PREDICTIONS_KEY])
-        times = {job: (float(start), float(finish)) for job, (start, finish) in jobs.items()}
-        return Predictions(float(made_at), times, failed)
-    except (ValueError, TypeError, AttributeError):
-        raise unusable(database, f"it is damaged: {PREDICTIONS_KEY} are {facts[PREDICTIONS_KEY]!r}") from None
+from rlpto.store.database import looking
+from rlpto.store.jobs import ENDED
 
 
 @dataclass(frozen=True)
 class JobProgress:
     """A job as its session database has it.
 
-    id: the scheduler's; name: the user's. state: expected, active, finished or failed. gpus: it holds. progress: share
-    of its training that is done. left: s until it is expected to end, as of the newest prediction; NaN: none was made.
+    id: the scheduler's; name: the user's. state: as in `rlpto.store.jobs`. gpus: it holds. progress: share of its
+    training that is done. left: s until it is expected to end, as of the newest prediction; NaN: none was made.
     """
 
     id: str
@@ -67,18 +28,17 @@ class JobProgress:
 
 def job_progress(database: Path) -> list[JobProgress]:
     """All jobs of a session in the order in which they were submitted. Raises ClusterError if there is no database."""
-    names, rows = read_table(database, "changes")
-    held = {str(row[names.index("job")]): int(row[names.index("gpus")]) for row in rows}
-    predictions = read_predictions(database)
-    names, rows = read_table(database, "jobs")
-    found = []
-    for row in sorted((dict(zip(names, row, strict=True)) for row in rows), key=lambda row: row["number"]):
-        job, state = row["id"], row["state"]
-        done = min(1.0, row["progress"] / json.loads(row["spec"])["epochs"])
-        _, finish = predictions.jobs.get(job, (math.nan, math.nan))
-        left = finish - predictions.made_at if state in ("expected", "active") else math.nan
-        found.append(JobProgress(job, row["name"], state, held.get(job, 0) if state == "active" else 0, done, left))
-    return found
+    with looking(database) as base:
+        rows = base.execute(
+            "SELECT jobs.id, name, state, gpus_held, progress / epochs, finish - as_of FROM jobs "
+            "LEFT JOIN predictions ON job = jobs.id WHERE number IS NOT NULL ORDER BY number"
+        ).fetchall()
+    return [
+        JobProgress(job, name, state, 0, min(done, 1.0))
+        if state in ENDED
+        else JobProgress(job, name, state, gpus, min(done, 1.0), math.nan if left is None else left)
+        for job, name, state, gpus, done, left in rows
+    ]
 
 
 def newest_database(folder: Path) -> Path | None:

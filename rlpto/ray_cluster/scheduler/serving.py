@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,25 +11,34 @@ import numpy as np
 from rlpto.core.cluster import OrderSource, Reclass, Withdraw
 from rlpto.core.jobs import Job
 from rlpto.performance.tables import SpeedTables
-from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.messages import JobReport, JobSpec
 from rlpto.ray_cluster.scheduler.cluster import RayCluster
-
-WITHDRAWN = "withdrawn"
-"""What is kept as the failure of a job that was withdrawn, and the kind of the event."""
+from rlpto.ray_cluster.scheduler.session_database import CANCELLED
 
 
 class ServingCluster(RayCluster):
     """As `RayCluster`, with a source through which jobs are withdrawn and reclassed too.
 
+    reported: notified of each report that is written, in the same transaction, and whether it is the last of its job.
     Nothing that fails ends the session: neither that all jobs have failed, nor that no node has GPUs for long.
     """
 
     serves = True
 
-    def __init__(self, *arguments: Any, source: OrderSource, **more: Any) -> None:
-        self._orders = source
+    def __init__(
+        self,
+        *arguments: Any,
+        source: OrderSource,
+        reported: Callable[[ServingCluster, JobReport, bool], None] = lambda *_: None,
+        **more: Any,
+    ) -> None:
+        self._orders, self._reported = source, reported
         more["source"] = source
         super().__init__(*arguments, **more)
+
+    def _write(self, number: int, report: JobReport) -> None:
+        super()._write(number, report)
+        self._reported(self, report, not bool(self.columns.active[number]))
 
     @property
     def node_ids(self) -> tuple[str, ...]:
@@ -72,17 +81,16 @@ class ServingCluster(RayCluster):
         if number >= self._next:  # submitted for later: it is let in no more
             self._let_in_all_before(number)
         self.columns.fail(number)
-        self.database.set_job(job, state="failed", failure=WITHDRAWN)
         if job in self.reports:
             self._write(number, self.reports[job])
-        self.database.event(self.time, WITHDRAWN, job)
+        self.database.end(job, self.time, CANCELLED)
         self._commands.end(job)
 
     def _let_in_all_before(self, number: int) -> None:
         """Jobs come in order: whoever is to go is let in first, with all before it."""
         while self._next <= number:
             self.columns.arrive(self._next)
-            self.database.set_job(self.ids[self._next], state="active")
+            self.database.let_in(self.ids[self._next], self.time)
             self._next += 1
 
     def _reclass(self, job: str, priority: int) -> None:
@@ -94,10 +102,10 @@ class ServingCluster(RayCluster):
         self.jobs = (*self.jobs[:number], moved, *self.jobs[number + 1 :])
         self.store.priority[number], self.store.risen[number] = priority, 0
 
-    def forget_ended(self, decisions: int, kept: Collection[str] = ()) -> tuple[str, ...]:
+    def forget_ended(self, kept: Collection[str] = ()) -> tuple[str, ...]:
         """Forget jobs that have ended and whose controllers are gone: their ids. Those that are left are numbered anew.
 
-        decisions: so many of the newest decisions and events stay in the database. kept: ids of jobs to remember.
+        kept: ids of jobs to remember.
         Whoever remembers jobs by their numbers, such as a policy, has to be reset.
         """
         there = np.array([self._commands.has_controller(job) for job in self.ids], dtype=np.bool_)
@@ -106,8 +114,7 @@ class ServingCluster(RayCluster):
         lost, left = tuple(self.ids[number] for number in np.flatnonzero(ended).tolist()), np.flatnonzero(~ended)
         if not lost:
             return ()
-        with self.database.transaction():
-            self.database.forget(lost, decisions)
+        self.database.forget(lost)
         self._commands.forget(lost)
         for job in lost:
             self._specs.pop(job)

@@ -1,16 +1,19 @@
-"""The session database on disk: SQLite in write-ahead mode. What stands here is what a restarted scheduler believes.
+"""What the scheduler of a session writes to the database: what stands here is what a restarted scheduler believes, and
+what users of a service see of their jobs, in the same transactions.
 
-One file for each session (one policy on one workload). One scheduler at a time writes to it; others may look, and ask
-for another policy.
+One scheduler at a time writes it; others may look, and ask for another policy.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
+import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time as clock
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,13 +21,43 @@ from typing import Any
 from rlpto.core.cluster import Progress
 from rlpto.io.errors import ClusterError
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
-from rlpto.ray_cluster.scheduler.durable_connection import DAMAGE, LOCK_TIMEOUT_S, DurableConnection, unusable
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
-from rlpto.ray_cluster.scheduler.schema import SCHEMA, TABLES, Decision, JobRow
 from rlpto.ray_cluster.scheduler.session_folder import SessionLock, is_locked
+from rlpto.store.curves import close_spans, open_span
+from rlpto.store.database import Store, looking, unusable
+from rlpto.store.events import add_event
+from rlpto.store.jobs import ENDED, SessionJob, State, change_job, get_job, session_jobs
+from rlpto.store.requests import answer, open_requests
 
 SUPERSEDED_KEPT = 10_000
 """Generations after which a plan that was superseded may be forgotten."""
+CANCELLED = "withdrawn"
+"""Kind of the event that ends a job which its user has cancelled."""
+_ENDS: dict[str, State] = {"finished": "finished", "failed": "failed", CANCELLED: "cancelled"}
+_LONGEST_REASON = 500
+_ENTER = (
+    "INSERT INTO jobs (id, name, epochs, submitted, changed, spec, submit_time, number) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (id) DO UPDATE SET spec = excluded.spec, submit_time = excluded.submit_time, number = excluded.number"
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision of a policy. time: s. latency: s the policy took. capacity, held: GPUs up, and held after it.
+    active, waiting: jobs. observation, action: GPUs of each active job before and after. batch_sizes: samples of a step
+    of those jobs for which the policy has chosen them."""
+
+    time: float
+    policy: str
+    latency: float
+    capacity: int
+    held: int
+    active: int
+    waiting: int
+    observation: Mapping[str, int] = field(default_factory=dict)
+    action: Mapping[str, int] = field(default_factory=dict)
+    batch_sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def say_on_stderr(line: str) -> None:
@@ -32,11 +65,11 @@ def say_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class SessionDatabase(DurableConnection):
-    """The session database of one session, opened for the scheduler: nobody else may write while it is open.
+class SessionDatabase(Store):
+    """The database of one session, opened for its scheduler: no other scheduler may write while it is open.
 
-    path: of the file, made if need be; `path` of the object is without symbolic links. say: is told in one line that
-    writes wait because the disk is full, and when they go on.
+    path: of the file, made if need be; `path` of the object is without symbolic links. say: notified in one line that
+    writes wait because the disk is full, and when they go on. Times are seconds of the session.
 
     Raises ClusterError if another scheduler has it open, it is of another version, damaged, or no such file.
     """
@@ -45,54 +78,28 @@ class SessionDatabase(DurableConnection):
         path = path.resolve()
         with ExitStack() as opened:
             self._lock = opened.enter_context(closing(SessionLock(path)))
-            try:
-                if not path.exists():
-                    _make(path)
-                super().__init__(path, say)
-            except (*DAMAGE, OSError) as error:
-                raise unusable(path, error) from None
+            super().__init__(path, durable=False)
             opened.callback(super().close)
-            self._prepare()
-            self._generation = self._one("SELECT COALESCE(MAX(generation), 0) FROM allocations")
+            self.check()
+            self._generation = int(self.rows("SELECT COALESCE(MAX(generation), 0) FROM allocations")[0][0])
             opened.pop_all()
-        self.wait_for_room()
-
-    def _prepare(self) -> None:
-        # WAL lets others read while we write; a crash of this process loses nothing, one of the machine at most the
-        # last moments, which the controllers' own reports make good.
-        self.rows("PRAGMA journal_mode = WAL")
-        self.rows("PRAGMA synchronous = NORMAL")
-        version = self._one("PRAGMA user_version")
-        if version != SCHEMA:
-            raise ClusterError(
-                f"{self.path}: session database of version {version}, expected {SCHEMA}: go on with the version of "
-                "rlpto that has written it, or start over with --fresh or another run folder"
-            )
-        ((found,),) = self.rows("PRAGMA integrity_check(1)")
-        if found != "ok":
-            raise unusable(self.path, f"it is damaged: {found}")
-        self._read_all()
-
-    def _read_all(self) -> None:
-        """Find out that all that a scheduler will read is what a scheduler has written."""
-        self.newest_commands()
-        self.changes()
-        self.events()
-        for key in ("began", "beat"):
-            self.number(key)
-        try:
-            for (spec,) in self.rows("SELECT spec FROM jobs"):
-                json.loads(spec)
-            for texts in self.rows("SELECT observation, action, batch_sizes FROM decisions"):
-                for text in texts:
-                    json.loads(text)
-        except ValueError as error:
-            raise unusable(self.path, f"it is damaged: {error}") from None
+        self._began = self.number("began") or 0.0
+        self._training: set[str] = set()
+        self.wait_for_room(say)
 
     @property
     def begun(self) -> bool:
         """True if a scheduler has entered its jobs here."""
-        return bool(self.rows("SELECT 1 FROM jobs LIMIT 1"))
+        return bool(self.rows("SELECT 1 FROM jobs WHERE number IS NOT NULL LIMIT 1"))
+
+    def begin(self, began: float) -> None:
+        """Second 0 of the session is at this time [s since 1970]."""
+        self._began = began
+        self.set_fact("began", repr(began))
+
+    def wall(self, time: float) -> float:
+        """Time [s since 1970] of a second of the session."""
+        return self._began + time
 
     def next_generation(self) -> int:
         """A generation larger than all there ever were in this session, also before a restart."""
@@ -103,8 +110,8 @@ class SessionDatabase(DurableConnection):
 
     def fact(self, key: str) -> str | None:
         """A single value of the session; None if it was never set."""
-        rows = self.rows("SELECT value FROM facts WHERE key = ?", (key,))
-        return str(rows[0][0]) if rows else None
+        row = self.row("SELECT value FROM facts WHERE key = ?", (key,))
+        return None if row is None else str(row[0])
 
     def number(self, key: str) -> float | None:
         """A fact that is a number; None if it was never set."""
@@ -116,7 +123,7 @@ class SessionDatabase(DurableConnection):
 
     def set_fact(self, key: str, value: str) -> None:
         """Keep a single value of the session."""
-        self.write("INSERT OR REPLACE INTO facts VALUES (?, ?)", (key, value))
+        self.write("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", (key, value))
 
     # jobs
 
@@ -126,42 +133,39 @@ class SessionDatabase(DurableConnection):
         growing: these may be more jobs than were entered before. Raises ClusterError if the database is about others.
         """
         entered = [(spec.id, spec.name, spec.to_json(), submit) for spec, submit in jobs]
-        present = self.rows("SELECT id, name, spec, submit_time FROM jobs ORDER BY number")
-        more = entered[len(present) :]
+        present = self.rows("SELECT id, name, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number")
+        more = jobs[len(present) :]
         if present and (present != entered[: len(present)] or (more and not growing)):
             raise ClusterError(f"{self.path}: holds a session with other jobs; use another run folder, or --fresh")
-        if more:
-            self.write(
-                "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
-                *((*job, number) for number, job in enumerate(more, len(present))),
-            )
+        self.add_jobs(more)
 
     def add_jobs(self, jobs: Sequence[tuple[JobSpec, float]]) -> None:
         """Enter further jobs, what each one's controller needs and its submit time, behind those that are there."""
-        first = self._one("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")
-        self.write(
-            "INSERT INTO jobs (id, name, spec, submit_time, number) VALUES (?, ?, ?, ?, ?)",
-            *((spec.id, spec.name, spec.to_json(), at, number) for number, (spec, at) in enumerate(jobs, first)),
-        )
+        first = int(self.rows("SELECT COALESCE(MAX(number), -1) + 1 FROM jobs")[0][0])
+        rows = []
+        for number, (spec, submit) in enumerate(jobs, first):
+            at = self._began + submit
+            rows.append((spec.id, spec.name, spec.epochs, at, at, spec.to_json(), submit, number))
+        if rows:
+            self.write(_ENTER, *rows)
 
-    def forget(self, jobs: Collection[str], decisions: int) -> None:
-        """Remove what is known of these jobs, and all but the newest so many decisions and events."""
+    def forget(self, jobs: Collection[str]) -> None:
+        """Remove what only the session needs of these jobs, and old plans."""
         with self.transaction():
-            for table, column in (("jobs", "id"), ("allocations", "job"), ("changes", "job"), ("events", "job")):
-                self.write(f"DELETE FROM {table} WHERE {column} = ?", *((job,) for job in jobs))
+            for job in jobs:
+                self.write("UPDATE jobs SET number = NULL, spec = NULL WHERE id = ?", (job,))
+                for table in ("allocations", "changes"):
+                    self.write(f"DELETE FROM {table} WHERE job = ?", (job,))
+                self._training.discard(job)
             self.write(
                 "DELETE FROM allocations WHERE state = 'superseded' "
                 "AND generation <= (SELECT MAX(generation) FROM allocations) - ?",
                 (SUPERSEDED_KEPT,),
             )
-            for table in ("decisions", "events"):
-                self.write(f"DELETE FROM {table} WHERE id <= (SELECT MAX(id) FROM {table}) - ?", (decisions,))
 
-    def jobs(self) -> list[JobRow]:
-        """All jobs in order of submission."""
-        columns = tuple(JobRow.__dataclass_fields__)
-        rows = self.rows(f"SELECT {', '.join(columns)} FROM jobs ORDER BY number")
-        return [JobRow(**dict(zip(columns, row, strict=True))) for row in rows]
+    def jobs(self) -> list[SessionJob]:
+        """All jobs that the session knows, in order of submission."""
+        return session_jobs(self)
 
     def set_job(self, job: str, **columns: object) -> None:
         """Change columns of the job with this id."""
@@ -174,8 +178,52 @@ class SessionDatabase(DurableConnection):
         """What a controller has said of its job. reached [s]: when it came to each level of accuracy, None: not yet."""
         said = ("progress", "step", "accuracy", "loss", "rescale_seconds", "recoveries", "failure")
         columns = {name: getattr(report, name) for name in said}
+        columns["loss"] = report.loss if math.isfinite(report.loss) else None
         levels = dict(zip(("reached_90", "reached_95", "reached_99"), reached, strict=True))
         self.set_job(report.job, gpu_seconds=gpu_seconds, peak_gpus=peak_gpus, **levels, **columns)
+
+    def let_in(self, job: str, time: float) -> None:
+        """A job waits for GPUs from now on."""
+        at = self._began + time
+        with self.transaction():
+            change_job(self, job, at, state="queued", reason="", queued=at)
+            self.event(time, "submitted", job, state="queued")
+
+    def trains(self, job: str, time: float) -> None:
+        """The workers of a job train."""
+        if job in self._training:
+            return
+        row = get_job(self, job)
+        if row is not None and row.state == "starting":
+            self._training.add(job)
+            with self.transaction():
+                change_job(self, job, self._began + time, state="running")
+                self._show(job, self._began + time, {"state": "running"})
+
+    def end(self, job: str, time: float, kind: str, detail: str = "") -> None:
+        """A job is over: kind is finished, failed or `CANCELLED`. detail: why, the whole of it.
+
+        Requests to cancel it are answered by that, its predictions are void.
+        """
+        at, state, row = self._began + time, _ENDS[kind], get_job(self, job)
+        if row is None:
+            return
+        lines = detail.strip().splitlines()
+        reason = detail if kind == "finished" else lines[-1][:_LONGEST_REASON] if lines else ""
+        with self.transaction():
+            for request in open_requests(self):
+                if request.job == job and request.kind == "cancel":
+                    answer(self, request.seq, at, "" if state == "cancelled" else "it has ended")
+                    reason = f"cancelled by {request.by}" if state == "cancelled" else reason
+            started = row.started
+            if started is None:  # so short that it was never seen to hold GPUs
+                query = "SELECT MIN(commanded_at) FROM allocations WHERE job = ? AND nodes != '[]'"
+                ((first,),) = self.rows(query, (job,))
+                started = None if first is None else self._began + first
+            change_job(self, job, at, state=state, reason=reason, started=started, ended=max(at, started or at))
+            self.write("DELETE FROM predictions WHERE job = ?", (job,))
+            self.event(time, kind, job, detail=detail, state=state, reason=reason)
+        self._training.discard(job)
 
     # allocations
 
@@ -185,15 +233,14 @@ class SessionDatabase(DurableConnection):
         A job without a new command goes on as it was told last.
         """
         with self.transaction():
-            self.write(
-                "UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'",
-                *((job,) for job in jobs),
-            )
-            self.write(
-                "INSERT INTO allocations (generation, job, nodes, batch_size, servers, state, planned_at) "
-                "VALUES (?, ?, ?, ?, ?, 'planned', ?)",
-                *((command.generation, command.job, *_columns(command.plan), time) for command in commands),
-            )
+            for job in jobs:
+                self.write("UPDATE allocations SET state = 'superseded' WHERE job = ? AND state = 'planned'", (job,))
+            for command in commands:
+                self.write(
+                    "INSERT INTO allocations (generation, job, nodes, batch_size, servers, state, planned_at) "
+                    "VALUES (?, ?, ?, ?, ?, 'planned', ?)",
+                    (command.generation, command.job, *_columns(command.plan), time),
+                )
 
     def commanded(self, generation: int, time: float) -> None:
         """A command has been sent."""
@@ -241,28 +288,49 @@ class SessionDatabase(DurableConnection):
     # what happened
 
     def event(
-        self, time: float, kind: str, job: str = "", node: str = "", value: float | None = None, detail: str = ""
+        self,
+        time: float,
+        kind: str,
+        job: str = "",
+        node: str = "",
+        value: float | None = None,
+        detail: str = "",
+        **more: str,
     ) -> None:
-        """Note something that happened."""
-        self.write(
-            "INSERT INTO events (time, kind, job, node, value, detail) VALUES (?, ?, ?, ?, ?, ?)",
-            (time, kind, job or None, node or None, value, detail),
+        """Note something that happened. more: what users are shown in addition."""
+        body = {"what": kind, "node": node, "value": value, "detail": detail, **more}
+        self._show(
+            job, self._began + time, {key: given for key, given in body.items() if given not in ("", None)}, time
         )
 
+    def _show(self, job: str, at: float, body: Mapping[str, Any], time: float | None = None) -> None:
+        """Add an event to the stream that users follow. The events of a job are in order of time."""
+        if not job:
+            kind = "nodes" if body.get("what") in ("node_up", "node_down") else "session"
+            add_event(self, kind, at, body=body, time=time)
+            return
+        owner = self.row("SELECT owner FROM jobs WHERE id = ?", (job,))
+        newest = self.row("SELECT at FROM events WHERE job = ? ORDER BY seq DESC LIMIT 1", (job,))
+        at = at if newest is None else max(at, newest[0])
+        add_event(self, "job", at, job, None if owner is None else owner[0], body, time)
+
     def events(self) -> list[tuple[float, str, str, str, float | None, str]]:
-        """Time, kind, job, node, value and detail of all events, in order."""
-        rows = self.rows("SELECT time, kind, job, node, value, detail FROM events ORDER BY id")
-        return [(time, kind, job or "", node or "", value, detail) for time, kind, job, node, value, detail in rows]
+        """Time, kind, job, node, value and detail of all events of the session, in order."""
+        rows = self.rows("SELECT time, job, body FROM events WHERE time IS NOT NULL ORDER BY seq")
+        found = [(time, job or "", json.loads(body)) for time, job, body in rows]
+        return [
+            (time, body["what"], job, body.get("node", ""), body.get("value"), body.get("detail", ""))
+            for time, job, body in found
+        ]
 
     def decision(self, taken: Decision) -> None:
         """Enter a decision that has just been taken."""
+        names = ("time", "policy", "latency", "capacity", "held", "active", "waiting")
+        texts = [json.dumps(dict(one)) for one in (taken.observation, taken.action, taken.batch_sizes)]
         self.write(
-            "INSERT INTO decisions (time, policy, latency, capacity, held, active, waiting, observation, action, "
-            "batch_sizes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(taken.time, taken.policy, taken.latency, taken.capacity, taken.held, taken.active, taken.waiting),
-                *(json.dumps(taken.observation), json.dumps(taken.action), json.dumps(taken.batch_sizes)),
-            ),
+            f"INSERT INTO decisions (at, {', '.join(names)}, observation, action, batch_sizes) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (self._began + taken.time, *(getattr(taken, name) for name in names), *texts),
         )
 
     def followed(self, passed: Progress) -> None:
@@ -272,7 +340,7 @@ class SessionDatabase(DurableConnection):
             "UPDATE decisions SET gain_high = gain_high + ?, gain_normal = gain_normal + ?, gain_low = gain_low + ?, "
             "unfinished = unfinished + ?, gpu_seconds = gpu_seconds + ?, rescale_seconds = rescale_seconds + ?, "
             "short_high = short_high + ?, short_normal = short_normal + ?, short_low = short_low + ? "
-            "WHERE id = (SELECT MAX(id) FROM decisions)",
+            "WHERE seq = (SELECT MAX(seq) FROM decisions)",
             (*passed.accuracy_gain.tolist(), *sums, *passed.shortfall.tolist()),
         )
 
@@ -281,20 +349,37 @@ class SessionDatabase(DurableConnection):
         rescale_seconds and shortfall by class that followed, of all decisions in order."""
         return self.rows(
             "SELECT time, latency, capacity, held, active, waiting, gain_high, gain_normal, gain_low, unfinished, "
-            "gpu_seconds, rescale_seconds, short_high, short_normal, short_low FROM decisions ORDER BY id"
+            "gpu_seconds, rescale_seconds, short_high, short_normal, short_low FROM decisions ORDER BY seq"
         )
 
     def deciders(self) -> list[tuple[float, str]]:
         """Time of all decisions in order, and the policy that took each."""
-        rows = self.rows("SELECT time, policy FROM decisions ORDER BY id")
+        rows = self.rows("SELECT time, policy FROM decisions ORDER BY seq")
         return [(float(time), str(policy)) for time, policy in rows]
 
     def change(self, time: float, job: str, gpus: int, accuracy: float, nodes: Nodes) -> None:
         """A job holds other GPUs from now on."""
-        self.write(
-            "INSERT INTO changes (time, job, gpus, accuracy, nodes) VALUES (?, ?, ?, ?, ?)",
-            (time, job, gpus, accuracy, json.dumps(nodes)),
-        )
+        at = self._began + time
+        with self.transaction():
+            self.write(
+                "INSERT INTO changes (time, job, gpus, accuracy, nodes) VALUES (?, ?, ?, ?, ?)",
+                (time, job, gpus, accuracy, json.dumps(nodes)),
+            )
+            close_spans(self, job, at)
+            row = get_job(self, job)
+            if row is None:
+                return
+            for node, count in Counter(nodes).items():
+                open_span(self, job, row.owner, node, count, at)
+            if row.state in ENDED:
+                change_job(self, job, at, gpus_held=gpus)
+                return
+            if not gpus:
+                self._training.discard(job)
+            state: State = "queued" if not gpus else "running" if row.state == "running" else "starting"
+            started = at if gpus and row.started is None else row.started
+            change_job(self, job, at, state=state, reason="", gpus_held=gpus, started=started)
+            self._show(job, at, {"state": state, "gpus_held": gpus})
 
     def changes(self) -> list[tuple[float, str, int, float, Nodes]]:
         """All such changes, in order of time."""
@@ -302,12 +387,15 @@ class SessionDatabase(DurableConnection):
         return [(time, job, gpus, accuracy, self._nodes(nodes)) for time, job, gpus, accuracy, nodes in rows]
 
     def held(self) -> dict[str, int]:
-        """GPUs that each job held last; jobs that never held any are missing."""
-        return dict(self.rows("SELECT job, gpus FROM changes ORDER BY id"))
+        """GPUs that each job held last; jobs that hold none may be missing."""
+        return dict(self.rows("SELECT id, gpus_held FROM jobs WHERE number IS NOT NULL AND gpus_held > 0"))
 
     def node(self, node: str, number: int, gpus: int, alive: bool, time: float) -> None:
         """A node has come or gone."""
-        self.write("INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)", (node, number, gpus, int(alive), time))
+        self.write(
+            "INSERT OR REPLACE INTO nodes (id, number, gpus, alive, since) VALUES (?, ?, ?, ?, ?)",
+            (node, number, gpus, int(alive), time),
+        )
 
     def nodes(self) -> list[tuple[str, int, int, bool]]:
         """Id, number, GPUs and whether it is alive, of all nodes there ever were."""
@@ -318,18 +406,14 @@ class SessionDatabase(DurableConnection):
 
     def policy_request(self) -> tuple[int, str] | None:
         """The newest request for another policy that has not been answered."""
-        rows = self.rows("SELECT id, policy FROM requests WHERE answered_at IS NULL ORDER BY id DESC LIMIT 1")
-        return (int(rows[0][0]), str(rows[0][1])) if rows else None
+        found = [request for request in open_requests(self) if request.kind == "policy"]
+        return (found[-1].seq, str(found[-1].body["policy"])) if found else None
 
-    def answer(self, request: int, time: float, answer: str) -> None:
-        """Answer a request, and with it those before it."""
-        self.write(
-            "UPDATE requests SET answered_at = ?, answer = ? WHERE id <= ? AND answered_at IS NULL",
-            (time, answer, request),
-        )
-
-    def _one(self, query: str) -> int:
-        return int(self.rows(query)[0][0])
+    def answer(self, request: int, time: float, problem: str) -> None:
+        """Answer a request for another policy, and with it those before it."""
+        for one in open_requests(self):
+            if one.kind == "policy" and one.seq <= request:
+                answer(self, one.seq, self._began + time, problem)
 
     def _nodes(self, text: str) -> Nodes:
         """Node ids that were written as JSON."""
@@ -366,57 +450,26 @@ def sessions_at_work(run: Path) -> list[Path]:
 def request_policy(path: Path, policy: str) -> int:
     """Ask the scheduler of a session database for another policy; returns the request's number.
 
-    Raises ClusterError if there are no such database.
+    Raises ClusterError if there is no such database.
     """
-    with _looking(path) as base:
-        cursor = base.execute("INSERT INTO requests (policy) VALUES (?)", (policy,))
+    with looking(path) as base:
+        values = (json.dumps({"policy": policy}), clock.time())
+        cursor = base.execute("INSERT INTO requests (kind, body, by, at) VALUES ('policy', ?, 'a command', ?)", values)
         return int(cursor.lastrowid or 0)
 
 
 def policy_answer(path: Path, request: int) -> str | None:
     """What the scheduler said to a request: empty if it did so, else why not; None: nothing yet."""
-    with _looking(path) as base:
-        row = base.execute("SELECT answer FROM requests WHERE id = ?", (request,)).fetchone()
+    with looking(path) as base:
+        row = base.execute("SELECT problem FROM requests WHERE seq = ?", (request,)).fetchone()
         return None if row is None or row[0] is None else str(row[0])
 
 
 def read_table(path: Path, table: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of a table of a session database. Raises ClusterError if there are none."""
-    with _looking(path) as base:
+    """Column names and rows of a table of a session database. Raises ClusterError if there is none."""
+    with looking(path) as base:
         cursor = base.execute(f"SELECT * FROM {table}")
         return [column[0] for column in cursor.description], cursor.fetchall()
-
-
-@contextmanager
-def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """The session database beside their scheduler."""
-    if not path.is_file():
-        raise ClusterError(f"{path}: no such file; expected the session database of a run with --cluster ray")
-    base = None
-    try:
-        base = _open(path)
-        yield base
-    except DAMAGE as error:
-        raise unusable(path, error) from None
-    finally:
-        if base is not None:
-            base.close()
-
-
-def _make(path: Path) -> None:
-    """New database, which others see with all their tables or not at all."""
-    unfinished = path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)
-    base = _open(unfinished)
-    try:
-        base.executescript(f"BEGIN; {TABLES}; PRAGMA user_version = {SCHEMA}; COMMIT")
-    finally:
-        base.close()
-    unfinished.replace(path)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
 
 
 def _columns(plan: Plan) -> tuple[str, int | None, str]:

@@ -1,7 +1,13 @@
-"""The policy in force: any of the catalogue by name, switched between two decisions; fifo where one fails."""
+"""The policy in force: any of the catalogue by name, switched between two decisions; fifo where one fails.
+
+What a policy imports and compiles the first time takes minutes on a busy machine: a thread does that, and jobs are
+scheduled as before meanwhile.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -137,3 +143,43 @@ class LivePolicy:
     def standing(self) -> StandingPolicy | None:
         """The policy, if it can say for how long a decision stands."""
         return self.policy if isinstance(self.policy, StandingPolicy) else None
+
+
+class PolicyWarmup:
+    """Makes policies ready in a thread of its own, one after the other.
+
+    make_ready: a policy by its spec, whatever that takes. failed: is told in one line what cannot be made ready; it is
+    asked for no less, so that whoever asks is told why.
+    """
+
+    def __init__(self, make_ready: Callable[[str], object], failed: Callable[[str], object]) -> None:
+        self._make_ready, self._failed = make_ready, failed
+        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
+        # Compilation cannot be broken off: a process that is to end does not wait for it.
+        threading.Thread(target=self._run, name="warmup", daemon=True).start()
+
+    def __call__(self, spec: str) -> bool:
+        """Whether a policy is ready, or cannot be made so. One that is not is begun with."""
+        if spec not in self._begun:
+            self._begun.add(spec)
+            self._wanted.put(spec)
+        return spec in self._ended
+
+    def now(self, spec: str) -> None:
+        """Make a policy ready at once, in the caller's thread."""
+        self._begun.add(spec)
+        self._make(spec)
+
+    def _run(self) -> None:
+        while True:
+            self._make(self._wanted.get())
+
+    def _make(self, spec: str) -> None:
+        try:
+            self._make_ready(spec)
+        except Exception as error:  # whatever a broken run or plug-in raises
+            self._failed(f"policy {spec} cannot be used: {' '.join(str(error).split())}")
+        finally:
+            self._ended.add(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,16 +14,15 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights, reward_terms
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import PolicyError
+from rlpto.planning.predictor import Predictor
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.service.scheduler.admission import eligible, queue_rows
 from rlpto.service.scheduler.catalogue import Catalogue
-from rlpto.service.scheduler.eligible import eligible
 from rlpto.service.scheduler.live_policy import FALLBACK, LivePolicy
-from rlpto.service.scheduler.lookahead import Lookahead
-from rlpto.service.scheduler.queue_rows import queue_rows
-from rlpto.service.scheduler.recorder import Recorder
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
-from rlpto.service.scheduler.volume import VolumeForecast
+from rlpto.service.scheduler.status_writer import StatusWriter
+from rlpto.service.scheduler.volume import VolumeForecast, sampled_futures
 from rlpto.store.database import Store
 from rlpto.store.status import DecisionRow, set_volume
 from rlpto.store.users import all_users
@@ -32,7 +32,7 @@ OUTLOOK_KEPT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Parts:
+class SchedulerComponents:
     """What a scheduler is made of."""
 
     store: Store
@@ -40,9 +40,9 @@ class Parts:
     source: JobQueueSource
     cluster: ServingCluster
     policy: LivePolicy
-    recorder: Recorder
+    status: StatusWriter
     retention: Retention
-    lookahead: Lookahead | None = None
+    predictor: Predictor | None = None
     volume: VolumeForecast | None = None
 
 
@@ -55,7 +55,7 @@ class SchedulerLoop:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: SchedulerComponents,
         queue: QueueSettings,
         weights: RewardWeights,
         wall: Callable[[], float],
@@ -95,7 +95,6 @@ class SchedulerLoop:
         while source.switches:
             request = source.switches.popleft()
             self._due |= policy.obey(request)
-            source.answered(request.seq)
         if self._due:
             self._watch = ProgressWatch(self._parts.cluster, policy.name)
 
@@ -118,7 +117,7 @@ class SchedulerLoop:
         parts = self._parts
         if not parts.cluster.active_jobs:
             self._decide_at = np.inf
-            parts.recorder.queued(())
+            parts.status.queued(())
             return
         try:
             self._decide_by_policy()
@@ -134,64 +133,62 @@ class SchedulerLoop:
             forecast, reserved = parts.volume(whole)
             whole = replace(whole, forecast=forecast, reserved=reserved)
         owners, quotas = self._owners(whole)
-        state, shown = eligible(whole, owners, quotas, self._gpus_held, source.drained)
+        state, hidden = eligible(whole, owners, quotas, self._gpus_held, source.drained)
         given = np.zeros(len(whole.jobs), dtype=np.int64)
         latency = 0.0
         if len(state.jobs):
             allocation, latency = policy(state)
             cluster.deciding(policy.name, latency)
+            shown = np.setdiff1d(np.arange(len(given)), list(hidden))
             given[shown] = self._loop.carry_out(state, allocation, policy.name).gpus
         self._decide_at = self._loop.stands_until(state, policy.standing)
-        parts.recorder.queued(queue_rows(whole, cluster.ids, given, shown, policy.name, source.drained))
-        self._record(whole, Allocation(given), latency)
+        parts.status.queued(queue_rows(whole, cluster.ids, given, hidden, policy.name))
+        self._record(whole, Allocation(given), latency, applied=bool(len(state.jobs)))
 
     def _owners(self, state: ClusterState) -> tuple[list[str], dict[str, int | None]]:
         """Owner of every row, and the quotas of users that have one of their own."""
-        known = (self._parts.recorder.follower.known(self._parts.cluster.ids[job]) for job in state.jobs.index.tolist())
         users = all_users(self._parts.store)
         quotas: dict[str, int | None] = {user.name: user.gpus_held for user in users if user.gpus_held is not None}
-        return ["" if job is None else job.owner for job in known], quotas
+        jobs = self._parts.cluster.jobs
+        return [jobs[number].user for number in state.jobs.index.tolist()], quotas
 
-    def _record(self, state: ClusterState, allocation: Allocation, latency: float) -> None:
+    def _record(self, state: ClusterState, allocation: Allocation, latency: float, applied: bool) -> None:
         waiting = int(np.count_nonzero(allocation.gpus == 0))
         held, active, name = int(allocation.gpus.sum()), len(state.jobs), self._parts.policy.name
         steering = dict(getattr(self._parts.policy.policy, "steering", {}))
         row = DecisionRow(self._wall(), name, latency, state.capacity, held, active, waiting, steering=steering)
-        self._parts.recorder.decided(row, self._reward)
+        self._parts.status.decided(row, self._reward, state.time, applied)
         self._reward = None
 
-    def _look_ahead(self, now: float) -> None:
-        """Tell what was found out about the time ahead; look again where something has been decided since."""
+    def _predict(self, now: float) -> None:
+        """Publish predictions; predict again where something has been decided since."""
         parts, policy = self._parts, self._parts.policy
-        if parts.lookahead is None:
+        if parts.predictor is None:
             return
-        parts.lookahead.tell()
-        stale = parts.recorder.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
-        if not (stale and parts.cluster.active_jobs and parts.lookahead.due):
+        parts.predictor.publish()
+        stale = parts.status.decisions != self._seen_ahead[0] or now >= self._seen_ahead[1] + OUTLOOK_KEPT_S
+        if not (stale and parts.cluster.active_jobs and parts.predictor.due):
             return
-        self._seen_ahead = parts.recorder.decisions, now
+        self._seen_ahead = parts.status.decisions, now
         state = self._loop.state()
         futures = None if parts.volume is None else parts.volume.futures(state.time)
-        estimates = parts.cluster.estimates
-        measured = (lambda _: True) if estimates is None else estimates.is_measured
-        parts.lookahead.begin(parts.cluster, policy.policy, state, policy.name, futures, measured)
+        sampled = None if futures is None else partial(sampled_futures, futures, parts.cluster, state)
+        parts.predictor.begin(parts.cluster, parts.cluster.ids, policy.policy, state, policy.name, sampled)
 
     def _keep_house(self) -> None:
         """What is done now and then: new programs, predictions, volume, and forgetting."""
         parts = self._parts
-        now = self._wall()
-        if not parts.retention.due(now):
+        if not parts.retention.due():
             return
-        self._look_ahead(now)
+        self._predict(parts.cluster.time)
         if parts.catalogue.changed():
             parts.cluster.take_tables(parts.catalogue.tables)
             parts.catalogue.write_previews()
         if parts.volume is not None:
             set_volume(parts.store, parts.volume.rows(parts.cluster.time))
-        parts.recorder(parts.cluster)  # what is about to be forgotten is in the database
-        lost = parts.retention.keep(now, parts.cluster)
+        parts.status(parts.cluster)
+        lost = parts.retention.keep(self._wall(), parts.cluster)
         if lost:
-            parts.recorder.forget(lost)
             parts.policy.forget()
             self._loop.renumbered()
             self._due = True

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,10 +26,9 @@ from rlpto.ray_cluster.scheduler.connection import AUTO, check_training
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.ray_cluster.scheduler.session_folder import session_name
 from rlpto.service.scheduler.catalogue import SESSION, ProgramChecks
-from rlpto.service.scheduler.live_policy import FALLBACK, catalogue_of
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
-from rlpto.service.scheduler.readying import Readying
-from rlpto.service.scheduler.session import Outside, open_session, session_files
+from rlpto.service.scheduler.live_policy import FALLBACK, PolicyWarmup, catalogue_of
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.requests import switch_in_force
@@ -78,17 +77,16 @@ def serve(settings: ServiceSettings) -> None:
     stop = Stop(settings.on_stop == "keep" and not local)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
-        store = stack.enter_context(closing(Store(settings.database, durable=False)))
+        database = stack.enter_context(SessionDatabase(settings.database))
         if local:
             os.environ[STATE_VARIABLE] = str(folder / STATE_FILE)
             start_local_nodes(config)
         config = stack.enter_context(real_nodes(config, settings.scheduler.address or AUTO, folder, _quiet))
         stack.enter_context(_signals(stop))
-        database = stack.enter_context(SessionDatabase(session_files(folder)))
         experiment = Experiment(config)
-        readying = Readying(lambda spec: compile_ahead(experiment, [spec]), _quiet)
-        _make_ready(readying, settings, store)
-        outside = Outside(
+        warmup = PolicyWarmup(lambda spec: compile_ahead(experiment, [spec]), _quiet)
+        _make_ready(warmup, settings, database)
+        environment = Environment(
             backend=RayBackend(session_name(folder, SESSION)),
             wall=time.time,
             clock=Clock,
@@ -96,26 +94,25 @@ def serve(settings: ServiceSettings) -> None:
             checks=ProgramChecks(_import_problem, stack.enter_context(ThreadPoolExecutor(1, "checks"))),
             session=session_name(folder, SESSION),
             address=settings.scheduler.address or "local",
-            ready=readying,
+            ready=warmup,
         )
-        parts, loop = open_session(settings, config, store, database, outside)
+        parts, loop = open_session(settings, config, database, environment)
         _serve(parts, loop, stop)
     if local and not stop.keep:
         end_local_nodes(folder)
 
 
-def _serve(parts: Parts, loop: SchedulerLoop, stop: Stop) -> None:
+def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: Stop) -> None:
     """Serve until a signal, and leave the session in order."""
     parts.source.stopping = lambda: stop.asked
     try:
         loop.run(lambda: stop.asked)
     finally:
         parts.source.closed = True
-        if parts.lookahead is not None:
-            parts.lookahead.close()
+        if parts.predictor is not None:
+            parts.predictor.close()
         # After a fault as after SIGTERM: whatever went wrong here is no reason to stop those who train.
         parts.cluster.close(keep=stop.keep)
-        parts.recorder.follower.follow()
 
 
 def _make(experiment: Experiment, spec: str) -> Policy:
@@ -123,7 +120,7 @@ def _make(experiment: Experiment, spec: str) -> Policy:
     return experiment.policy(spec, real=True)
 
 
-def _make_ready(readying: Readying, settings: ServiceSettings, store: Store) -> None:
+def _make_ready(warmup: PolicyWarmup, settings: ServiceSettings, store: Store) -> None:
     """Make the policy in force ready, and meanwhile begin with those that are likely to be asked for.
 
     One that cannot decide is told so when it is asked for.
@@ -133,9 +130,9 @@ def _make_ready(readying: Readying, settings: ServiceSettings, store: Store) -> 
     present = settings.scheduler.policy if before is None else before.policy
     for name in dict.fromkeys((FALLBACK, present)):
         if name in known:
-            readying.now(known[name])
+            warmup.now(known[name])
     for name in (*OFTEN_SWITCHED, *extra):
-        readying(known[name])
+        warmup(known[name])
 
 
 def _import_problem(training: str) -> str:

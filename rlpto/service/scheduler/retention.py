@@ -1,8 +1,10 @@
-"""How much is kept: of ended jobs in memory and in the session's database, of everything in the database, of files."""
+"""How much is kept: of ended jobs in memory, of everything in the database, of files."""
 
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +19,6 @@ from rlpto.store.logs import job_folder
 
 ENDED_IN_MEMORY = 200
 """Ended jobs that the scheduler remembers before it forgets them."""
-DECISIONS_IN_SESSION = 1000
-"""Decisions, and events, that the session's database keeps: each names all active jobs, and a restart reads all."""
 HOUSE_INTERVAL_S = 1.0
 """Least time between two looks at what there is to do beside deciding."""
 TRIM_INTERVAL_S = 600.0
@@ -32,18 +32,20 @@ DAY_S = 86_400.0
 
 @dataclass
 class Retention:
-    """Forgets. folder: of the service. settings: how much is kept."""
+    """Forgets. folder: of the service. settings: how much is kept. timer: seconds by which intervals are measured."""
 
     store: Store
     folder: Path
     settings: RetentionSettings
     in_memory: int = ENDED_IN_MEMORY
+    timer: Callable[[], float] = time.monotonic
     _looked_at: float = field(default=-np.inf, init=False)
     _trimmed_at: float = field(default=-np.inf, init=False)
     _tidied: float = field(default=-np.inf, init=False)
 
-    def due(self, now: float) -> bool:
-        """True once in a while. now: time [s]."""
+    def due(self) -> bool:
+        """True once in a while."""
+        now = self.timer()
         if now < self._looked_at + HOUSE_INTERVAL_S:
             return False
         self._looked_at = now
@@ -51,17 +53,17 @@ class Retention:
 
     def keep(self, now: float, cluster: ServingCluster) -> tuple[str, ...]:
         """Forget what is too much; ids of the jobs that the cluster has forgotten."""
-        if now >= self._trimmed_at + TRIM_INTERVAL_S:
-            self._trimmed_at = now
+        if self.timer() >= self._trimmed_at + TRIM_INTERVAL_S:
+            self._trimmed_at = self.timer()
             self._trim_database(now)
             self._tidy_files(now)
-            cluster.database.forget((), DECISIONS_IN_SESSION)
+            cluster.database.forget(())
         ended = len(cluster.ids) - int(np.count_nonzero(cluster.columns.active))
         if ended <= self.in_memory:
             return ()
         newest = {job.model: job.name for job in cluster.jobs}  # tells how fast jobs of its program are
         kept = list(newest.values())[-(self.in_memory // 2) :]
-        return cluster.forget_ended(DECISIONS_IN_SESSION, frozenset(kept))
+        return cluster.forget_ended(frozenset(kept))
 
     def _trim_database(self, now: float) -> None:
         """Remove the oldest rows of what there is too much of."""
@@ -79,10 +81,10 @@ class Retention:
         store.write("DELETE FROM tokens WHERE coalesce(revoked, expires) < ?", (old,))
         forget_keys(store, now - KEYS_KEPT_S)
         marks = ", ".join("?" * len(ENDED))
-        over = store.row(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", ENDED)
+        over = store.row(f"SELECT count(*) FROM jobs WHERE number IS NULL AND state IN ({marks})", ENDED)
         left = max(0 if over is None else int(over[0]) - kept.jobs, 0)
         while left > 0:
-            query = f"SELECT seq, id FROM jobs WHERE state IN ({marks}) ORDER BY seq LIMIT ?"
+            query = f"SELECT seq, id FROM jobs WHERE number IS NULL AND state IN ({marks}) ORDER BY seq LIMIT ?"
             rows = store.rows(query, (*ENDED, min(left, ROWS_AT_ONCE)))
             left -= len(rows)
             with store.transaction():

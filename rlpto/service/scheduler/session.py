@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.jobs import Job
@@ -15,7 +14,7 @@ from rlpto.core.policy import Policy
 from rlpto.core.queues import QueueSettings
 from rlpto.experiments.config import Config
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.live import looking_ahead
+from rlpto.planning.predictor import Predictions, Predictor, prediction_settings
 from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.scheduler.backend import Backend
 from rlpto.ray_cluster.scheduler.clock import Clock, SessionTiming
@@ -24,18 +23,16 @@ from rlpto.ray_cluster.scheduler.online_estimates import OnlineEstimates
 from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import Catalogue, ProgramChecks
-from rlpto.service.scheduler.follower import Follower
 from rlpto.service.scheduler.live_policy import LivePolicy, catalogue_of
-from rlpto.service.scheduler.lookahead import Lookahead, Outlook
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
-from rlpto.service.scheduler.recorder import Recorder
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
 from rlpto.service.scheduler.retention import Retention
 from rlpto.service.scheduler.source import JobQueueSource
+from rlpto.service.scheduler.status_writer import CurveWriter, StatusWriter
 from rlpto.service.scheduler.volume import VolumeForecast
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.jobs import change_job, get_job, list_jobs
-from rlpto.store.status import PredictionRow, set_predictions
+from rlpto.store.status import set_predictions
 
 MOST_GPUS = "most_gpus"
 """Fact of the session: most GPUs that one job could ever hold."""
@@ -48,7 +45,7 @@ HALF_LIVES = 10
 
 
 @dataclass(frozen=True)
-class Outside:
+class Environment:
     """What a scheduler is put into.
 
     wall: time [s] now; clock: of the session, given the time of its second 0 (None: it begins). make: a policy by its
@@ -71,43 +68,42 @@ class Outside:
 
 
 def open_session(
-    settings: ServiceSettings, config: Config, store: Store, database: SessionDatabase, outside: Outside
-) -> tuple[Parts, SchedulerLoop]:
+    settings: ServiceSettings, config: Config, database: SessionDatabase, environment: Environment
+) -> tuple[SchedulerComponents, SchedulerLoop]:
     """A scheduler that goes on where the last one left.
 
     config: the experiment, with the nodes that were found. Raises ClusterError if no node has GPUs.
     """
     shape, queue = _shape(config, database), _queue(settings, config)
     folder = settings.folder / "jobs"
-    catalogue = Catalogue(store, config, shape, outside.session, folder, outside.checks)
+    catalogue = Catalogue(database, config, shape, environment.session, folder, environment.checks)
     catalogue.write_previews()
-    clock = outside.clock(database.number("began"))
-    jobs, specs = _known_jobs(store, database, catalogue, outside.wall())
+    clock = environment.clock(database.number("began"))
+    jobs, specs = _known_jobs(database, catalogue, environment.wall())
     latest = max((job.submit_time for job in jobs), default=0.0)
-    second_of, wall_of = clock.of, lambda second: clock.began + second
-    source = JobQueueSource(store, catalogue, (spec.id for spec in specs), outside.wall, second_of, latest)
-    recorder = Recorder(
-        store, Follower(store, database, wall_of, source.answered), outside.wall, settings.retention.points_per_job,
-        outside.address,
-    )  # fmt: skip
+    source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
+    status = StatusWriter(database, environment.wall, environment.timer, environment.address)
     cluster = ServingCluster(
-        *(outside.backend, jobs, specs, catalogue.tables, database, _rules(config), (recorder,)),
+        *(environment.backend, jobs, specs, catalogue.tables, database, _rules(config), (status,)),
         clock=lambda *_: clock,
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,
         specs_of=source.specs_of,
+        reported=CurveWriter(settings.retention.points_per_job),
     )
     rows = catalogue_of(settings.scheduler.policies)
-    policy = LivePolicy(store, outside.make, rows, settings.scheduler.policy, outside.wall, config.seed, outside.ready)
+    policy = LivePolicy(
+        database, environment.make, rows, settings.scheduler.policy, environment.wall, config.seed, environment.ready
+    )
     source.can_switch = policy.can_obey
-    volume = _volume(config, catalogue, shape, store, clock, outside.wall())
+    volume = _volume(config, catalogue, shape, database, clock, environment.wall())
     if volume is not None:
         source.heard = lambda some: volume.arrived(some, catalogue.tables, shape.gpus_per_node)
-    ahead = _lookahead(settings, config, queue, recorder, wall_of, outside) if outside.look_ahead else None
-    retention = Retention(store, settings.folder, settings.retention)
-    parts = Parts(store, catalogue, source, cluster, policy, recorder, retention, ahead, volume)
-    served = _served(store, outside.wall(), queue.user_half_life)
-    return parts, SchedulerLoop(parts, queue, config.reward, outside.wall, settings.quotas.gpus_held, served)
+    ahead = _predictor(settings, config, queue, database, environment) if environment.look_ahead else None
+    retention = Retention(database, settings.folder, settings.retention, timer=environment.timer)
+    parts = SchedulerComponents(database, catalogue, source, cluster, policy, status, retention, ahead, volume)
+    served = _served(database, environment.wall(), queue.user_half_life)
+    return parts, SchedulerLoop(parts, queue, config.reward, environment.wall, settings.quotas.gpus_held, served)
 
 
 def _shape(config: Config, database: SessionDatabase) -> ClusterShape:
@@ -133,23 +129,23 @@ def _rules(config: Config) -> SessionTiming:
     return SessionTiming(config.simulator.interval, "events", poll=config.ray.poll)
 
 
-def _known_jobs(
-    store: Store, database: SessionDatabase, catalogue: Catalogue, now: float
-) -> tuple[list[Job], list[JobSpec]]:
+def _known_jobs(database: SessionDatabase, catalogue: Catalogue, now: float) -> tuple[list[Job], list[JobSpec]]:
     """The jobs of the session, as they were entered; of those that nobody knows any more nothing is left."""
     jobs, specs, unknown = [], [], []
-    for job, text, submitted in database.rows("SELECT id, spec, submit_time FROM jobs ORDER BY number"):
-        row = get_job(store, job)
+    for job, text, submitted in database.rows(
+        "SELECT id, spec, submit_time FROM jobs WHERE number IS NOT NULL ORDER BY number"
+    ):
+        row = get_job(database, job)
         if row is None or row.program not in catalogue.programs:
             unknown.append(job)
             if row is not None and not row.is_over:
                 reason = f"program {row.program} is not in the catalogue any more"
-                change_job(store, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
+                change_job(database, job, now, state="failed", reason=reason, ended=now, gpus_held=0)
             continue
         jobs.append(catalogue.job(row, submitted))
         specs.append(JobSpec(**json.loads(text)))
     if unknown:
-        database.forget(unknown, 10**9)
+        database.forget(unknown)
     return jobs, specs
 
 
@@ -183,39 +179,31 @@ def _volume(
     return volume
 
 
-def _lookahead(
-    settings: ServiceSettings, config: Config, queue: QueueSettings, recorder: Recorder,
-    wall_of: Callable[[float], float], outside: Outside,
-) -> Lookahead:  # fmt: skip
+def _predictor(
+    settings: ServiceSettings,
+    config: Config,
+    queue: QueueSettings,
+    database: SessionDatabase,
+    environment: Environment,
+) -> Predictor:
     """Predictions for the database."""
-    store = recorder.store
 
-    def publish(found: Outlook) -> None:
-        rows = prediction_rows(found, wall_of)
-        set_predictions(store, [row for row in rows if recorder.follower.goes_on(row.job)])
+    def publish(found: Predictions) -> None:
+        rows = found.rows(database.wall)
+        over = {job.id for job in database.jobs() if job.is_over}
+        set_predictions(database, [row for row in rows if row.job not in over])
 
-    simulator = looking_ahead(config.simulator).model_copy(update={"decide_on": "events"})
+    simulator = prediction_settings(config.simulator).model_copy(update={"decide_on": "events"})
     every = settings.scheduler.predict_every
-    return Lookahead(
-        queue, simulator, publish, lambda _: set_predictions(store, ()), every, outside.executor, outside.timer
+    return Predictor(
+        queue,
+        simulator,
+        publish,
+        lambda _: set_predictions(database, ()),
+        every,
+        environment.executor,
+        environment.timer,
     )
-
-
-def prediction_rows(found: Outlook, wall_of: Callable[[float], float]) -> list[PredictionRow]:
-    """What is known of each job, at times of the wall clock."""
-
-    def wall(second: float) -> float | None:
-        return wall_of(second) if second == second and second != float("inf") else None
-
-    rows = []
-    for at, job in enumerate(found.ids):
-        bounds: dict[str, float | None] = {}
-        for name, both in (("start", found.start_bounds), ("finish", found.finish_bounds)):
-            if both is not None:
-                bounds |= {f"{name}_low": wall(float(both[0, at])), f"{name}_high": wall(float(both[1, at]))}
-        start, finish = wall(float(found.start[at])), wall(float(found.finish[at]))
-        rows.append(PredictionRow(job, wall_of(found.time), found.policy, start=start, finish=finish, **bounds))
-    return rows
 
 
 def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:
@@ -225,8 +213,3 @@ def _served(store: Store, now: float, half_life: float) -> Mapping[str, float]:
     for owner, ended, seconds in rows:
         found[owner] = found.get(owner, 0.0) + seconds * 0.5 ** ((now - ended) / half_life)
     return found
-
-
-def session_files(folder: Path) -> Path:
-    """The session's database of the service in a folder."""
-    return folder / "session.sqlite"

@@ -9,6 +9,7 @@ from rlpto.core.cluster import DecideNow, Order, Reclass, Withdraw
 from rlpto.core.jobs import PRIORITY_CLASSES, Job
 from rlpto.io.errors import RlptoError
 from rlpto.ray_cluster.messages import JobSpec
+from rlpto.ray_cluster.scheduler.clock import Clock
 from rlpto.service.scheduler.catalogue import Catalogue
 from rlpto.store.database import Store
 from rlpto.store.events import add_event
@@ -23,7 +24,7 @@ MOST_AT_ONCE = 1000
 class JobQueueSource:
     """What users have submitted and asked for, from the database.
 
-    given: ids of jobs that the cluster has already. wall: time [s] now. second_of: the cluster's second at a time.
+    given: ids of jobs that the cluster has already. wall: time [s] now. clock: of the cluster.
 
     known_until: the present second. switches: requests for another policy that nobody has answered. drained: no job is
     to start. closed: nothing more is taken from the database. stopping: whether the cluster is to come back at once.
@@ -36,11 +37,11 @@ class JobQueueSource:
         catalogue: Catalogue,
         given: Iterable[str],
         wall: Callable[[], float],
-        second_of: Callable[[float], float],
+        clock: Clock,
         since: float = 0.0,
     ) -> None:
         self._store, self._catalogue = store, catalogue
-        self._given, self._wall, self._second_of = set(given), wall, second_of
+        self._given, self._wall, self._clock = set(given), wall, clock
         self._latest = since
         self._ordered: set[int] = set()
         self._specs: dict[str, JobSpec] = {}
@@ -54,7 +55,7 @@ class JobQueueSource:
     @property
     def known_until(self) -> float:
         """What has been submitted by now is known, and nothing else."""
-        return self._second_of(self._wall())
+        return self._clock.now()
 
     def wait(self) -> None:
         """Time passes by itself."""
@@ -85,8 +86,8 @@ class JobQueueSource:
 
     def _made(self, row: JobRow) -> Job | str | None:
         """The job of a row, or what is wrong with it."""
-        now = self._second_of(self._wall())
-        submitted = max(self._latest, min(self._second_of(row.submitted), now))
+        # The clock of the machine may have been set since.
+        submitted = max(self._latest, min(self._clock.of(row.submitted), self._clock.now()))
         try:
             job, self._specs[row.id] = self._catalogue.job(row, submitted), self._catalogue.spec(row)
         except RlptoError as wrong:
@@ -110,8 +111,9 @@ class JobQueueSource:
         if self.closed:
             return []
         found: list[Order] = [DecideNow()] if self.stopping() else []
-        waits = False
-        for request in open_requests(self._store):
+        waits, requests = False, open_requests(self._store)
+        self._ordered.intersection_update(request.seq for request in requests)
+        for request in requests:
             if request.kind == "policy":  # they come in order, the first one once its policy is ready
                 waits = waits or not self.can_switch(request)
                 if waits:
@@ -122,10 +124,6 @@ class JobQueueSource:
                     self._ordered.add(request.seq)
                     found.append(order)
         return found
-
-    def answered(self, request: int) -> None:
-        """Somebody has answered a request."""
-        self._ordered.discard(request)
 
     def _order_of(self, request: Request) -> Order | None:
         """What the cluster has to do about a request. One that is done by that, or is in vain, is answered."""

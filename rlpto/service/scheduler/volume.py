@@ -10,14 +10,20 @@ import numpy as np
 from rlpto.arrivals.online import ClassForecasts, TotalForecaster, reserved_gpus
 from rlpto.arrivals.past import CLASSES, Past, load_model
 from rlpto.arrivals.paths import ForecastPaths
-from rlpto.arrivals.sampled import Futures, sample_arrivals
+from rlpto.arrivals.sampled import Futures, as_believed, sample_arrivals
 from rlpto.arrivals.settings import ForecastSettings
 from rlpto.core.cluster import ClusterState, Forecast
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import IntArray
 from rlpto.performance.tables import SpeedTables
+from rlpto.planning.predictor import Sampled
+from rlpto.planning.snapshot import Snapshot
+from rlpto.ray_cluster.scheduler.serving import ServingCluster
 from rlpto.store.status import VolumeRow
 
+GUESSED, MEASURED = 0.4, 0.05
+"""Standard deviations of the logarithm of a program's speed compared with what is believed: before its jobs have
+trained, as guesses are off by half, and after, as sizes that have not been measured are."""
 FUTURES = 19
 """Futures that are sampled for an interval: between the 2nd and the 18th of them a 20th falls with 80 %."""
 REACH_S = 86_400.0
@@ -142,3 +148,11 @@ class VolumeForecast:
         ]
         self._said = dict(enumerate(zip(*parts, strict=True), known))
         return rows + [VolumeRow(self._began + step * self._step, None, *said) for step, said in self._said.items()]
+
+
+def sampled_futures(futures: Futures, cluster: ServingCluster, state: ClusterState, snapshot: Snapshot) -> Sampled:
+    """The futures as the predictor takes them. state: that the snapshot was taken of."""
+    estimates = cluster.estimates
+    measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
+    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.told_type)
+    return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))

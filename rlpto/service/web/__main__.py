@@ -20,11 +20,11 @@ from rlpto.service.settings import ServiceSettings, load_service
 from rlpto.service.web.app import make_app, openapi_text
 
 KEEP_ALIVE_S = 75
-"""Longer than clients keep idle connections, so that it is never the server that closes one under a request."""
+"""Longer than clients keep idle connections, so that the server never closes one during a request."""
 STOP_S = 5
 """Time that requests have to end after SIGTERM before they are cut off."""
 MOST_CONNECTIONS = 1000
-"""Further ones are answered 503."""
+"""Most connections at a time; further ones are answered 503."""
 _BAD_INPUT = 2
 
 
@@ -65,7 +65,7 @@ class TimedProtocol(H11Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """Ends streams as soon as it is asked to stop, so that nothing waits for them."""
+    """Ends streams as soon as it is asked to stop, so that the shutdown does not wait for them."""
 
     def __init__(self, app: FastAPI, settings: ServiceSettings) -> None:
         web = settings.web

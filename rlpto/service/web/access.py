@@ -21,7 +21,7 @@ _describe_bearer = HTTPBearer(auto_error=False, description="A token of `rlpto s
 
 @dataclass(frozen=True)
 class Caller:
-    """The user who asks, and the token used."""
+    """The user who sends the request, and the token used."""
 
     user: User
     token: Token
@@ -32,12 +32,12 @@ class Caller:
         return self.user.name
 
     def may_see(self, owner: str | None) -> bool:
-        """Whether what a user owns is shown; None: it belongs to no user."""
+        """Whether this caller may see what `owner` owns; None: it belongs to no user."""
         return owner is None or self.user.sees_all or owner == self.name
 
 
 def still_valid(service: Service, caller: Caller) -> Caller | None:
-    """A caller with the role of now; None: the token or the user has ended since."""
+    """A caller with the current role; None: the token or the user has ended since."""
     found = user_of_token_id(service.store, caller.token.id, service.now())
     return None if found is None else Caller(*found)
 
@@ -93,7 +93,7 @@ AnAdmin = Annotated[Caller, Depends(_of_role("admin"))]
 
 
 def job_for(service: Service, caller: Caller, job: str) -> JobRow:
-    """A job that the caller may see. Raises Problem 404 for any other, whether it is there or not."""
+    """A job that the caller may see. Raises Problem 404 for any other, whether it exists or not."""
     found = get_job(service.store, job)
     if found is None or not caller.may_see(found.owner):
         raise not_found("job")

@@ -50,7 +50,7 @@ class Problem(Exception):  # noqa: N818 - the word of RFC 9457
 
 
 def not_found(what: str) -> Problem:
-    """There is no such thing, or it is somebody else's: callers cannot tell which."""
+    """It does not exist, or it belongs to another user: the answer is the same."""
     return Problem(404, "not-found", f"no such {what}")
 
 
@@ -61,7 +61,7 @@ def problem_response(
     headers: Mapping[str, str] | None = None,
     errors: Sequence[Mapping[str, str]] = (),
 ) -> Response:
-    """An error as the API answers it. Whatever text it quotes is sent as ASCII."""
+    """An error as the API answers it. Quoted text is sent as ASCII."""
     body: dict[str, Any] = {
         "type": f"urn:rlpto:{kind}",
         "title": kind.replace("-", " ").capitalize(),
@@ -120,7 +120,7 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 
 def _wants_page(request: Request) -> bool:
-    """Whether a person looks at the answer: the API answers with problems whatever it is told."""
+    """Whether to answer with a page for a browser; the API always answers with problems."""
     return not request.url.path.startswith(API) and "text/html" in request.headers.get("accept", "")
 
 

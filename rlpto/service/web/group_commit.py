@@ -1,4 +1,4 @@
-"""Writes of many requests in one transaction: what waits while the disk syncs is kept by the next sync together."""
+"""Writes of many requests in one transaction: all writes that wait during a disk sync share the next one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlpto.store.database import Store
 T = TypeVar("T")
 _Write = tuple[Callable[[Store], Any], "asyncio.Future[Any]"]
 MOST_TOGETHER = 256
-"""Writes of one transaction: the scheduler waits for at most this number."""
+"""Most writes of one transaction: the scheduler waits for at most this number."""
 PAUSE_BETWEEN_COMMITS_S = 0.003
 """Time in which the scheduler may begin a transaction of its own; more requests come together meanwhile."""
 
 
 class GroupCommit:
-    """A thread that alone writes to the database, durably. One for an event loop."""
+    """The only thread that writes to the database, durably. One per event loop."""
 
     def __init__(self, path: Path) -> None:
         self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
@@ -32,14 +32,14 @@ class GroupCommit:
     async def __call__(self, write: Callable[[Store], T]) -> T:
         """Run `write` in a transaction, maybe together with others; its result, once that is on disk.
 
-        What it raises is raised here, and nothing of it is kept.
+        An exception of `write` is raised here, and none of its changes are kept.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._waiting.put((write, future))
         return await future
 
     def close(self) -> None:
-        """End the thread, after what still waits."""
+        """End the thread after the writes that still wait."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -77,7 +77,7 @@ def _write_all(store: Store, writes: list[Callable[[Store], Any]]) -> list[Any]:
             try:
                 with store.savepoint():
                     results.append(write(store))
-            except Exception as error:  # it is one request's own
+            except Exception as error:  # it concerns one request only
                 results.append(error)
     return results
 

@@ -1,4 +1,4 @@
-"""Counts for Prometheus: what the web process has answered, and how the database says that the cluster stands."""
+"""Metrics for Prometheus: answers of the web process, and the state of the cluster from the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class ServiceMetrics:
-    """Counters of one web process, and gauges that are read from the database when they are asked for."""
+    """Counters of one web process, and gauges that are read from the database on each scrape."""
 
     def __init__(self, store: Store) -> None:
         self._registry = CollectorRegistry()
@@ -42,7 +42,7 @@ class ServiceMetrics:
             self._seconds.labels(known, route).observe(seconds)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -51,7 +51,7 @@ class _ClusterGauges(Collector):
         self._store = store
 
     def collect(self) -> Iterator[Metric]:
-        """What the database says now."""
+        """The present values from the database."""
         jobs = GaugeMetricFamily("rlpto_jobs", "Jobs by state.", labels=["state"])
         counts = count_by_state(self._store)
         for state in STATES:
@@ -75,5 +75,5 @@ class _ClusterGauges(Collector):
             )
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is depends on the database."""
+        """Empty: the metrics depend on the database."""
         return []

@@ -30,12 +30,12 @@ SECURITY_HEADERS = {
 
 
 BURST_SECONDS = 10.0
-"""A user who was idle for this time may make the changes of all of it at once."""
+"""A user who was idle for this time may make all changes allowed in it at once."""
 WRONG_SIGN_INS_PER_SECOND = 0.5
-"""Wrong tokens that one address may sign in with, per second over ten seconds; a right one is never refused."""
+"""Wrong tokens allowed per address, per second over ten seconds; a valid token is never refused."""
 _MOST_BUCKETS = 10_000
 _CLOSING = (400, 408, 413)
-"""After these the rest of the request is not read, so the connection ends."""
+"""After these answers the rest of the request is not read, so the connection is closed."""
 
 
 class RequestGuard:
@@ -80,7 +80,7 @@ class RequestGuard:
                 service.metrics.note(scope["method"], _route(scope), status, time.perf_counter() - began)
 
     def _refusal(self, method: str, headers: Headers) -> tuple[int, str, str] | None:
-        """Status, kind and detail of why a request is not answered; None: it is."""
+        """Status, kind and detail of a refusal; None: the request is accepted."""
         if "transfer-encoding" in headers and "content-length" in headers:
             return 400, "bad-framing", "expected Content-Length or Transfer-Encoding, got both"
         hosts = headers.getlist("host")
@@ -116,7 +116,7 @@ def _route(scope: Scope) -> str:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """The same, for bodies that do not say how long they are."""
+    """The same for bodies of unknown length."""
     left = LARGEST_BODY_BYTES
 
     async def bounded() -> Message:
@@ -132,7 +132,7 @@ def _bounded(receive: Receive) -> Receive:
 
 
 class RateLimits:
-    """Bounds on what a user may ask for: changes per second, and streams open at a time."""
+    """Limits per user: changes per second, and streams open at a time."""
 
     def __init__(self, per_second: float, streams: int) -> None:
         self._changes = _Buckets(per_second)
@@ -156,7 +156,7 @@ class RateLimits:
 
     @contextmanager
     def stream(self, user: str) -> Iterator[None]:
-        """Count a stream as long as it is open."""
+        """Count a stream while it is open."""
         self._streams[user] = self._streams.get(user, 0) + 1
         try:
             yield
@@ -167,7 +167,7 @@ class RateLimits:
 
 
 class _Buckets:
-    """Token buckets by key, the one used longest ago first."""
+    """Token buckets by key, least recently used first."""
 
     def __init__(self, per_second: float) -> None:
         self.per_second = per_second

@@ -34,7 +34,7 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """Files by name; there are few, and they are small."""
+    """All files by name, held in memory: they are few and small."""
     found = {}
     for path in sorted((_HERE / "static").iterdir()):
         if path.suffix in _KINDS:
@@ -45,7 +45,7 @@ def static_files() -> dict[str, StaticFile]:
 
 
 def static_response(name: str, packed: bool) -> Response | None:
-    """A file; None: there is none of that name. packed: whether the browser takes gzip."""
+    """A file; None if no file has that name. packed: whether the browser accepts gzip."""
     file = static_files().get(name)
     if file is None:
         return None
@@ -60,7 +60,7 @@ def static_response(name: str, packed: bool) -> Response | None:
 
 
 def page(template: str, code: int = 200, **values: Any) -> HTMLResponse:
-    """A page, or a part of one, from its template. Whatever is filled in is escaped. code: HTTP status."""
+    """A page, or a part of one, from its template. All values are escaped. code: HTTP status."""
     return HTMLResponse(_environment().get_template(template).render(values), code)
 
 

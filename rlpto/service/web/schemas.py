@@ -1,4 +1,4 @@
-"""Values that come over the network, by kind: each with bounds, so that nothing later has to look again."""
+"""Types of values from the network. Each has bounds, so that later code need not check again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN_CATEGORIES = ("L", "M", "N")
 
 
 def _is_plain(text: str) -> str:
-    """Letters and digits of any script, and marks that mean nothing to a shell, a page or a file system."""
+    """Letters and digits of any script, and marks without meaning to a shell, HTML or a file system."""
     wrong = next(
         (c for c in text if c not in _PLAIN_MARKS and unicodedata.category(c)[0] not in _PLAIN_CATEGORIES), None
     )
@@ -74,7 +74,7 @@ class JobBody(Body):
 
 
 class JobChange(Body):
-    """What may be changed of a job; what is left out stays."""
+    """Changes to a job; fields that are left out stay as they are."""
 
     priority: PriorityName | None = None
     labels: dict[LabelKey, LabelValue] | None = Field(None, max_length=16)
@@ -108,7 +108,7 @@ class UserBody(Body):
 
 
 class UserChange(Body):
-    """What may be changed of a user; what is left out stays."""
+    """Changes to a user; fields that are left out stay as they are."""
 
     role: Literal["user", "developer", "operator", "admin"] | None = None
     disabled: bool | None = None

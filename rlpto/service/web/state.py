@@ -1,4 +1,4 @@
-"""What the web process holds while it runs: settings, the database for reading and writing, new events, limits."""
+"""State of the running web process: settings, the database for reading and writing, new events, limits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EventNotifier:
 
 @dataclass(frozen=True)
 class Service:
-    """Everything that routes need.
+    """The shared objects that routes need.
 
     store: for reading, by the thread of the event loop. commit: for writing. now: seconds since 1970.
     """

@@ -1,10 +1,9 @@
-"""From what a user asks for to a job in the database: the catalogue, roles and quotas decide."""
+"""Turns a user's submission into a job in the database, under the catalogue, roles and quotas."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -17,7 +16,7 @@ from rlpto.store.events import add_event
 from rlpto.store.jobs import JobRow, NewJob, Scalar, count_open, get_job, insert_job
 from rlpto.store.programs import get_program
 from rlpto.store.status import PreviewRow, previews
-from rlpto.store.users import User
+from rlpto.store.users import User, over_quota
 
 _USUAL_EPOCHS = 10.0
 
@@ -54,9 +53,9 @@ def checked_job(store: Store, settings: ServiceSettings, user: User, body: JobBo
     if body.batch_size is not None and body.batch_size not in (*entry.batch_sizes, usual):
         known = ", ".join(map(str, sorted(entry.batch_sizes))) or f"{usual} alone"
         raise _wrong(f"batch_size: expected one of {known}, got {body.batch_size}")
-    quota = user.gpus_held or settings.quotas.gpus_held or math.inf
-    if body.min_gpus > quota:
-        raise Problem(403, "quota-exceeded", f"you may hold {quota:g} GPUs, the job needs {body.min_gpus} at least")
+    quota = user.gpus_held or settings.quotas.gpus_held
+    if over_quota(body.gpus, quota):
+        raise Problem(403, "quota-exceeded", f"you may hold {quota} GPUs, the job asks for {body.gpus}")
     return NewJob(
         owner=user.name,
         name=body.name or body.program,
@@ -84,14 +83,14 @@ def previews_for(store: Store, job: NewJob) -> list[PreviewRow]:
 
 
 def digest_of(body: JobBody) -> str:
-    """By which a repeated submission is known to be the same."""
+    """Digest that identifies a repeated submission."""
     return hashlib.sha256(json.dumps(body.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def submit(
     store: Store, settings: ServiceSettings, user: User, job: NewJob, key: str | None, digest: str, at: float
 ) -> tuple[JobRow, bool]:
-    """Write a job; whether it is new: the same key and body give the job there already is.
+    """Write a job, and return whether it is new: the same key and body give the existing job.
 
     Raises Problem for a key that was used for another body, and for more jobs than the user may have.
     """
@@ -112,7 +111,7 @@ def submit(
 
 
 def _training(body: JobBody, user: User, settings: ServiceSettings) -> str | None:
-    """A developer's class path. Raises Problem for anybody else's, and outside the allowed packages."""
+    """A developer's class path. Raises Problem for users of other roles, and outside the allowed packages."""
     if body.training is None:
         return None
     if user.role != "developer":

@@ -57,6 +57,9 @@ def test_a_job_is_queued_started_trained_and_finished(service: VirtualService) -
     assert all(span.ended is not None for span in spans_of_job(service.store, job))
     seen = [event.body["state"] for event in events_of_job(service.store, job) if "state" in event.body]
     assert list(dict.fromkeys(seen)) == ["queued", "starting", "running", "finished"]
+    assert seen.count("queued") == 1, "a job that has finished does not wait again"
+    times = [event.at for event in events_of_job(service.store, job)]
+    assert times == sorted(times)
     epochs = [point.epoch for point in points_after(service.store, job)]
     assert epochs == sorted(epochs)
     assert len(epochs) > 10
@@ -74,7 +77,7 @@ def test_waiting_jobs_know_their_place_and_why_they_wait(service: VirtualService
     service.run(until(service, jobs[1], "running"))
     rows = queue(service.store)
     assert [(row.job, row.position, row.gpus_ahead) for row in rows] == [(jobs[2], 1, 0), (jobs[3], 2, 2)]
-    assert rows[0].reason == "it asks for 2 GPUs, and 0 of 4 are free"
+    assert rows[0].reason == "it asks for 2 GPUs; jobs that run or start are given 4 of 4"
 
 
 def test_jobs_that_cannot_run_are_rejected_with_a_reason(service: VirtualService) -> None:
@@ -142,6 +145,48 @@ def test_cancelled_jobs_end_wherever_they_are(service: VirtualService) -> None:
     assert answered.problem == "it has ended"
 
 
+def test_a_job_that_is_cancelled_while_the_scheduler_is_away_lets_go_of_its_gpus(service: VirtualService) -> None:
+    job = submit(service, gpus=2, max_gpus=2, epochs=50.0)
+    service.run(until(service, job, "running"))
+    ask(service.store, "cancel", "ann", service.now(), job)
+    service.run(until(service, job, "cancelled"))
+    assert row_of(service, job).gpus_held == 2, "its controller has not ended yet"
+    service.downtime = 10.0
+    service.restart()
+    service.run(lambda: not service.backend.controllers)
+    for _ in range(3):
+        service.loop.step()
+    assert row_of(service, job).gpus_held == 0
+    assert all(span.ended is not None for span in spans_of_job(service.store, job))
+
+
+def test_a_job_that_ends_while_no_scheduler_is_there_has_the_end_of_its_curve(service: VirtualService) -> None:
+    job = submit(service, gpus=2, max_gpus=2, epochs=5.0)
+    service.run(until(service, job, "running"))
+    service.downtime = 100_000.0
+    service.restart()
+    assert row_of(service, job).state == "finished"
+    assert points_after(service.store, job)[-1].epoch == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+def test_a_clock_that_is_set_holds_nothing_up(service: VirtualService, jump: float) -> None:
+    first = submit(service, epochs=5.0)
+    service.run(until(service, first, "running"))
+    service.clock_error = jump
+    set_program(service.store, "late", {**PROGRAM, "options": {}}, "root", service.now())
+    began, second = service.world.wall, submit(service, epochs=1.0)
+    service.run(until(service, second, "finished"))
+    assert service.world.wall - began < 3600.0
+    found = heartbeat(service.store)
+    assert found is not None
+    assert abs(found[0] - service.now()) < 120.0
+    assert get_program(service.store, "late").checked == "usable"  # type: ignore[union-attr]
+    assert [event.at for event in events_of_job(service.store, second)] == sorted(
+        event.at for event in events_of_job(service.store, second)
+    )
+
+
 def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Path) -> None:
     ready = set[str]()
     service = VirtualService(tmp_path, config(60.0, 5.0), ready=ready.__contains__)
@@ -163,7 +208,7 @@ def test_while_a_policy_is_made_ready_jobs_go_on_under_the_old_one(tmp_path: Pat
 
 
 def test_an_agent_is_switched_to_by_its_name_in_the_catalogue(tmp_path: Path) -> None:
-    settings = {"scheduler": {"policies": {"agent": "pretrained:philly"}}}
+    settings = {"scheduler": {"policies": {"agent": "pretrained:synthetic"}}}
     service = VirtualService(tmp_path, config(60.0, 5.0), settings=settings)
     jobs = [submit(service, gpus=2, max_gpus=4) for _ in range(3)]
     number = ask(service.store, "policy", "op", service.now(), body={"policy": "agent"})
@@ -261,6 +306,11 @@ def test_no_user_holds_more_than_the_quota(tmp_path: Path) -> None:
 
     service.run(over)
     assert most == 2
+    wide = submit(service, gpus=4, max_gpus=4)
+    narrow = submit(service, gpus=1)
+    service.run(until(service, narrow, "running"))
+    assert queue(service.store)[0].job == wide
+    assert queue(service.store)[0].reason == "it asks for 4 GPUs, and its owner may hold 2"
 
 
 def test_ended_jobs_are_forgotten_and_the_database_keeps_them(tmp_path: Path) -> None:

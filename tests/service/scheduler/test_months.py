@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlpto.ray_cluster.scheduler.durable_connection import DurableConnection
 from rlpto.store.curves import spans_of_job
-from rlpto.store.database import Store
+from rlpto.store.database import Store, Values
 from rlpto.store.jobs import ENDED, NewJob, get_job, insert_job
 from rlpto.store.requests import ask, switches
 from tests.service.scheduler.virtual import Act, KilledError, VirtualService, config
@@ -68,30 +67,31 @@ class Users:
         return act
 
     def kill(self, writes: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[VirtualService], None]:
-        """The scheduler is killed after so many further writes to a database of its own, before the next is there."""
+        """The scheduler is killed after a number of further writes or ends of transactions, before the next one."""
 
         def act(service: VirtualService) -> None:
             left = writes
-            write, commit = DurableConnection._write, Store.transaction
+            run, commit = Store._run, Store._commit
 
-            def killed() -> None:
+            def killed(store: Store) -> None:
                 nonlocal left
+                if store is service.store:
+                    return
                 left -= 1
                 if left < 0:
                     monkeypatch.undo()
                     raise KilledError
 
-            def session_write(base: DurableConnection, statements: object) -> None:
-                killed()
-                write(base, statements)  # type: ignore[arg-type]
+            def killed_run(store: Store, statement: str, rows: Sequence[Values]) -> object:
+                killed(store)
+                return run(store, statement, rows)
 
-            def transaction(store: Store) -> object:
-                if store is not service.store:
-                    killed()
-                return commit(store)
+            def killed_commit(store: Store) -> None:
+                killed(store)
+                commit(store)
 
-            monkeypatch.setattr(DurableConnection, "_write", session_write)
-            monkeypatch.setattr(Store, "transaction", transaction)
+            monkeypatch.setattr(Store, "_run", killed_run)
+            monkeypatch.setattr(Store, "_commit", killed_commit)
             self.kills += 1
 
         return act
@@ -116,7 +116,7 @@ def months(draw: st.DrawFn) -> list[tuple[float, str, tuple[object, ...]]]:
             elif kind == "switch":
                 given_ = (draw(st.sampled_from(POLICIES)),)
             else:
-                given_ = (draw(st.integers(0, 12)),)
+                given_ = (draw(st.integers(0, 40)),)
             acts.append((at, kind, given_))
     return sorted(acts, key=lambda act: act[0])
 

@@ -17,8 +17,8 @@ from rlpto.ray_cluster.messages import JobReport
 from rlpto.ray_cluster.scheduler.gpu_claims import Command
 from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
 from rlpto.service.scheduler.catalogue import ProgramChecks
-from rlpto.service.scheduler.loop import Parts, SchedulerLoop
-from rlpto.service.scheduler.session import Outside, open_session
+from rlpto.service.scheduler.loop import SchedulerComponents, SchedulerLoop
+from rlpto.service.scheduler.session import Environment, open_session
 from rlpto.service.settings import ServiceSettings
 from rlpto.store.database import Store
 from rlpto.store.programs import set_program
@@ -105,10 +105,11 @@ def config(interval: float, poll: float, nodes: Sequence[int] = (2, 2), **more: 
 
 
 class VirtualService:
-    """The service. Whoever kills its scheduler starts it anew; the cluster goes on meanwhile.
+    """The service. A test that kills its scheduler starts another one; the cluster goes on meanwhile.
 
     store: a connection of users. downtime: seconds from a kill to the next start. look_ahead: whether starts and
     finishes are predicted, at once and in this process. backend: makes the cluster. began: time of the world [s].
+    clock_error: s by which the clock of the machine is wrong.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class VirtualService:
         ready: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._look_ahead, self._ready = look_ahead, ready
+        self.clock_error = 0.0
         self.world = FakeTime()
         self.world.wall = self.began = self.world.wall if began is None else began
         gpus = {f"n{number}": count for number, count in enumerate(nodes)}
@@ -140,24 +142,22 @@ class VirtualService:
         self.downtime = 0.0
         self.starts = 0
         self._open: list[Any] = []
-        self.parts: Parts
+        self.parts: SchedulerComponents
         self.loop: SchedulerLoop
         self.start()
 
     def now(self) -> float:
-        """Time of the world [s]."""
-        return self.world.wall
+        """Time [s] by the clock of the machine."""
+        return self.world.wall + self.clock_error
 
     def start(self) -> None:
         """Start the scheduler."""
         self.starts += 1
-        store = Store(self.settings.database, durable=False)
-        store.rows("PRAGMA synchronous = OFF")
-        self._open = [store]
-        database = SessionDatabase(self.settings.folder / "session.sqlite", lambda _: None)
+        self._open = []
+        database = SessionDatabase(self.settings.database, lambda _: None)
         self._open.append(database)
         database.rows("PRAGMA synchronous = OFF")
-        outside = Outside(
+        environment = Environment(
             backend=self.backend,
             wall=self.now,
             clock=lambda began: self.world.clock(began),
@@ -166,10 +166,10 @@ class VirtualService:
             session="service",
             look_ahead=self._look_ahead,
             executor=Inline(),
-            timer=self.now,
+            timer=lambda: self.world.wall,
             ready=self._ready,
         )
-        self.parts, self.loop = open_session(self.settings, self.setup, store, database, outside)
+        self.parts, self.loop = open_session(self.settings, self.setup, database, environment)
 
     def kill(self) -> None:
         """Have the scheduler end wherever it is."""

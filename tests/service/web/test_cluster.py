@@ -25,6 +25,12 @@ class TestPolicies:
         trail = api("GET", "audit", "root").json()["audit"]
         assert [(row["by"], row["action"], row["target"]) for row in trail] == [("olga", "policy.switch", "las")]
 
+    def test_a_switch_that_takes_long_is_shown(self, api: Api) -> None:
+        assert api("GET", "policy").json()["preparing"] is None
+        requests.ask(api.store, "policy", "olga", 7.0, body={"policy": "pollux", "number": 1})
+        found = api("GET", "policy").json()
+        assert (found["policy"], found["preparing"], found["preparing_since"]) == ("fifo", "pollux", 7.0)
+
     def test_of_two_switches_of_one_etag_one_is_made(self, api: Api) -> None:
         def put(policy: str) -> int:
             answer = api("PUT", "policy", "olga", json={"policy": policy}, headers={"If-Match": '"1"'})

@@ -92,7 +92,7 @@ class TestSubmitting:
         api("PATCH", "users/ann", "root", json={"jobs_queued": 2, "gpus_held": 3})
         jobs = [api.submit() for _ in range(2)]
         problem(api("POST", "jobs", json={"program": "digits"}), 403, "quota-exceeded")
-        wide = {"program": "digits", "gpus": 4, "min_gpus": 4, "max_gpus": 4}
+        wide = {"program": "digits", "gpus": 4, "min_gpus": 1, "max_gpus": 4}
         assert "hold 3 GPUs" in problem(api("POST", "jobs", json=wide), 403, "quota-exceeded")
         change_job(api.store, jobs[0]["id"], time.time(), state="finished")
         api.submit()

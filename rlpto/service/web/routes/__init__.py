@@ -1,1 +1,1 @@
-"""What each address answers."""
+"""The handlers of all addresses."""

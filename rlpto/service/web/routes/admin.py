@@ -1,4 +1,4 @@
-"""What admins do: users with their tokens, programs, the audit trail."""
+"""Routes for admins: users with their tokens, programs, the audit trail."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def all_programs(caller: TheCaller, service: TheService) -> Programs:
 
 
 def program_answers(service: Service, all_of_them: bool) -> list[ProgramAnswer]:
-    """The catalogue. all_of_them: also programs that nobody may train now."""
+    """The catalogue. all_of_them: also programs that are disabled or were refused."""
     rows = programs.all_programs(service.store)
     return [_answer(service, row) for row in rows if all_of_them or (row.enabled and row.checked != "refused")]
 
@@ -172,7 +172,7 @@ async def set_program(name: NameInPath, body: CatalogueProgram, caller: AnAdmin,
 
 @router.delete("/programs/{name}", status_code=204)
 async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService) -> None:
-    """Take no further jobs of a program; those there are go on."""
+    """Accept no further jobs of a program; existing jobs continue."""
     at = service.now()
 
     def write(store: Store) -> None:
@@ -187,7 +187,7 @@ async def disable_program(name: NameInPath, caller: AnAdmin, service: TheService
 
 @router.get("/audit")
 async def audit_trail(_: AnAdmin, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> AuditTrail:
-    """Who has changed what, newest first."""
+    """The audit trail: changes with their users, newest first."""
     found = audit.audit_trail(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     return AuditTrail(page, str(page[-1].seq) if len(found) > limit else None)

@@ -1,4 +1,4 @@
-"""How the cluster stands: queue, nodes, allocations, policies, decisions, task volume."""
+"""State of the cluster: queue, nodes, allocations, policies, decisions, task volume."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["cluster"])
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait for a scheduler that gives no sign of life to put a policy in force."""
+"""Longest wait for a policy switch if the scheduler has sent no recent heartbeat."""
 READY_TIMEOUT_S = 180.0
-"""Longest wait for one that does: it may have to compile what the policy needs."""
+"""Longest wait for a live scheduler, which may have to compile code for the policy."""
 _LOOK_S = 0.02
 _LONGEST_QUEUE = 1000
 _WITHDRAWN = "withdrawn: the scheduler had not answered"
@@ -72,13 +72,19 @@ class Allocations:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag."""
+    """The policy in force; null: the scheduler has not started yet. number: of the last switch, the ETag.
+
+    preparing: policy that was asked for and is being imported and compiled, which may take minutes, since
+    preparing_since [s]; null: none.
+    """
 
     policy: str | None
     number: int
     since: float | None
     by: str
     reason: str
+    preparing: str | None = None
+    preparing_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +226,9 @@ def policy_answer(service: Service) -> PolicyAnswer:
     found = requests.switch_in_force(service.store)
     if found is None:
         return PolicyAnswer(None, 0, None, "", "")
-    return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason)
+    asked = next((one for one in requests.open_requests(service.store) if one.kind == "policy"), None)
+    preparing = (None, None) if asked is None else (str(asked.body["policy"]), asked.at)
+    return PolicyAnswer(found.policy, found.number, found.in_force, found.by, found.reason, *preparing)
 
 
 @router.put("/policy")
@@ -278,7 +286,7 @@ async def _answered(service: Service, request: int, number: int) -> None:
 
 @router.get("/policy/history")
 async def policy_history(_: TheCaller, service: TheService, limit: Limit = 50, cursor: Cursor = None) -> Switches:
-    """Which policy was in force when, who asked for it, and why."""
+    """Changes of policy with their time, user and reason."""
     found = requests.switches(service.store, None if cursor is None else int(cursor), limit + 1)
     page = found[:limit]
     return Switches(page, str(page[-1].number) if len(found) > limit else None)
@@ -310,7 +318,7 @@ async def drained(_: TheCaller, service: TheService) -> DrainAnswer:
 
 @router.put("/drain", status_code=202)
 async def drain(body: DrainBody, caller: AnOperator, service: TheService) -> DrainAnswer:
-    """Let no further job start, so that the cluster empties; or let them start again."""
+    """Stop starting jobs, so that the cluster empties, or allow starts again."""
     at = service.now()
 
     def ask(store: Store) -> None:

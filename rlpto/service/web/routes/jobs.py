@@ -242,7 +242,7 @@ async def events(job: JobId, caller: TheCaller, service: TheService, since: Sinc
 
 
 def check_match(given: str | None, version: int) -> None:
-    """Raise Problem 428 where no If-Match is given, 412 where it is not of this version."""
+    """Raise Problem 428 without If-Match, 412 if it is not of this version."""
     if given is None:
         raise Problem(428, "if-match-needed", "expected If-Match with the ETag that was read, so that nothing is lost")
     tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
@@ -251,7 +251,7 @@ def check_match(given: str | None, version: int) -> None:
 
 
 def stale() -> Problem:
-    """Somebody else was first."""
+    """The version in If-Match is out of date: another request changed it first."""
     return Problem(412, "stale", "it has been changed since that ETag was read; read it again")
 
 

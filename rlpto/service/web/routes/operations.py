@@ -1,4 +1,4 @@
-"""For those who operate the service: whether it lives, whether it is ready, and its counts."""
+"""Routes for operators: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlpto.store.status import heartbeat
 
 router = APIRouter(tags=["operations"])
 SILENCE_S = 15.0
-"""A scheduler that has given no sign of life for so long is taken to be gone."""
+"""A scheduler without a heartbeat for this long counts as gone."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _SHOWN_QUEUE, _SHOWN_RUNNING, _PAGE = 25, 100, 50
 
 
 class SignInNeeded(Exception):  # noqa: N818 - it is no error
-    """Nobody has signed in in this browser. address: where to go on."""
+    """No user is signed in in this browser. address: where to continue after signing in."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -35,7 +35,7 @@ class SignInNeeded(Exception):  # noqa: N818 - it is no error
 
 
 async def sign_in_first(request: Request, error: Exception) -> Response:
-    """Lead to the page where one signs in; parts of pages are told to reload all of it."""
+    """Redirect to the sign-in page. A request for a part of a page makes the browser reload the whole page."""
     assert isinstance(error, SignInNeeded)
     address = f"/login?next={quote(error.address, safe='')}"
     if "hx-request" in request.headers:

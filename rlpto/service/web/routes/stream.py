@@ -1,4 +1,4 @@
-"""The stream of events: one for a browser or a client, which resumes where it broke off."""
+"""The stream of events for browsers and clients. It resumes where it broke off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlpto.store.jobs import get_job
 
 router = APIRouter(tags=["events"])
 COMMENT_INTERVAL_S = 15.0
-"""Time between two signs of life of a stream without events; its reader is checked as often."""
+"""Interval between keep-alives of a stream without events, and between checks of the reader's rights."""
 _AT_ONCE = 500
 _EVENT_SCHEMA = {
     "type": "object",
@@ -57,7 +57,7 @@ async def events(
 
 
 class _Stream(StreamingResponse):
-    """Counts as open until it ends, however that is. Raises Problem 429 where too many are open."""
+    """Counts as open until it ends for any reason. Raises Problem 429 if too many are open."""
 
     def __init__(self, lines: AsyncIterator[str], limits: RateLimits, user: str) -> None:
         headers = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
@@ -73,7 +73,7 @@ class _Stream(StreamingResponse):
 
 async def _lines(service: Service, caller: Caller, start: int, job: str | None, once: bool) -> AsyncIterator[str]:
     """The stream's text, piece by piece. It breaks off, without `end`, once the caller may not read it any more: the
-    token or the user has ended, or the job belongs to somebody else and the role has changed."""
+    token or the user has ended, or the role has changed and the job belongs to another user."""
     at = start
     yield "retry: 1000\n\n"
     if at and at + 1 < first_event(service.store):

@@ -1,13 +1,11 @@
 """Strict against weighted classes: what each costs in mean JCT, whom each keeps waiting; see docs/classes.md.
 
-Test windows of the workloads of docs/results.md. Every policy runs on the same jobs under both rules of the queue. With
-`--write` the table of the page is replaced by what was measured.
+Test windows of the workloads of docs/results.md. Every policy runs on the same jobs under both rules of the queue.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,6 @@ from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.io.arrays import FloatArray
 
-PAGE = _common.ROOT / "docs" / "classes.md"
-BEGIN, END = "<!-- begin: written by benchmarks/classes.py -->", "<!-- end -->"
 WORKLOADS = ("synthetic", "pollux")
 LOADS = (0.7, 0.9, 1.1)
 RULES = ("strict", "weighted")
@@ -67,7 +63,7 @@ def overtaken_by(jobs: JobRecords) -> float:
     return float(max(later, default=0.0))
 
 
-def measure(workload: str, load: float, limit: int) -> list[Row]:
+def rows_on(workload: str, load: float, limit: int) -> list[Row]:
     """Rows of all policies and rules on one workload."""
     overrides = [f"workload.load={load}", f"workload.windows.limit={limit}"]
     experiment = Experiment(load_config(_common.CONFIGS / "results" / f"{workload}.yaml", overrides))
@@ -146,56 +142,34 @@ def checks_of(rows: Sequence[Row]) -> list[_common.Check]:
     ]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The page's table, in Markdown."""
-    lines = [
-        "| workload | load | policy | classes | mean JCT [min] | wait high | normal | low [min] | longest wait [min] | "
-        "overtaken by [min] |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        waits = " | ".join(f"{wait:.1f}" for wait in row.waits)
-        lines.append(
-            f"| {row.workload} | {row.load:g} | {row.policy} | {row.rule} | {row.jct:.1f} | {waits} | "
-            f"{row.longest:.0f} | {row.overtaken_by:.0f} |"
-        )
-    return "\n".join(lines)
+def shown(row: Row) -> dict[str, object]:
+    """A row of the page's table."""
+    high, normal, low = (f"{wait:.1f}" for wait in row.waits)
+    return {
+        "workload": row.workload,
+        "load": f"{row.load:g}",
+        "policy": row.policy,
+        "classes": row.rule,
+        "mean JCT [min]": f"{row.jct:.1f}",
+        "wait high": high,
+        "normal": normal,
+        "low [min]": low,
+        "longest wait [min]": f"{row.longest:.0f}",
+        "overtaken by [min]": f"{row.overtaken_by:.0f}",
+    }
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with `text` between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+def measure(data: Path | None, windows: int = 16) -> tuple[list[_common.Check], dict[str, list[dict[str, object]]]]:
+    """Checks and the table; without `data` that of the synthetic workload alone."""
+    if windows < 1:
+        _common.refuse("--set windows: expected at least 1")
+    workloads = [name for name in WORKLOADS if name == "synthetic" or (data is not None and has_traces(data))]
+    rows: list[Row] = []
+    for workload, load in itertools.product(workloads, LOADS):
+        _common.progress(f"classes: {workload} at load {load:g}")
+        rows += rows_on(workload, load, windows)
+    return checks_of(rows), {f"{windows} test windows of each workload and load": [shown(row) for row in rows]}
 
 
-def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
-    arguments.add_argument("--limit", type=int, default=16, help="windows of each workload and load")
-    arguments.add_argument("--write", action="store_true", help="put the table into docs/classes.md")
-    options = arguments.parse_args()
-    if options.limit < 1:
-        _common.refuse("--limit: expected at least 1")
-    workloads = [name for name in WORKLOADS if name == "synthetic" or has_data()]
-    start, rows = time.process_time(), []
-    with _common.bad_input():
-        for workload, load in itertools.product(workloads, LOADS):
-            rows += measure(workload, load, options.limit)
-    taken = time.process_time() - start
-    text = f"{table(rows)}\n\n{options.limit} test windows of each workload and load; {taken:.0f} s of CPU time."
-    if options.write:
-        PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
-    elif not options.json:
-        print(text)
-    _common.finish(checks_of(rows), options.json)
-
-
-def has_data() -> bool:
-    """True if the real traces are there; said if not."""
-    found = Path(_common.data_folder(), "traces", "pollux").is_dir()
-    if not found:
-        print("pollux: skipped, no real data (set RLPTO_DATA)")
-    return found
-
-
-if __name__ == "__main__":
-    main()
+def has_traces(data: Path) -> bool:
+    return (data / "traces" / "pollux").is_dir()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from rlpto.io.errors import ConfigError
-from rlpto.service.scheduler.readying import Readying
+from rlpto.service.scheduler.live_policy import PolicyWarmup
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -22,14 +22,14 @@ def test_nobody_waits_for_a_policy_that_is_made_ready() -> None:
         begun.append(spec)
         go_on.wait(10)
 
-    readying = Readying(make_ready, print)
-    assert not readying("pollux")
-    assert not readying("planner")
+    warmup = PolicyWarmup(make_ready, print)
+    assert not warmup("pollux")
+    assert not warmup("planner")
     until(lambda: begun == ["pollux"])
-    assert not readying("pollux")
+    assert not warmup("pollux")
     go_on.set()
-    until(lambda: readying("planner"))
-    assert readying("pollux")
+    until(lambda: warmup("planner"))
+    assert warmup("pollux")
     assert begun == ["pollux", "planner"], "each once"
 
 
@@ -39,7 +39,7 @@ def test_one_that_cannot_be_made_is_asked_for_no_less() -> None:
     def refuse(_: str) -> None:
         raise ConfigError("no such\nrun")
 
-    readying = Readying(refuse, said.append)
-    readying.now("agent:run=x")
-    assert readying("agent:run=x")
+    warmup = PolicyWarmup(refuse, said.append)
+    warmup.now("agent:run=x")
+    assert warmup("agent:run=x")
     assert said == ["policy agent:run=x cannot be used: no such run"]

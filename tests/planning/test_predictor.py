@@ -10,10 +10,10 @@ from pathlib import Path
 
 OWNER = """
 import time
-from rlpto.service.scheduler.lookahead import _process
+from rlpto.planning.predictor import own_process
 
 if __name__ == "__main__":
-    pool = _process()
+    pool = own_process()
     pool.submit(abs, -1).result()
     print(*pool._processes, flush=True)
     time.sleep(600)

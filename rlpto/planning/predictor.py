@@ -1,26 +1,27 @@
-"""When jobs will start and finish, found out in a process of its own, so that no decision waits.
+"""When jobs will start and finish, predicted next to a scheduler at work, so that no decision waits.
 
 The present state is run forward under the present policy: once without further arrivals, and where arrivals are
-forecast, once in each of some sampled futures, of which the middle 80 % are told. Futures differ in who arrives, and in
-how fast programs turn out to be beside what is believed of them.
+forecast, once in each of some sampled futures; the middle 80 % of these are the interval. Futures differ in what
+arrives, and in how fast programs turn out to be compared with what is believed of them.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlpto.arrivals.sampled import Futures, as_believed
 from rlpto.core.cluster import Cluster, ClusterState
+from rlpto.core.jobs import Job
 from rlpto.core.loop import DecisionLoop
 from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
 from rlpto.core.queues import QueueSettings
@@ -28,27 +29,41 @@ from rlpto.io.arrays import FloatArray
 from rlpto.planning.prediction import Prediction, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
 from rlpto.simulator.settings import SimulatorSettings
+from rlpto.store.status import PredictionRow
 
 LEVELS = (0.1, 0.9)
 """Quantiles of the sampled futures that bound the interval."""
-GUESSED, MEASURED, OWN = 0.4, 0.05, 0.03
-"""Standard deviations of the logarithm of speeds beside what is believed: of a program before its jobs have trained, as
-guesses are off by half, and after, as sizes that have not been measured are; and of a job beside others of its program.
-"""
+OWN = 0.03
+"""Standard deviation of the logarithm of a job's speed compared with others of its program."""
 MOST_POINTS = 5000
-"""Decision points of one future after which what is not known by then is not predicted."""
+"""Decision points of one future; what is not known by then is not predicted."""
 NICENESS = 10
-"""Of the process: whoever decides, trains and answers comes first."""
+"""Of a process that predicts: decisions, training and answers come first."""
+INTERVAL_S = 5.0
+"""Least time between two predictions, by default."""
 BUSY_SHARE = 0.25
-"""Share of the time that the process may be at work."""
+"""Share of the time that a process may predict."""
+THREAD_SHARE = 0.05
+"""The same of a thread in the scheduler's own process."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Sampled:
+    """Futures of the n jobs of a snapshot. count: how many. jobs: those that arrive in one, by its number.
+    spread: [n] standard deviations of the logarithms of programs' speeds."""
+
+    count: int
+    jobs: Callable[[int], Sequence[Job]]
+    spread: FloatArray
+
+
+@dataclass(frozen=True)
+class Predictions:
     """What n jobs will come to, without further arrivals, and in the middle of the sampled futures.
 
-    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s. start_bounds, finish_bounds: [2, n]
-    s, or None: nothing was forecast. NaN: it does not come to that.
+    ids: of the jobs. time [s]: when that was simulated from. start, finish: [n] s; the start is the first GPU, which
+    may lie in the past. start_bounds, finish_bounds: [2, n] s, or None: nothing was forecast. NaN: it does not come to
+    that with the nodes that are up.
     """
 
     ids: tuple[str, ...]
@@ -59,92 +74,100 @@ class Outlook:
     start_bounds: FloatArray | None = None
     finish_bounds: FloatArray | None = None
 
+    def rows(self, wall: Callable[[float], float]) -> list[PredictionRow]:
+        """The predictions of each job. wall: time [s since 1970] of a second of the session."""
+        named = {"start": self.start, "finish": self.finish}
+        for name, bounds in (("start", self.start_bounds), ("finish", self.finish_bounds)):
+            if bounds is not None:
+                named |= {f"{name}_low": bounds[0], f"{name}_high": bounds[1]}
+        return [
+            PredictionRow(job, wall(self.time), self.policy, **{
+                name: wall(float(seconds[at])) if math.isfinite(seconds[at]) else None
+                for name, seconds in named.items()
+            })
+            for at, job in enumerate(self.ids)
+        ]  # fmt: skip
 
-class Lookahead:
-    """Looks ahead from time to time, beside a scheduler.
 
-    queue, settings: of the scheduler, and how time passes in scratch clusters. publish: is told each outlook. failed:
-    is told why there is none. interval: least s between two, on the clock `timer`. executor: where they are made; None:
-    a process of its own.
+class Predictor:
+    """Predicts from time to time next to a scheduler.
+
+    queue, settings: of the scheduler, and how time passes in scratch clusters. publish: receives all predictions.
+    failed: receives why there are none. interval: least s between two, on the clock `timer`. executor: where they are
+    computed; None: in a process of their own. share: of the time that may be spent there.
     """
 
     def __init__(
         self,
         queue: QueueSettings,
         settings: SimulatorSettings,
-        publish: Callable[[Outlook], None],
+        publish: Callable[[Predictions], None],
         failed: Callable[[str], None],
-        interval: float,
+        interval: float = INTERVAL_S,
         executor: Executor | None = None,
         timer: Callable[[], float] = time.monotonic,
+        share: float = BUSY_SHARE,
     ) -> None:
-        self._timer = timer
+        self._timer, self._share = timer, share
         self._queue, self._settings = queue, settings
         self._publish, self._failed, self._interval = publish, failed, interval
         self._own = executor is None
-        self._executor = executor or _process()
+        self._executor = executor or own_process()
         self._under_way: tuple[Future[tuple[Prediction, FloatArray | None]], tuple[str, ...], str, float] | None = None
-        self._due = -float("inf")
+        self._due = -math.inf
 
     @property
     def due(self) -> bool:
-        """Whether it is time for another outlook."""
+        """Whether it is time for further predictions."""
         return self._under_way is None and self._timer() >= self._due
 
     def begin(
-        self, cluster: Cluster, policy: Policy, state: ClusterState, name: str, futures: Futures | None = None,
-        measured: Callable[[int], bool] = lambda _: True,
+        self, cluster: Cluster, ids: Sequence[str], policy: Policy, state: ClusterState, name: str,
+        sampled: Callable[[Snapshot], Sampled] | None = None,
     ) -> None:  # fmt: skip
-        """Begin another outlook, from `state`, as the queue has ordered it.
-
-        futures: what may arrive meanwhile. measured: whether the speed of a job, by its number, was ever measured.
-        """
+        """Begin to predict from `state`, as the queue has ordered it. ids: of all jobs. name: of the policy."""
         now = self._timer()
         self._due = now + self._interval
         try:
             snapshot, remembering = take_snapshot(cluster, state), copy.deepcopy(as_it_stands(policy))
-            sampled = None
-            if futures is not None:
-                spread = [MEASURED if measured(number) else GUESSED for number in snapshot.index.tolist()]
-                believed = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.told_type)
-                sampled = Sampled(believed, np.array(spread))
-            answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, sampled)
+            futures = None if sampled is None else sampled(snapshot)
+            answer = self._executor.submit(look_ahead, snapshot, remembering, self._queue, self._settings, futures)
         except BrokenProcessPool:
-            self._executor = _process()
+            self._executor = own_process()
         except Exception as error:  # a plug-in may hold what cannot be copied
-            self._failed(f"policy {name} cannot look ahead: {error}")
+            self._failed(f"policy {name} cannot be copied: {error}")
         else:
-            ids = tuple(job.name for job in snapshot.jobs)
-            self._under_way = answer, ids, name, now
+            self._under_way = answer, tuple(ids[number] for number in snapshot.index.tolist()), name, now
 
-    def tell(self) -> None:
-        """Publish an outlook that has become ready; to be called from time to time."""
+    def publish(self) -> None:
+        """Publish predictions that have become ready; called from time to time."""
         if self._under_way is None or not self._under_way[0].done():
             return
         (answer, ids, name, began), self._under_way = self._under_way, None
         now = self._timer()
-        self._due = max(self._due, began + (now - began) / BUSY_SHARE)
+        self._due = max(self._due, began + (now - began) / self._share)
         error = answer.exception()
-        if error is not None:  # a look ahead that goes wrong is no reason to disturb jobs
+        if error is not None:  # a prediction that goes wrong is no reason to disturb jobs
             if self._own and isinstance(error, BrokenProcessPool):
-                self._executor = _process()
+                self._executor = own_process()
             self._failed(f"{type(error).__name__}: {error}")
             return
         found, bounds = answer.result()
         first, last = (None, None) if bounds is None else bounds
-        self._publish(Outlook(ids, found.time, name, found.start, found.finish, first, last))
+        self._publish(Predictions(ids, found.time, name, found.start, found.finish, first, last))
 
     def close(self) -> None:
         """Begin nothing further."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def _process() -> ProcessPoolExecutor:
+def own_process() -> ProcessPoolExecutor:
+    """A process that predicts next to the scheduler, and ends with it."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_come_second)
 
 
 def _come_second() -> None:
-    """Let others go first, and end with the scheduler: a process whose parent was killed waits for work for ever."""
+    """Let others go first, and end with the scheduler: without its parent a process would wait for work for ever."""
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
 
@@ -154,14 +177,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(0)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Futures of the n jobs of a snapshot. spread: [n] standard deviations of the logarithms of programs' speeds."""
-
-    futures: Futures
-    spread: FloatArray
 
 
 def look_ahead(
@@ -179,7 +194,7 @@ def look_ahead(
     if sampled is None or not len(snapshot.index):
         return found, None
     both = np.stack(  # [F, 2, n]
-        [run_in(snapshot, policy, queue, settings, sampled, one) for one in range(len(sampled.futures.arrivals))]
+        [run_in(snapshot, policy, queue, settings, sampled, one) for one in range(sampled.count)]
     )
     known = np.isfinite(both).mean(axis=0) >= LEVELS[1]
     bounds = np.quantile(np.where(np.isfinite(both), both, np.inf), LEVELS, axis=0, method="inverted_cdf")
@@ -198,7 +213,7 @@ def run_in(
     columns = snapshot.columns.take(np.arange(count))
     columns.scale[:] *= factor
     scratch = replace(snapshot, columns=columns).restore(settings.model_copy(update={"max_hours": None}))
-    scratch.append(sampled.futures.jobs(one))
+    scratch.append(sampled.jobs(one))
     loop, policy = DecisionLoop(scratch, queue), copy.deepcopy(policy)
     standing = policy if isinstance(policy, StandingPolicy) else None
     decide_at = -np.inf
@@ -211,3 +226,8 @@ def run_in(
             decide_at = loop.stands_until(state, standing)
         loop.advance(decide_at)
     return np.stack([scratch.store.start_time[:count], scratch.store.finish_time[:count]])
+
+
+def prediction_settings(settings: SimulatorSettings) -> SimulatorSettings:
+    """How time passes in predictions: real jobs train on while new workers start, and stay where they are, alone."""
+    return settings.model_copy(update={"growth": "overlap", "placement": "pack", "epoch_resolution": 0.0, "share": 1})

@@ -1,6 +1,6 @@
 """Early stopping: epochs saved and accuracy lost on measured curves, and JCT on Pollux's workloads at load 1.1.
 
-Writes the tables of docs/stopping.md; about three CPU-minutes.
+About three CPU-minutes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import _common
 import numpy as np
 
 from rlpto.core.stopping import StopRule, has_flattened
-from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.metrics import measure as metrics_of
 from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
-from rlpto.io.files import write_text
 from rlpto.performance.accuracy import metric_of, to_accuracy
 from rlpto.performance.measurements import read_measurements
 
-PAGE = _common.ROOT / "docs" / "stopping.md"
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 MODELS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 GUARDS = {"0.7": StopRule(), "0.5": StopRule(after=0.5), "none": StopRule(after=0)}
 """Rules by their guard."""
@@ -91,6 +88,7 @@ def completion(windows: int) -> tuple[list[_common.Check], list[Row]]:
     rows: list[Row] = []
     checks = []
     for guard, rule in GUARDS.items():
+        _common.progress(f"stopping, guard {guard}")
         found = figures(windows, rule)
         row = {"guard": guard}
         for name, label in (("jct_mean", "JCT"), ("gpu_hours", "GPU-hours")):
@@ -110,55 +108,22 @@ def figures(windows: int, rule: StopRule | None) -> dict[str, FloatArray]:
     config = load_config(CONFIG, [f"workload.load={LOAD}", f"workload.windows.limit={windows}", *chosen])
     experiment = prepare(config)
     policy = experiment.policy(TUNED)
-    found = [measure(experiment.run_policy(policy, window, config.seed)) for window in experiment.windows()]
+    found = [metrics_of(experiment.run_policy(policy, window, config.seed)) for window in experiment.windows()]
     return {name: np.array([one[name] for one in found]) for name in found[0]}
 
 
-def table(rows: list[Row]) -> list[str]:
-    """Rows as Markdown."""
-    heads = list(rows[0])
-    lines = [heads, ["---"] * len(heads), *([row[head] for head in heads] for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def write_page(of_models: list[Row], of_guards: list[Row], windows: int) -> None:
-    """Put both tables between the marks of the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    block = [
-        BEGIN,
-        "",
+def measure(data: Path | None, windows: int = 20) -> tuple[list[_common.Check], dict[str, list[Row]]]:
+    """Checks and tables; nothing without `data`, which has profiles and traces."""
+    if data is None:
+        return [], {}
+    if windows < 2:
+        _common.refuse(f"--set windows={windows}: expected 2 or more")
+    checks, of_models = curves(data / "profiles")
+    more, of_guards = completion(windows)
+    tables = {
         "Epochs saved and points of accuracy lost, by guard: mean over the measured trainings of a model (in brackets: "
-        "the worst).",
-        "",
-        *table(of_models),
-        "",
+        "the worst)": of_models,
         f"Tuned index on Pollux's workloads at load {LOAD}, {windows} windows for testing: ratio to the same without "
-        "stopping, mean by window with its 95 % interval.",
-        "",
-        *table(of_guards),
-        "",
-    ]
-    write_text(PAGE, before + "\n".join(block) + END + after, "the page")
-
-
-def main() -> None:
-    arguments = _common.parser(__doc__.split("\n")[0])
-    arguments.add_argument("--profiles", type=Path, help="folder of measured models")
-    arguments.add_argument("--windows", type=int, default=20, help="windows to simulate (default: %(default)s)")
-    arguments.add_argument("--no-page", action="store_true", help="leave docs/stopping.md as it is")
-    options = arguments.parse_args()
-    if options.windows < 2:
-        _common.refuse(f"--windows {options.windows}: expected 2 or more")
-    folder = _common.needed(options.profiles, "profiles")
-    _common.needed(None, "traces", "pollux")
-    with _common.bad_input():
-        checks, of_models = curves(folder)
-        more, of_guards = completion(options.windows)
-    if not options.no_page:
-        write_page(of_models, of_guards, options.windows)
-    _common.finish([*checks, *more], options.json, models=of_models, guards=of_guards)
-
-
-if __name__ == "__main__":
-    main()
+        "stopping, mean by window with its 95 % interval": of_guards,
+    }
+    return [*checks, *more], tables

@@ -21,7 +21,7 @@ from rlpto.io.files import write_text
 
 Row = dict[str, object]
 
-CELLS = Path("runs/systems/knowledge.cells.json")
+CELLS = Path("runs/studies/knowledge.cells.json")
 """Mean JCT of every cell that has been run."""
 ONLINE = ("knowledge.mode=online", "workload.mapping.fixed_batch_models=[ncf]")
 SHARED = (*ONLINE, "knowledge.fits=shared")

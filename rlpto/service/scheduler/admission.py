@@ -1,0 +1,101 @@
+"""Which jobs a policy may decide on, and why each waiting job waits.
+
+While the service is drained no waiting job is shown to the policy, and never more of a user than the quota allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlpto.core.cluster import ClusterState
+from rlpto.io.arrays import IntArray
+from rlpto.store.status import QueueRow
+from rlpto.store.users import over_quota
+
+DRAINED = "no job starts: the service is drained"
+
+
+def eligible(
+    state: ClusterState, owners: Sequence[str], quotas: Mapping[str, int | None], default: int | None, drained: bool
+) -> tuple[ClusterState, dict[int, str]]:
+    """The state that the policy should see, and why rows of `state` are not in it.
+
+    owners: of the n rows, in queue order. quotas: GPUs that a user may hold; all other users may hold `default`; None:
+    any number. A job that waits is left out where its owner's jobs hold, or should start with, all that the quota
+    allows. Those that are shown may grow into what is left of it, the first ones first.
+    """
+    jobs = state.jobs
+    waiting = np.flatnonzero(jobs.records["gpus"] == 0).tolist()
+    hidden = dict.fromkeys(waiting, DRAINED) if drained else {}
+    limits = {owner: limit for owner in set(owners) if (limit := quotas.get(owner, default)) is not None}
+    if limits:
+        _keep_to_quotas(state, owners, limits, hidden)
+    if not hidden:
+        return state, hidden
+    rows, before = np.setdiff1d(np.arange(len(jobs)), list(hidden)), jobs.records
+    left = jobs.reordered(rows, jobs.effective_priority[rows])
+    for name in ("max_gpus", "requested_gpus"):  # which may have been lowered, here and by the queue
+        left.records[name] = before[name][rows]
+    return replace(state, jobs=left), hidden
+
+
+def _keep_to_quotas(
+    state: ClusterState, owners: Sequence[str], limits: Mapping[str, int], hidden: dict[int, str]
+) -> None:
+    """Add rows beyond the quotas to `hidden`, and lower max_gpus of the others to what their owners may hold."""
+    view = state.jobs.records
+    held, asked = view["gpus"], view["requested_gpus"].copy()
+    left = dict(limits)
+    for row, owner in enumerate(owners):
+        if owner in left:
+            left[owner] -= int(held[row])
+    for row, owner in enumerate(owners):
+        if owner not in left or row in hidden or held[row]:
+            continue
+        if over_quota(int(asked[row]), limits[owner]):
+            hidden[row] = f"it asks for {asked[row]} GPUs, and its owner may hold {limits[owner]}"
+        elif asked[row] > left[owner]:
+            hidden[row] = f"its owner may hold {limits[owner]} GPUs, and jobs before it have or get them"
+        else:
+            left[owner] -= int(asked[row])
+    for row, owner in enumerate(owners):
+        if owner in left and row not in hidden:
+            base = max(int(held[row]) or int(asked[row]), int(view["min_gpus"][row]))
+            more = min(max(left[owner], 0), max(int(view["max_gpus"][row]) - base, 0))
+            left[owner] -= more
+            view["max_gpus"][row] = min(int(view["max_gpus"][row]), base + more)
+            view["requested_gpus"][row] = min(int(view["requested_gpus"][row]), int(view["max_gpus"][row]))
+
+
+def queue_rows(
+    state: ClusterState, ids: tuple[str, ...], given: IntArray, hidden: Mapping[int, str], policy: str
+) -> list[QueueRow]:
+    """The rows of `state` that get no GPUs, in queue order.
+
+    ids: of all jobs of the cluster, by number. given: [n] GPUs that the decision gives the rows; jobs may not hold all
+    of them yet, or still hold others. hidden: why the policy was not shown some rows.
+    """
+    asked, taken = state.jobs.requested_gpus.tolist(), int(given.sum())
+    free = state.capacity - taken
+    rows: list[QueueRow] = []
+    ahead = 0
+    for row in np.flatnonzero(given == 0).tolist():
+        if row in hidden:
+            reason = hidden[row]
+        elif asked[row] > state.capacity:
+            reason = f"it asks for {asked[row]} GPUs, and {state.capacity} are up"
+        elif asked[row] > free:
+            asks = f"it asks for {asked[row]} GPU{'s' * (asked[row] != 1)}"
+            reason = f"{asks}; jobs that run or start are given {taken} of {state.capacity}"
+        elif asked[row] > free - state.reserved:
+            reason = f"{state.reserved} of {free} free GPUs are kept for jobs of class high that are expected"
+        elif ahead:
+            reason = f"jobs before it ask for {ahead} GPUs, and {free} of {state.capacity} are free"
+        else:
+            reason = f"{policy} does not start it yet"
+        rows.append(QueueRow(ids[int(state.jobs.index[row])], len(rows) + 1, ahead, reason))
+        ahead += asked[row]
+    return rows

@@ -1,0 +1,172 @@
+"""What users see of a cluster beside its jobs' states: curves, nodes, queue, decisions, and a sign of life."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rlpto.core.rewards import REWARD_PARTS
+from rlpto.io.arrays import FloatArray
+from rlpto.performance.efficiency import efficiency
+from rlpto.ray_cluster.messages import JobReport
+from rlpto.ray_cluster.scheduler.serving import ServingCluster
+from rlpto.ray_cluster.scheduler.session_database import SessionDatabase
+from rlpto.store.curves import add_point, thin_points
+from rlpto.store.events import add_event
+from rlpto.store.status import (
+    DecisionRow,
+    Heartbeat,
+    NodeRow,
+    QueueRow,
+    add_decision,
+    beat,
+    describe_decision,
+    set_nodes,
+    set_queue,
+)
+
+POINT_INTERVAL_S = 2.0
+"""Least time between two points of a job's curves."""
+POINTS_BETWEEN_LOOKS = 50
+"""Points of a job that are added before it is looked whether there are too many."""
+MOST_GONE_NODES = 100
+"""Nodes that are gone and still shown."""
+BEAT_INTERVAL_S = 1.0
+"""Least time between two signs of life."""
+
+
+@dataclass
+class Curve:
+    """Where the curve of a job stands. point_at: s of the session, of the newest point. points: added since it was last
+    looked whether there are too many."""
+
+    point_at: float = -math.inf
+    epoch: float = -1.0
+    points: int = 0
+
+
+class CurveWriter:
+    """Writes what jobs report to their curves. most: points of a job."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._curves: dict[str, Curve] = {}
+
+    def __call__(self, cluster: ServingCluster, report: JobReport, over: bool) -> None:
+        """Take the newest report of a job. over: it is the last one, which is always the end of the curve."""
+        curve = self._curves.setdefault(report.job, Curve())
+        due = over or cluster.time >= curve.point_at + POINT_INTERVAL_S
+        if due and report.progress != curve.epoch:
+            self._add(cluster, report, curve)
+        if over or curve.points >= POINTS_BETWEEN_LOOKS:
+            curve.points = 0
+            thin_points(cluster.database, report.job, self._most)
+        if over:
+            self._curves.pop(report.job)
+
+    def _add(self, cluster: ServingCluster, report: JobReport, curve: Curve) -> None:
+        curve.point_at, curve.epoch, curve.points = cluster.time, report.progress, curve.points + 1
+        add_point(
+            cluster.database,
+            report.job,
+            cluster.database.wall(cluster.time),
+            report.progress,
+            len(report.training_on),
+            loss=_known(report.loss),
+            accuracy=_known(report.accuracy),
+            goodput=_known(goodput(report, cluster.spec_of(report.job).batch_size)),
+            noise_scale=_known(report.noise_scale),
+        )
+
+
+@dataclass
+class StatusWriter:
+    """Writes how a cluster stands; an observer of it.
+
+    wall: time [s] now. timer: seconds by which intervals are measured, whatever happens to the clock. address: of the
+    cluster, for people. decisions: so far.
+    """
+
+    database: SessionDatabase
+    wall: Callable[[], float]
+    timer: Callable[[], float]
+    address: str = ""
+    decisions: int = 0
+    _since: float = field(default=0.0, init=False)
+    _beat_at: float = field(default=-math.inf, init=False)
+    _longest_wait_s: float = field(default=0.0, init=False)
+    _nodes: tuple[NodeRow, ...] = field(default=(), init=False)
+    _queue: tuple[QueueRow, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.wall()
+        set_queue(self.database, ())
+
+    def __call__(self, cluster: ServingCluster) -> None:
+        """Write down how the cluster stands, once in a while."""
+        if self.timer() < self._beat_at + BEAT_INTERVAL_S:
+            return
+        self._beat_at = self.timer()
+        with self.database.transaction():
+            rows = node_rows(cluster)
+            if rows != self._nodes:
+                self._nodes = rows
+                set_nodes(self.database, rows, self.wall())
+            self._longest_wait_s = max(self._longest_wait_s, self.database.longest_wait_s)
+            alive = Heartbeat(os.getpid(), self._since, self.address, self.decisions, self._longest_wait_s)
+            beat(self.database, alive, self.wall())
+
+    def queued(self, rows: Sequence[QueueRow]) -> None:
+        """Write down the queue, if it is another."""
+        if tuple(rows) == self._queue:
+            return
+        before, self._queue = self._queue, tuple(rows)
+        with self.database.transaction():
+            set_queue(self.database, rows, before)
+            add_event(self.database, "queue", self.wall(), body={"waiting": len(rows)})
+
+    def decided(self, row: DecisionRow, reward: FloatArray | None, time: float, applied: bool) -> None:
+        """Write down a decision. reward: [TERMS] of the time since the one before. time: s of the session. applied:
+        whether the session has noted it already."""
+        self.decisions += 1
+        if reward is not None:
+            parts = dict(zip(REWARD_PARTS, reward.tolist(), strict=True))
+            row = replace(row, reward=float(reward.sum()), parts=parts)
+        with self.database.transaction():
+            if applied:
+                describe_decision(self.database, row)
+            else:
+                add_decision(self.database, row, time)
+            body = {"policy": row.policy, "held": row.held, "active": row.active, "waiting": row.waiting}
+            add_event(self.database, "decision", row.at, body=body)
+
+
+def goodput(report: JobReport, base: int) -> float:
+    """Samples per second times statistical efficiency at a base batch size; all that is known where one is not."""
+    if not report.batch_size or not 0 < report.noise_scale < math.inf:
+        return report.samples_per_second
+    return report.samples_per_second * float(efficiency(np.array([report.noise_scale]), report.batch_size, base)[0])
+
+
+def node_rows(cluster: ServingCluster) -> tuple[NodeRow, ...]:
+    """The nodes that are up, with the GPUs that jobs hold there, and those that are gone."""
+    held: dict[str, dict[str, int]] = {}
+    for number in np.flatnonzero(cluster.columns.held).tolist():
+        job = cluster.ids[number]
+        report = cluster.reports.get(job)
+        for node in () if report is None else report.holding:
+            jobs = held.setdefault(node, {})
+            jobs[job] = jobs.get(job, 0) + 1
+    up = dict(zip(cluster.node_ids, cluster.shape, strict=False))
+    gone = [(name, gpus) for name, _, gpus, _ in cluster.database.nodes() if name not in up]
+    hosts = cluster.hosts
+    alive = (NodeRow(name, up[name].gpus, True, up[name].gpu, held.get(name, {}), hosts.get(name, "")) for name in up)
+    return (*alive, *(NodeRow(name, gpus, False, host=hosts.get(name, "")) for name, gpus in gone[-MOST_GONE_NODES:]))
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
