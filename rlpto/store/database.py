@@ -128,6 +128,16 @@ class Store:
             return found
 
     def _execute(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
+        try:
+            return self._execute_once(statement, rows)
+        except sqlite3.OperationalError as error:
+            if "user-defined function" not in str(error):
+                raise
+            # Ctrl-C came while the sum of a row was computed. SQLite reports it as unraisable, so that
+            # `rlpto.io.interrupts` raises it again; the write is no worse for it.
+            return self._execute_once(statement, rows)
+
+    def _execute_once(self, statement: str, rows: Sequence[Values]) -> sqlite3.Cursor:
         if len(rows) == 1:
             return self._base.execute(statement, rows[0])
         return self._base.executemany(statement, rows)
@@ -228,6 +238,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """A connection to the file as it is."""
     base = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
     base.create_function("row_sum", -1, row_sum, deterministic=True)
+    sqlite3.enable_callback_tracebacks(True)  # a Ctrl-C within `row_sum` reaches `sys.unraisablehook`
     return base
 
 

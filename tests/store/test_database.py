@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
+from rlpto.store import database
 from rlpto.store.database import Store, StoreError
-from rlpto.store.schema import SCHEMA
+from rlpto.store.schema import SCHEMA, row_sum
 
 
 def test_two_processes_meet_in_one_file(tmp_path: Path) -> None:
@@ -69,3 +71,24 @@ def test_databases_of_others_are_refused(tmp_path: Path) -> None:
         base.commit()
     with pytest.raises(StoreError, match="another SQLite database"):
         Store(path)
+
+
+def test_ctrl_c_within_the_sum_of_a_row_undoes_no_write_and_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pressed: list[bool] = []
+    seen: list[type[BaseException]] = []
+
+    def interrupted(*values: object) -> int:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        return row_sum(*values)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: seen.append(lost.exc_type))
+    monkeypatch.setattr(database, "row_sum", interrupted)
+    with closing(Store(tmp_path / "store")) as store:
+        store.write("INSERT INTO facts (key, value) VALUES ('a', '1')")
+        assert seen == [KeyboardInterrupt]
+        assert store.rows("SELECT key FROM facts") == [("a",)]
+        store.check()
