@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ANSWER_TIMEOUT_S = 120.0
-"""Longest wait for a scheduler to take up another policy: it does so at its next decision."""
+"""Longest wait for a scheduler to switch policies, which it does at its next decision."""
 
 app = typer.Typer(help="Start, show and end a local Ray cluster; switch the policy of a run.", no_args_is_help=True)
 
@@ -92,7 +92,7 @@ def _nodes(address: str) -> Table:
 
 
 def _jobs() -> Iterator[Table | str]:
-    """Who schedules on the cluster that this process is connected to, and how far the jobs of its run are."""
+    """The scheduler on the cluster that this process is connected to, and the progress of its run's jobs."""
     from rich.table import Table
 
     from rlpto.ray_cluster.controllers import all_controllers

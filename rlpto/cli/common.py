@@ -1,4 +1,4 @@
-"""What the verbs share: options, the console, and writing a run's folder. Imports nothing heavy."""
+"""Shared by all commands: options, the console, and writing a run's folder. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVICE = "A job service"
 class Verb:
     """A verb of the command; a module of `rlpto.cli` that has one as VERB adds it under the module's name.
 
-    run: the function, or a Typer app with verbs of its own. group: one of those above. example: what to type.
+    run: the function, or a Typer app with subcommands. group: one of those above. example: a command line.
     """
 
     run: Callable[..., None] | typer.Typer
@@ -50,7 +50,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing 
 
 
 def make_console(quiet: bool = False) -> Console:
-    """Where tables go; a file or a pipe gets lines wide enough for any of them."""
+    """The console for tables; a file or a pipe gets lines wide enough for any table."""
     from rich.console import Console
 
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = ("reward", "jct_mean", "jct_p95", "utilisation", "rescales_per_job")
 """Metrics of the table."""
 PAIRED = SHOWN[:2]
-"""Those whose paired difference from the first run is shown too."""
+"""Metrics whose paired difference from the first run is shown too."""
 
 
 def compare(

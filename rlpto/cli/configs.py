@@ -1,4 +1,4 @@
-"""`rlpto configs`: what experiment files there are, and what one of them means in full."""
+"""`rlpto configs`: list experiment files, and show one of them in full."""
 
 from __future__ import annotations
 

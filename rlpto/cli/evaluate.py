@@ -39,7 +39,7 @@ class Where(StrEnum):
 
 
 class Split(StrEnum):
-    """Windows to evaluate on; all: every window of a trace that nobody was trained on."""
+    """Windows to evaluate on; all: every window of a trace that was not used for training."""
 
     train = "train"
     validation = "validation"
@@ -75,17 +75,17 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="S:A,S:B",
-            help="One more run, which the first policy begins and in which others take over after so many seconds: "
+            help="One more run, which starts with the first policy and switches to others after the given seconds: "
             "3600:las,7200:srtf.",
         ),
     ] = None,
     windows: Annotated[Split | None, typer.Option(help="Windows to run on, instead of the config's.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows, spread over the split.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most windows, spread over the split.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window, with other jobs.")] = None,
     seed: SeedOption = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything anew, also what is finished.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything again, including finished cells.")] = False,
     report: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run cells side by side.")] = 1,
     cluster: Annotated[
@@ -179,7 +179,7 @@ def evaluate(
 
 
 def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Where) -> Path:
-    """Where results go if the command does not say; those of a run's agents go into its folder."""
+    """Default folder of results; results of a run's agents go into the run's folder."""
     ending = "" if cluster is Where.sim else f"-{cluster.value}"
     if run is None:
         return Path("runs") / f"{name}{ending}"
@@ -188,7 +188,7 @@ def _default_folder(name: str, run: Path | None, trace: Path | None, cluster: Wh
 
 
 def _source(config: Path | None, run: Path | None) -> Path:
-    """The file that says what to evaluate. Raises ConfigError unless there is exactly one."""
+    """The file with the configuration to evaluate. Raises ConfigError unless exactly one is given."""
     from rlpto.experiments.run_folder import config_file
 
     if config is not None and run is None:
@@ -199,7 +199,7 @@ def _source(config: Path | None, run: Path | None) -> Path:
 
 
 def _window_keys(windows: Split | None, trace: Path | None) -> list[str]:
-    """Overrides that choose windows. Raises ConfigError if all are wanted where some were for training."""
+    """Overrides that choose windows. Raises ConfigError for all windows if some of them were for training."""
     if trace is not None:
         if windows not in (None, Split.all):
             raise ConfigError(f"--windows {windows.value}: all windows of another trace are for testing, expected all")

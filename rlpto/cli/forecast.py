@@ -64,7 +64,7 @@ def backtest(
         float, typer.Option(min=0.01, max=0.9, metavar="SHARE", help="Share of the series, at its end, to score.")
     ] = 0.2,
     step_size: Annotated[int, typer.Option(min=1, help="Intervals from one origin to the next.")] = 1,
-    windows: Annotated[int | None, typer.Option(min=1, help="At most so many origins.")] = None,
+    windows: Annotated[int | None, typer.Option(min=1, help="Most origins.")] = None,
     refit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Fit again every N origins; never if not given.")
     ] = None,
@@ -82,8 +82,8 @@ def backtest(
 ) -> None:
     """Forecast the end of a series from every moment of it, and score what was forecast.
 
-    Each method is fitted on what comes before the test part and then only told the counts as they
-    come. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
+    Each method is fitted on the data before the test part. After that it receives counts as they arrive,
+    without refitting. Writes scores.csv, forecasts.csv, plots, and the same for TensorBoard.
     """
     from rlpto.forecasting.backtest import backtest as run
     from rlpto.forecasting.registry import METHODS, make_method
@@ -131,7 +131,7 @@ def fit(
 ) -> None:
     """Fit a forecaster to a series, or its beginning, and write it as one file.
 
-    A model that has seen the windows it is evaluated on knows too much: --end leaves them out.
+    A model must not be fitted on the windows that it is evaluated on: --end leaves them out.
     `--set forecast.model=FILE` gives its forecasts to policies and agents; naming a model turns forecasts on.
     """
     from rlpto.forecasting.registry import make_method

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class What(StrEnum):
-    """What is counted: jobs, or the GPUs they ask for."""
+    """Quantity to count: jobs, or the GPUs they request."""
 
     jobs = "jobs"
     gpus = "gpus"
@@ -42,7 +42,7 @@ class Counted:
 
 @contextmanager
 def bad_input(prefix: str = "") -> Iterator[None]:
-    """What forecasting refuses becomes the one line, with the name of the file or option, that ends a verb."""
+    """Turn an error of forecasting into one line that names the file or option and ends the command."""
     from rlpto.forecasting.errors import ForecastError
     from rlpto.io.errors import TraceError
 
@@ -86,8 +86,8 @@ def _end(text: str) -> datetime | float:
 def _steps_before(end: datetime | float, series: TimeSeries, path: Path, counted: Counted) -> int:
     """Whole steps of a series before the end. Raises TraceError if there are none.
 
-    Rounded down: an interval that is cut would count too few, and nothing behind the end is to be known. When in
-    the last interval the last job came is not known here, so shares are of the time up to its beginning.
+    Rounded down: a cut interval would count too few jobs, and no later data may be used. The time of the last job
+    within its interval is not known here, so a share refers to the time up to the beginning of that interval.
     """
     from rlpto.forecasting.series import local_seconds
     from rlpto.io.errors import TraceError
@@ -118,7 +118,7 @@ def _of_trace(path: Path, step: float, counted: Counted, end: datetime | float |
             raise TraceError(f"{path}: no jobs of group {counted.group!r}, expected one of {known}")
         trace = trace.take(rows)
     series = _counts(path, trace, step, counted)
-    # That nothing came in the last intervals before the end is to be learnt, too.
+    # Empty intervals before the end are data too.
     empty = max(0, round((until - series.start) / step) - len(series)) if trace.origin is not None else 0
     return TimeSeries(np.pad(series.values, (0, empty)), step, series.start)
 
@@ -138,7 +138,7 @@ def _counts(path: Path, trace: Trace, step: float, counted: Counted) -> TimeSeri
 def _beginning(path: Path, trace: Trace, step: float, counted: Counted, end: datetime | float) -> tuple[Trace, float]:
     """The jobs of whole intervals before the end, and when the last of these ends [s since 1970-01-01, local].
 
-    The end is that of the whole trace, whatever the group.
+    The end refers to the whole trace, even if one group is counted.
     """
     import numpy as np
 

@@ -17,14 +17,14 @@ from rlpto.io.errors import RlptoError
 from rlpto.io.interrupts import Interrupted, interrupts_kept
 
 BAD_INPUT = 2
-"""Exit code when the user's input is at fault."""
+"""Exit code for wrong input."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
 HELP = "Schedule distributed deep-learning training: simulate, train schedulers, compare them, run real jobs."
 
 
 class _Command(TyperGroup):
-    """Lists verbs by group, and ends with one line on stderr where Ctrl-C was met in good order."""
+    """Lists commands by group; after a clean stop by Ctrl-C it ends with one line on stderr."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Names of the verbs, group by group."""
@@ -85,7 +85,7 @@ def _options(
 
 
 def run() -> None:
-    """Entry point: bad input ends with exit code 2 and one line on stderr; Ctrl-C is heard wherever it comes."""
+    """Entry point: bad input ends with exit code 2 and one line on stderr; no Ctrl-C is lost."""
     try:
         with interrupts_kept():
             make_app()()

@@ -1,4 +1,4 @@
-"""`rlpto policies`: what one can evaluate, and where it comes from."""
+"""`rlpto policies`: the policies to evaluate, with their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlpto policy`: the policy of the service that is at work."""
+"""`rlpto policy`: the policy that the service currently uses."""
 
 from __future__ import annotations
 

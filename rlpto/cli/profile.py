@@ -41,9 +41,9 @@ def profile(
     ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, help="Seconds of training at every size and placement.")] = 10.0,
     learning: Annotated[
-        float, typer.Option(min=1.0, help="Longest time in seconds for the training that tells the accuracy curve.")
+        float, typer.Option(min=1.0, help="Longest time in seconds for the training that measures the accuracy curve.")
     ] = 300.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure also what the file has already.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Also measure programs that are already in the file.")] = False,
     seed: SeedOption = None,
     set_: SetOption = None,
     quiet: QuietOption = False,
@@ -51,9 +51,9 @@ def profile(
     """Measure training programs: speed by workers and placement, start-up and pauses, accuracy, gradient noise.
 
     Every program really trains: on its own through all its epochs, on its own moved from one worker to as many as the
-    cluster has and back, and up to four times at once, handing GPUs from job to job. The file is what `profiles.folder`
-    and `rlpto evaluate --profiles` take. It is written after every program; the same command measures those that are
-    missing from it, or have other settings by now.
+    cluster has and back, and up to four times at once, handing GPUs from job to job. The file is input for
+    `profiles.folder` and `rlpto evaluate --profiles`. It is written after every program; the same command measures
+    programs that are missing from it, or whose settings have changed.
     """
     settled = read_config(config, set_, seed)
     if out.suffix not in (".yaml", ".yml"):
@@ -91,7 +91,7 @@ def profile(
 
 
 def summary(found: Profile) -> str:
-    """What was found out about a program, in one line."""
+    """The measurements of a program in one line."""
     errors, curve = found.errors, found.accuracy
     return (
         f"{found.name}: accuracy {curve.untrained:.3f} to {curve.final:.3f} (rmse {errors.accuracy_rmse:.3f}), "

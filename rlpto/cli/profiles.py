@@ -24,7 +24,7 @@ def show(
         Path | None, typer.Option(metavar="FOLDER", help="Folder of fitted profiles, instead of the built-in ones.")
     ] = None,
 ) -> None:
-    """Tell what each profile is and how far it is from the measurements it was fitted to."""
+    """List the profiles, with their errors against the measurements they were fitted to."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -128,7 +128,7 @@ def preview(
 
 
 def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
-    """Bounds on a GPU's utility. Raises ConfigError for only one of them, or if they are out of order."""
+    """Bounds on a GPU's utility. Raises ConfigError if only one is given, or if they are out of order."""
     from rlpto.io.errors import ConfigError
     from rlpto.performance.metrics import UtilityBand
 

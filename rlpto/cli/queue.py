@@ -1,4 +1,4 @@
-"""`rlpto queue`: who waits for GPUs, why, and until when."""
+"""`rlpto queue`: jobs that wait for GPUs, why, and until when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def queue(
     certificate: CertificateOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Show waiting jobs in order of service; of other people's only the place."""
+    """Show waiting jobs in order of service; for other users' jobs only the place."""
     with connect(service, certificate) as client:
         found = client.queue()
     if json_:
@@ -37,7 +37,7 @@ def queue(
         ahead = (str(entry["position"]), entry["job"] or "(another user's)", entry["name"] or "", entry["owner"] or "")
         rows.append((*ahead, str(entry["gpus"] or ""), str(entry["gpus_ahead"]), *times, entry["reason"]))
     expected = ("starts", "ends") if start else ()
-    print_rows(("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason"), rows, "nobody waits")
+    print_rows(("place", "id", "name", "owner", "GPUs", "ahead", *expected, "reason"), rows, "no jobs wait")
     if start and rows:
         said = "Starts and ends are simulated under the present policy, without jobs still to come."
         make_console().print(said, style="dim")

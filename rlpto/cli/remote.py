@@ -1,4 +1,4 @@
-"""What the verbs of the job service share: how to reach it, and how jobs are shown."""
+"""Shared by the commands of the job service: how to reach it, and how jobs are shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")
 
 
 def connect(service: str | None, certificate: Path | None = None) -> Client:
-    """The service that is meant; the token comes from $RLPTO_TOKEN, so that it stands in no list of processes.
+    """Client of the service; the token comes from $RLPTO_TOKEN, so that it appears in no list of processes.
 
     Raises ConfigError where the packages for it are missing, ServiceError without a token.
     """
@@ -59,7 +59,7 @@ def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], none: str
 
 
 def in_text(at: float | None) -> str:
-    """A time that is to come, from now on; empty for None."""
+    """Time left until a future moment; empty for None."""
     return "" if at is None else f"in {span_text(max(0.0, at - time.time()))}"
 
 

@@ -45,7 +45,7 @@ def submit(
     json_: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Submit a training job. It is kept when this returns, whatever happens to the service later."""
+    """Submit a training job. When this returns, the job is stored and survives a failure of the service."""
     given = {
         "program": program,
         "name": name,

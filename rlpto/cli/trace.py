@@ -1,4 +1,4 @@
-"""`rlpto trace`: bring a trace in, look at it, make one up."""
+"""`rlpto trace`: import, describe, generate and calibrate traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Fi
     help=f"Read a public trace and write it in RLPTO's form. Formats: {', '.join(format_names())}.",
 )
 def import_(
-    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: tell it from its lines.")],
+    format_: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="Format of the file; auto: detect it from the content.")
+    ],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The file as published; may be gzip-compressed.")],
     out: OutOption,
     skip_bad_lines: Annotated[
@@ -40,7 +42,7 @@ def import_(
     from rlpto.workloads.trace import write_trace
 
     name = detect_format(path) if format_ == "auto" else format_
-    # A derived csv goes by the name of its trace as well.
+    # A csv derived from a trace also has the name of that trace.
     if name == "philly" and detect_format(path) == "philly_csv":
         name = "philly_csv"
     result = import_trace(name, path, skip_bad_lines)
@@ -62,7 +64,7 @@ def describe(
     path: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace (parquet), or a file of any format.")],
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of so many GPUs."),
+        typer.Option(min=1, max=10**9, metavar="N", help="Also state the load on a cluster of N GPUs."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also draw arrivals, GPUs and durations to this file (PNG).")

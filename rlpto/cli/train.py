@@ -61,7 +61,7 @@ def train(
         typer.Option(min=0, help="Seed of the training, instead of agent.seed; the workload keeps the config's."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Train so many agents with seeds that follow each other, in RUN/seed-K.")
+        int, typer.Option(min=1, help="Number of agents to train, with consecutive seeds, in RUN/seed-K.")
     ] = 1,
     jobs: Annotated[
         int | None,
@@ -69,7 +69,9 @@ def train(
     ] = None,
     set_: SetOption = None,
     run_dir: RunDirOption = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a training is already.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Train again from the start in a folder that holds a training.")
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train an agent on the training windows of an experiment, and check it on the validation windows.

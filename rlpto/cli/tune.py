@@ -25,7 +25,7 @@ app = typer.Typer(help="Tune the constants of a policy on training windows.", no
 
 
 class Goal(StrEnum):
-    """What a better index has more, or less, of."""
+    """Goal of the tuning: what a better index raises or lowers."""
 
     reward = "reward"
     jct = "jct"
@@ -67,13 +67,14 @@ def index(
     generations: Annotated[int, typer.Option(min=1, help="Generations in all.")] = 20,
     population: Annotated[int, typer.Option(min=4, help="Candidates in each generation.")] = 10,
     loads: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Loads to be good at, all alike, instead of the config's.")
+        str | None,
+        typer.Option(metavar="A,B,...", help="Loads to tune for, weighted equally, instead of the config's."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many windows of each split (and load).")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most windows of each split (and load).")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Repetitions of every window.")] = None,
     seed: SeedOption = None,
     set_: SetOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint beside the output.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint next to the output.")] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes that run windows side by side.")] = 1,
     quiet: QuietOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a command waits for before it has anything to show: a line on stderr, one after the other."""
+"""Lines on stderr that show what a command waits for before it has results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WARNING = "warning: "
 
 @contextmanager
 def waiting(quiet: bool = False, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """Gives a function that is told what comes next; empty: nothing to wait for any more.
+    """Gives a function that shows its text as the current step; an empty text ends the waiting.
 
-    On a terminal the line stands beside a spinner and the next one takes its place; elsewhere every one stays. One that
-    starts with `WARNING` always stays. console: of a progress bar that is on the terminal already, above which lines
-    stay instead.
+    On a terminal the line appears next to a spinner, and the next line replaces it; elsewhere every line stays. A line
+    that starts with `WARNING` always stays. console: of a progress bar that is already on the terminal; lines are then
+    printed above it and stay.
     """
     from rich.console import Console
 

@@ -1,1 +1,1 @@
-"""From a configuration to runs: what the verbs of the command do."""
+"""From a configuration to runs: the work behind the subcommands of `rlpto`."""

@@ -1,4 +1,4 @@
-"""What decides how a result comes out: the part of a configuration that cells and trainings are kept under."""
+"""The settings that decide a result: cells and trainings are kept under this part of a configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Result(Enum):
 
     CELL = "a cell of an evaluation"
     TRAINING = "a training that is resumed"
-    CHECKPOINT = "a checkpoint, whoever goes on from it"
+    CHECKPOINT = "a checkpoint, for any command that continues from it"
 
 
 FREE: Mapping[str, tuple[Result, ...]] = {
@@ -28,19 +28,19 @@ FREE: Mapping[str, tuple[Result, ...]] = {
     "evaluation": tuple(Result),
     "workload.windows.limit": (Result.CELL,),  # these two choose cells
     "workload.windows.seed": (Result.CELL,),
-    "env": (Result.CELL,),  # these two are for training, whose result is a file of its own
+    "env": (Result.CELL,),  # these two are for training, whose result is a separate file
     "agent": (Result.CELL,),
     "agent.device": (Result.CHECKPOINT,),
     "agent.threads": (Result.CHECKPOINT,),
-    "agent.seed": (Result.CHECKPOINT,),  # which has it beside what decides
+    "agent.seed": (Result.CHECKPOINT,),  # stored in the checkpoint separately from the deciding keys
 }
-"""The keys that do not decide, and what they do not decide: all others do. A key stands for all below it."""
+"""The keys that do not decide a result, with the results they do not decide. A key stands for all below it."""
 
 WITHOUT_EFFECT: Mapping[str, Callable[[Config], bool]] = {
     "forecast": lambda config: config.forecast.mode == "off",
     "ray": lambda config: not config.ray.programs and config.ray.arrivals == 1,
 }
-"""Sections that decide nothing under some configurations, and when that is so."""
+"""Sections that decide nothing under some configurations, with the condition for that."""
 
 
 def free_keys(result: Result) -> list[str]:

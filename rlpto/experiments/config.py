@@ -89,7 +89,7 @@ class WorkloadSettings(Settings):
     gives several (`draws`); jobs: those listed below, in one window called jobs; follow: a file of JSON lines, each a
     job as listed below, which may be appended to while it is evaluated, until a line {"closed": true}."""
     jobs: tuple[ListedJob, ...] = ()
-    """jobs: each with model and submit time, and whatever else is to be other than usual."""
+    """jobs: each with model and submit time, and any settings that differ from the defaults."""
     calibration: NameOrPath = "philly"
     """synthetic: a built-in calibration by name, or the path of a YAML made by `rlpto trace calibrate`."""
     days: float = Field(14.0, gt=0, le=3650)
@@ -106,17 +106,17 @@ class WorkloadSettings(Settings):
     """files: windows to draw from every file, each `windows.hours` long and with jobs drawn from the file with
     replacement, as many as `load` asks for (null: as the file has); 0: every file is one window, as it is."""
     format: str | None = None
-    """trace, files: format of the files, one of `rlpto trace import --help`; null: tell it from the file."""
+    """trace, files: format of the files, one of `rlpto trace import --help`; null: detect it from the file."""
     skip_days: float = Field(0.0, ge=0, le=36_500)
     """trace: days to leave out at its beginning, such as those in which a cluster was being filled."""
     windows: WindowSettings = WindowSettings()
     """How a trace is cut into disjoint windows for training, validation and testing."""
     mapping: MappingSettings = MappingSettings()
-    """How a recorded job is given a model and its work."""
+    """How a recorded job gets a model and its work."""
     background: tuple[BackgroundLoad, ...] = ()
-    """Other processes that hold GPUs and CPU slots from the start until they end; jobs may have what they free."""
+    """Other processes that hold GPUs and CPU slots from the start until they end; jobs may use them afterwards."""
     metric: MetricName = DEFAULT_METRIC
-    """What jobs that name no metric choose their batch size by, and what policies are told of their speed: goodput
+    """Metric by which jobs choose their batch size if they name none, and in which policies see their speed: goodput
     (samples/s times statistical efficiency), throughput (samples/s), efficiency (goodput, on fewer GPUs)."""
     load: float | None = Field(None, gt=0, le=100)
     """Scale arrivals until requested GPU-time is this fraction of the cluster's capacity; null: leave them.
@@ -148,17 +148,17 @@ class ProfileSettings(Settings):
 
 
 class KnowledgeSettings(Settings):
-    """What policies are told about jobs."""
+    """What policies know about jobs."""
 
     mode: Literal["exact", "noisy", "online"] = "exact"
     """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so that
     the epochs of a job are those it has done and an estimate of those it has left; online:
-    what jobs have observed of themselves so far, by which they choose their batch sizes, too."""
+    what jobs have observed of themselves so far. They also choose their batch sizes by that."""
     fits: Literal["own", "shared"] = "own"
-    """online, simulated jobs: each fits what it has observed itself, or jobs of a model share what they have seen."""
+    """online, simulated jobs; own: each job fits its own observations; shared: jobs of a model share theirs."""
     remaining: RemainingKnowledge = "declared"
-    """Epochs left that policies are told of; declared: the truth (with the errors below, if noisy); learnt: what
-    finished jobs of the same model had; unknown: as many as a job has done already."""
+    """Source of the remaining epochs that policies see; declared: the true number (with the errors below, if noisy);
+    learnt: estimated from finished jobs of the same model; unknown: as many as a job has done already."""
     remaining_sigma: float = Field(0.3, ge=0, le=10)
     """noisy: standard deviation of the logarithm of the error of the remaining work."""
     speed_sigma: float = Field(0.2, ge=0, le=10)
@@ -173,9 +173,9 @@ class EvaluationSettings(Settings):
     split: Literal["train", "validation", "test"] = "test"
     """Windows to evaluate on."""
     seeds: int = Field(1, ge=1, le=10_000)
-    """Repetitions of every window: with other models and work of the jobs, and other failures."""
+    """Repetitions of every window, with different models and work of the jobs, and different failures."""
     reference: PolicySpec = "fifo"
-    """Policy that the others are compared with, pair by pair."""
+    """Policy that each of the others is compared with."""
 
 
 class Config(Settings):
@@ -194,7 +194,7 @@ class Config(Settings):
     profiles: ProfileSettings = ProfileSettings()
     """How fast models train."""
     knowledge: KnowledgeSettings = KnowledgeSettings()
-    """What policies are told about jobs."""
+    """What policies know about jobs."""
     forecast: ForecastSettings = ForecastSettings()
     """What is known of the jobs that will arrive."""
     queue: QueueSettings = QueueSettings()
@@ -263,7 +263,7 @@ def _config_file(path: Path) -> Path:
 
 
 def _parse_override(override: str) -> tuple[Location, object]:
-    """Where an override `a.b.0=value` points, and its value, parsed as YAML."""
+    """Location and value, parsed as YAML, of an override `a.b.0=value`."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):

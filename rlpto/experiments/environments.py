@@ -56,7 +56,7 @@ def cluster_env(
     config: an experiment, its file, or None: a small synthetic workload. split, seeds: of its windows, see
     `training_setup`. render_mode: `rgb_array`, `ansi` or None. settings: keys of
     `EnvSettings` in place of the config's, such as max_jobs=64 or episode={"min_hours": 2}.
-    Raises what is wrong with any of them: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
+    Raises ConfigError, TraceError, ProfileError, JobError or CheckpointError for errors in any of them.
     """
     return ClusterEnv(_setup(config, split, seeds, settings), render_mode)
 
@@ -73,7 +73,7 @@ def vector_env(
 ) -> ClusterVectorEnv:
     """Many simulated environments that step together: `gymnasium.make_vec("rlpto/Cluster-v0", num_envs=...)`.
 
-    seed: of the episodes. max_episode_steps: an episode is cut after so many. autoreset_mode: see
+    seed: of the episodes. max_episode_steps: steps after which an episode is cut. autoreset_mode: see
     `ClusterVectorEnv`. The others as in `cluster_env`.
     """
     return ClusterVectorEnv(_setup(config, split, seeds, settings), num_envs, seed, max_episode_steps, autoreset_mode)
@@ -85,7 +85,7 @@ def training_setup(
     seeds: Iterable[int] | None = None,
     start: FloatArray | None = None,
 ) -> EnvSetup:
-    """What environments are made of: every window of a split with every seed, in every experiment.
+    """Workloads and settings of environments: every window of a split with every seed, in every experiment.
 
     experiments: one, or several that differ in their workloads alone, such as one for each load. seeds: of the
     windows' jobs, failures and estimates; None: the seed of each experiment. start: [STEERING_FEATURES] weights
@@ -195,7 +195,7 @@ def workload_of(experiment: Experiment, window: str, seed: int, group: int = 0, 
 
 
 def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[str, Any]:
-    """The fields of a workload that say what is forecast and held back, step by step; none without a forecast."""
+    """The fields of a workload with its forecasts and reserved GPUs, step by step; none without a forecast."""
     forecasts = experiment.forecasts
     if forecasts is None:
         return {}
@@ -211,7 +211,7 @@ def _ahead(experiment: Experiment, window: Window, jobs: Sequence[Job]) -> dict[
 
 
 def _load(experiment: Experiment, at: int) -> str:
-    """What an experiment is called in the names of workloads: its load, else its place in the list."""
+    """Name of an experiment in the names of workloads: its load, else its place in the list."""
     load = experiment.config.workload.load
     return str(at) if load is None else f"{load:g}"
 

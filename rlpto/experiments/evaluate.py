@@ -1,4 +1,4 @@
-"""Evaluations: policies on the windows of an experiment, and what is written of them into a run's folder."""
+"""Evaluations: policies on the windows of an experiment, and the files written into a run's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
 REPEATED = 1.5
-"""From so many times on, recorded jobs that stand in a workload more than once are warned of."""
+"""Least repetitions of recorded jobs in a workload that cause a warning."""
 
 
 def followed_file(file: Path) -> list[str]:
@@ -102,7 +102,7 @@ def with_reference(config: Config, chosen: bool) -> Config:
 
 
 def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress: bool) -> list[FinishedCell]:
-    """Simulate what is missing. The folder is touched only when everything about the experiment is right.
+    """Simulate the missing cells. The folder is touched only after the whole experiment has passed its checks.
 
     jobs: processes. progress: show a bar. Raises Interrupted after Ctrl-C.
     """
@@ -167,7 +167,7 @@ def _spec_called(config: Config, reference: str) -> str:
 
 
 def missed_switches(finished: list[FinishedCell]) -> list[str]:
-    """A line for every run in which not all the policies that were to follow one another took decisions."""
+    """A line for every run with switches of policy in which not all its policies took decisions."""
     notes = []
     for done in finished:
         spec = parse_spec(done.cell.policy)
@@ -198,7 +198,7 @@ def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
 
 
 def _repetition_text(repetition: Repetition) -> str:
-    """How often the recorded jobs of a workload stand in it."""
+    """Sentence on how often the recorded jobs of a workload occur in it."""
     text = f"The workload has {repetition.taken:,} jobs, made of {repetition.recorded:,} recorded ones"
     if repetition.times < REPEATED:
         return f"{text}."

@@ -67,7 +67,7 @@ class Experiment:
 
     @cached_property
     def profiles(self) -> FittedProfiles | MeasuredProfiles:
-        """Where models' performance comes from; of programs of real jobs that nobody has measured, a guess."""
+        """Performance of models; programs of real jobs without measurements get a guessed profile."""
         source, programs = load_profiles(self.config.profiles.folder), self.config.ray.programs
         if isinstance(source, FittedProfiles):
             guessed = {name: programs[name].guessed_profile(name) for name in programs if name in self.guessed_models}
@@ -77,12 +77,12 @@ class Experiment:
 
     @cached_property
     def guessed_models(self) -> frozenset[str]:
-        """Programs of real jobs that nobody has measured: what is known of their speed is a guess."""
+        """Programs of real jobs without measurements: their speed is a guess."""
         folder, programs = self.config.profiles.folder, set(self.config.ray.programs)
         return frozenset(programs if folder is None else programs - set(load_profiles(folder).models))
 
     def without_guesses(self, record: RunRecord) -> RunRecord:
-        """The record of real jobs, without those times that rest on guessed speeds."""
+        """The record of real jobs, without times computed from guessed speeds."""
         jobs = record.jobs
         guessed = np.isin(np.array(jobs.models, dtype=np.str_), sorted(self.guessed_models))
         alone, requested = (np.where(guessed, np.nan, time) for time in (jobs.alone_time, jobs.requested_time))
@@ -99,7 +99,7 @@ class Experiment:
 
     @cached_property
     def _facts(self) -> FactsCache:
-        """What is true of the batches that jobs may choose."""
+        """Properties of the batch sizes that jobs may choose."""
         return FactsCache(self.profiles)
 
     @property
@@ -158,7 +158,7 @@ class Experiment:
             types = {job.type for job in self._listed}
             most = max(job.max_gpus for job in self._listed)
         else:
-            if workload.source == "files":  # from which windows are drawn, by work that the tables tell
+            if workload.source == "files":  # windows are drawn from them by work, which comes from the tables
                 traces = [trace for trace in self._window_traces.by_file.values() if len(trace)]
             else:
                 traces = [cut.trace for cut in self.window_traces.values()]
@@ -217,7 +217,7 @@ class Experiment:
         return SimulatedCluster(self.shape, jobs, tables, settings, own_seed, knowledge, source, self.background)
 
     def _knowledge(self, jobs: int, seed: int) -> Knowledge:
-        """What is known of so many jobs; seed: of estimates with errors."""
+        """What policies know of `jobs` jobs; seed: of estimates with errors."""
         known = self.config.knowledge
         return Knowledge(
             noise=estimate_noise(known, jobs, seed),
@@ -227,8 +227,8 @@ class Experiment:
         )
 
     def check_simulated(self) -> None:
-        """Raise ConfigError if simulated jobs are to know only what they observe, where that cannot be told, or the
-        reverse."""
+        """Raise ConfigError for knowledge.mode online with settings under which observations are not simulated, and for
+        settings that need it without it."""
         if self.config.knowledge.mode != "online":
             if self.config.simulator.change_batch_above > 1:
                 raise ConfigError(
@@ -263,7 +263,7 @@ class Experiment:
         return policy
 
     def run_policy(self, policy: Policy, window: str, seed: int, max_hours: float | None = None) -> RunRecord:
-        """Let a policy schedule the jobs of a window, for at most so many hours."""
+        """Let a policy schedule the jobs of a window, for at most `max_hours`."""
         chosen = {"choose_batches": chooses_batch_sizes(policy), "choose_servers": chooses_servers(policy)}
         cluster = self.cluster(window, seed, max_hours, **chosen)
         cut = self.window_traces[window].window
@@ -297,7 +297,7 @@ class Experiment:
         ]
 
     def check(self) -> None:
-        """Find out before anything is written that all policies exist and all jobs can run.
+        """Check, before anything is written, that all policies exist and all jobs can run.
 
         Raises what is wrong: ConfigError, TraceError, ProfileError, JobError or CheckpointError.
         """
@@ -321,7 +321,7 @@ class Experiment:
         return outcome_of(self.config, self._window_traces.files)
 
     def _followed(self) -> FollowedFile:
-        """The file that is followed, from its start. Raises ConfigError where more is to be known than it tells."""
+        """The file that is followed, from its start. Raises ConfigError for settings that need to know future jobs."""
         if self.config.knowledge.mode != "exact" or self.config.forecast.mode != "off":
             raise ConfigError(
                 "workload.source follow: knowledge other than exact, and forecasts, need to know all jobs; expected "
@@ -344,7 +344,7 @@ class Experiment:
         return listed_jobs(workload.jobs, self.profiles.facts, self.shape.most_gpus, workload.metric)
 
     def window_seed(self, window: str, seed: int) -> int:
-        """Seed of all that is random in a window, another one for each."""
+        """Seed of all randomness in a window, different for each window."""
         return int(np.random.SeedSequence([seed, zlib.crc32(window.encode())]).generate_state(1)[0])
 
     def _useful_gpus(self, kind: JobType) -> int:
@@ -368,17 +368,17 @@ def run_cell(config: Config, cell: Cell) -> RunRecord:
 
 
 def refuse_for_learning(knowledge: KnowledgeSettings) -> None:
-    """Raise ConfigError if policies are to be told what the compiled clusters that agents learn on do not tell."""
+    """Raise ConfigError for knowledge that the compiled clusters, on which agents learn, do not support."""
     if knowledge.mode == "online" or knowledge.remaining != "declared":
         key, value = ("mode", "online") if knowledge.mode == "online" else ("remaining", knowledge.remaining)
         raise ConfigError(
-            f"knowledge.{key} {value}: agents learn on clusters that tell the truth or estimates with errors; expected "
-            "knowledge.mode exact or noisy, and remaining declared"
+            f"knowledge.{key} {value}: agents learn on clusters with exact knowledge or estimates with errors; "
+            "expected knowledge.mode exact or noisy, and remaining declared"
         )
 
 
 def estimate_noise(knowledge: KnowledgeSettings, jobs: int, seed: int) -> EstimateNoise | None:
-    """Errors of what policies are told about each of `jobs` jobs; None if there are none."""
+    """Errors of the estimates that policies get for each of `jobs` jobs; None without errors."""
     if knowledge.mode != "noisy":
         return None
     rng = np.random.default_rng([seed, 2])

@@ -1,4 +1,4 @@
-"""The same workload on the real cluster and in the simulator, and how far the two are apart."""
+"""The same workload on the real cluster and in the simulator, and the differences between the two."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def evaluate_both(
 ) -> Fidelity:
     """Run every cell for real and simulated, and write a comparison as `fidelity.json`.
 
-    The real cluster comes first: the simulated one has the nodes that were found there. The policies are told the same
-    on both. show: told which of the two is finished, with its configuration, cells and folder. Raises ConfigError where
-    programs are not measured: a guess is no simulation of them.
+    The real cluster runs first, because the simulated one gets the nodes found there. The policies have the same
+    knowledge on both. show: called after each of the two with its configuration, cells and folder. Raises ConfigError
+    if programs are not measured, because simulating guessed speeds would prove nothing.
     """
     _refuse_guesses(config)
     config, real = run_real_cells(config, folder / REAL, options)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from rlpto.ray_cluster.scheduler.cluster import RayCluster
 
 FOLDER = "ray"
-"""Folder of a run with the agent that has gone on learning, if the command does not say another."""
+"""Default folder of a run with the fine-tuned agent."""
 ROLLOUTS = 10
-"""Rollouts to learn from where the experiment does not say how many steps: some thousand seconds each."""
+"""Default number of rollouts to learn from, of some thousand seconds each."""
 
 
 def fine_tune_run(
@@ -43,12 +43,12 @@ def fine_tune_run(
     on_progress: Callable[[Status], None],
     on_wait: Callable[[str], None],
 ) -> int:
-    """Go on training the agent of the run `source` on real jobs; checkpoints go to `folder`, and if there are some
-    already, it goes on from them.
+    """Continue to train the agent of the run `source` on real jobs. Checkpoints go to `folder`; if some exist already,
+    training continues from them.
 
     address: of a Ray cluster that is there; None: a local one. on_wait: as in `RealRun`. Returns the decisions
-    it has learned from. Raises what is wrong with the experiment, the agent or the cluster; after Ctrl-C it ends in
-    good order with Interrupted.
+    it has learned from. Raises RlptoError for an invalid experiment, agent or cluster; after Ctrl-C it stops cleanly
+    with Interrupted.
     """
     from rlpto.agents.finetuning import StartingAgent
     from rlpto.agents.policy import run_file
@@ -92,10 +92,10 @@ def fine_tune_run(
 
 
 class Episodes:
-    """Real clusters one after the other: the windows in turn, and once all are through, with the next seed.
+    """Real clusters one after the other: each window in turn, then all windows again with the next seed.
 
     folder: holds a folder for each episode: session database, checkpoints of its jobs, tables and live curves. The
-    numbers go on where those in the folder end. To be used with `with`, which ends the last one.
+    numbers continue after those in the folder. Use it in a `with` block, which ends the last cluster.
     """
 
     def __init__(self, experiment: Experiment, windows: list[str], folder: Path) -> None:
@@ -200,7 +200,7 @@ def _member(run: Path) -> Path:
 
 
 def _identity(experiment: Experiment, settings: AgentSettings, starting_agent: StartingAgent) -> Identity:
-    """What a checkpoint must agree with to be gone on from, and where its agent is from."""
+    """Identity that a checkpoint must match to be continued, and the origin of its agent."""
     from rlpto.agents.checkpoint import Identity
     from rlpto.experiments.train import provenance, training_seed
     from rlpto.io.files import digest

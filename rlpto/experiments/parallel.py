@@ -1,4 +1,4 @@
-"""Trainings side by side, each in a Ray task of its own; without Ray, or on one core, one after the other."""
+"""Parallel trainings, each in a separate Ray task; without Ray, or on one core, one after the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlpto.io.cores import cores
 from rlpto.io.errors import RlptoError
 
 STOP_TIMEOUT_S = 60.0
-"""Longest time that trainings may take to stop in good order after Ctrl-C."""
+"""Longest time that trainings may take to stop cleanly after Ctrl-C."""
 
 
 def workers(wanted: int | None) -> int:
@@ -24,7 +24,7 @@ def workers(wanted: int | None) -> int:
 
 
 def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path, str | None], None]) -> None:
-    """Train, or go on, in every folder. on_finished: told a folder, and its summary unless it failed.
+    """Train, or continue, in every folder. on_finished: called with a folder, and its summary unless it failed.
 
     Raises the first RlptoError of a training, after all others have ended; KeyboardInterrupt after Ctrl-C, once the
     trainings have left checkpoints.
@@ -55,7 +55,7 @@ def side_by_side(runs: Sequence[Path], at_once: int, on_finished: Callable[[Path
 
 @contextmanager
 def local_ray(cpus: int) -> Iterator[None]:
-    """A Ray of this process's own, which nobody else reaches, for the time of a block."""
+    """A Ray instance for the time of a block, private to this process."""
     from rlpto.ray_cluster.nodes.environment import set_variables
     from rlpto.ray_cluster.nodes.local import LocalCluster
 
@@ -69,7 +69,7 @@ def local_ray(cpus: int) -> Iterator[None]:
 
 
 def train_member(folder: str) -> dict[str, str | None]:
-    """One training, in a process of its own; goes on where there is a checkpoint. Returns what to print."""
+    """One training in a separate process; continues from a checkpoint if there is one. Returns the text to print."""
     from rlpto.experiments.train import summary, train_folder
 
     run = Path(folder)

@@ -21,7 +21,7 @@ from rlpto.ray_cluster.settings import ProgramSettings
 
 
 def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSettings]:
-    """Programs to measure. Raises ConfigError if there are none, or one that is named does not exist."""
+    """Programs to measure. Raises ConfigError if there are none, or a named one does not exist."""
     programs = config.ray.programs
     if not programs:
         raise ConfigError("ray.programs: there are none, expected at least one program to measure")
@@ -35,7 +35,7 @@ def chosen_programs(config: Config, names: str | None) -> Mapping[str, ProgramSe
 
 
 def measured_before(path: Path, programs: Mapping[str, ProgramSettings]) -> dict[str, Profile]:
-    """Profiles of a file that are of programs as they are set now. Raises ProfileError if the file is no profiles."""
+    """Profiles of a file that match the programs' current settings. Raises ProfileError for any other kind of file."""
     if not is_there(path):
         return {}
     return {
@@ -62,8 +62,8 @@ def measure_programs(
     """Measure programs one after the other, each in the file as soon as it is measured, and in `known`.
 
     address: of a Ray cluster that is there; None: a local one. seconds, learning: as in `measure_program`.
-    on_progress: told a stage before it begins, and how many there are in all. on_measured: told a finished profile and
-    what it was fitted to. on_wait: as in `runs.real.RealRun`.
+    on_progress: called with each stage before it begins, and the number of all stages. on_measured: called with a
+    finished profile and its measurements. on_wait: as in `rlpto.experiments.on_ray.RealRun`.
     """
     with (
         real_nodes(config, address, out.absolute().parent, on_wait),

@@ -1,4 +1,4 @@
-"""A run's folder: what it was made with, and whether it may be added to."""
+"""A run's folder: its configuration and versions, and whether a command may add to it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def policy_files(config: Config) -> dict[str, str]:
 
 
 def _policy_files_there(folder: Path) -> dict[str, str]:
-    """Policies' files as they were when the folder was written."""
+    """Digests of the policies' files from when the folder was written."""
     path = folder / VERSIONS_FILE
     if not is_there(path):
         return {}
@@ -107,7 +107,7 @@ def git_commit() -> str | None:
 
 
 def command_line() -> str:
-    """What to type to do the same again."""
+    """The command line that repeats this run."""
     return shlex.join(["rlpto", *sys.argv[1:]])
 
 
@@ -118,7 +118,7 @@ def members(run: Path) -> list[Path]:
 
 
 def run_facts(config: Config) -> Mapping[str, str]:
-    """What of a configuration deserves a line in the report."""
+    """The facts of a configuration that get a line in the report."""
     gpus = sum(group.count * group.gpus for group in config.cluster.nodes)
     nodes = " and ".join(f"{group.count} nodes x {group.gpus} GPUs" for group in config.cluster.nodes)
     simulator = config.simulator

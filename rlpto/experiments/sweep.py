@@ -23,7 +23,7 @@ from rlpto.io.yaml_file import read_yaml
 TUNE, TRIALS, SPACE, TABLE = "tune", "trials", "space.yaml", "sweep.csv"
 """In the folder of a sweep: Ray Tune's own state, the trials' runs, the space, and the table of results."""
 GOAL = "reward"
-"""What trials report: their best validation reward per job."""
+"""Name of the trials' result: their best validation reward per job."""
 
 
 class Range(Settings):
@@ -146,7 +146,7 @@ def run_sweep(
 
 
 def run_trial(point: Mapping[str, Any], folder: str) -> None:
-    """One trial, in a process of its own: a training with some keys changed; goes on where it was interrupted."""
+    """One trial in a separate process: a training with some keys changed. It continues where it was interrupted."""
     from ray import tune
 
     from rlpto.experiments.train import has_begun, train_folder
@@ -160,7 +160,7 @@ def run_trial(point: Mapping[str, Any], folder: str) -> None:
 
 
 def _domain(values: list[Any] | Range) -> Any:
-    """What Ray Tune draws from."""
+    """The search space in the form of Ray Tune."""
     from ray import tune
 
     if isinstance(values, list):

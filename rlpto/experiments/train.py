@@ -46,15 +46,15 @@ BASELINES = "baselines"
 
 
 def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> None:
-    """Write configurations of trainings with so many seeds into a folder, and into RUN/seed-K if they are several.
+    """Write configurations of trainings with `seeds` seeds into a folder, and into RUN/seed-K for several seeds.
 
-    Nothing is written unless the experiment can be trained on. fresh: remove a training that is there already.
-    Raises CheckpointError if there is one otherwise, and what is wrong with the experiment.
+    Nothing is written unless the experiment can be trained on. fresh: remove an existing training. Without it an
+    existing one raises CheckpointError. An invalid experiment raises its own error.
     """
     if not fresh and has_checkpoints(folder):
         raise CheckpointError(
             f"{folder}: holds a training; go on with `rlpto train --resume {folder}`, "
-            "or use another --run-dir, or --fresh to train anew"
+            "or use another --run-dir, or --fresh to start again"
         )
     refuse_for_learning(config.knowledge)
     experiments = by_load(config)
@@ -72,7 +72,7 @@ def begin_training(config: Config, folder: Path, seeds: int, *, fresh: bool) -> 
 
 
 def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) -> None:
-    """Raise CheckpointError if a training is to be resumed with another configuration, or is none."""
+    """Raise CheckpointError if the folder holds no training, or one with another configuration."""
     there = read_run_config(run)
     if not has_begun(run):
         raise CheckpointError(f"{run}: no checkpoint there, expected a folder that `rlpto train` has written")
@@ -84,7 +84,7 @@ def check_resumable(run: Path, config: Path | None, overrides: Sequence[str]) ->
 
 
 def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], None] | None = None) -> TrainingResult:
-    """Train in a folder that has its configuration, or go on where there is something to go on from."""
+    """Train in a folder that has its configuration, or continue if it has a checkpoint."""
     return train_run(read_run_config(run), run, resume=has_begun(run), progress=progress, on_progress=on_progress)
 
 
@@ -195,7 +195,7 @@ def training_seed(config: Config) -> int:
 
 
 def identity(config: Config, experiments: list[Experiment]) -> Identity:
-    """What a checkpoint must agree with to be resumed, and what is told about its origin."""
+    """Identity that a checkpoint must match to be resumed, and the description of its origin."""
     decisive = {
         "experiments": [experiment.outcome() for experiment in experiments],
         "env": config.env.model_dump(mode="json", exclude={"start"}),
@@ -208,7 +208,7 @@ def identity(config: Config, experiments: list[Experiment]) -> Identity:
 
 
 def provenance(config: Config) -> dict[str, Any]:
-    """Where an agent is from, without anything about the machine but its software; files go by their names."""
+    """Origin of an agent, with the software of the machine but no other data about it; files are given by name."""
     settings = config.model_dump(exclude={"policies", "evaluation"})
     software = {name: version for name, version in versions().items() if name != "platform"}
     return {"config": _nameable(settings), "commit": git_commit(), "versions": software}
@@ -251,9 +251,9 @@ def summary(run: Path, outcome: TrainingResult) -> str:
 
 
 def how_to_go_on(folder: Path, steps: int | None = None) -> str:
-    """What an interrupted training has kept, and what to type."""
+    """What an interrupted training has kept, and the command that continues it."""
     if not has_begun(folder):
-        return "no checkpoint has been written yet; the same command begins anew"
+        return "no checkpoint has been written yet; the same command starts again"
     kept = "" if steps is None else f"{steps} steps are kept; "
     return f"{kept}go on with: rlpto train --resume {folder}"
 

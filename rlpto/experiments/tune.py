@@ -34,21 +34,21 @@ from rlpto.policies.index_weights import IndexWeights
 
 HOUR = 3600.0
 SLOWEST_CANDIDATE = 3.0
-"""A candidate is stopped when it has taken so many times as long as the start: it may never finish."""
+"""A candidate is stopped after this multiple of the start's duration, because it may never finish."""
 TIME_ALONE = RewardWeights(accuracy=0.0, time=1.0, resources=0.0, rescale=0.0)
 """Reward weights whose negative total is the sum of all JCTs, in hours."""
 SHORTFALL_ALONE = RewardWeights(
     accuracy=0.0, time=0.0, resources=0.0, rescale=0.0, shortfall=1.0, classes=(1.0, 1.0, 1.0)
 )
-"""Those whose negative total is the accuracy-hours lost."""
+"""Reward weights whose negative total is the accuracy-hours lost."""
 
 
 Goal = Literal["reward", "jct", "accuracy", "shortfall"]
-"""What a better index has more, or less, of: total reward, mean JCT, the mean time to 95 % of the accuracy that a job
-can gain, or accuracy-hours lost. The last two are blended with JCT, see `BLENDED`."""
+"""Quantity that tuning improves: total reward, mean JCT, the mean time to 95 % of the accuracy that a job can gain, or
+accuracy-hours lost. The last two are blended with JCT, see `BLENDED`."""
 BLENDED: Mapping[Goal, float] = {"accuracy": 0.8, "shortfall": 0.7}
-"""Goals of accuracy, and the exponent of what each is about in its geometric mean with JCT: without JCT the ends of
-jobs would be put off for ever."""
+"""Accuracy goals, with the exponent of the goal's quantity in its geometric mean with JCT. Without JCT, the ends of
+jobs would be postponed without limit."""
 LEVEL = ACCURACY_LEVELS.index(0.95)
 """Column of `reached` in a job's record that the goal is about."""
 
@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a goal wants less of, in a run: minus the total reward, or hours; its jobs, and hours until it was over."""
+    """Cost of a run under a goal: minus the total reward, or hours; its number of jobs, and its hours to the end."""
 
     cost: float
     jobs: int
@@ -93,11 +93,11 @@ class Cost(NamedTuple):
 
 
 Costs = Callable[[IndexWeights, Sequence[Place], Sequence[Cost] | None], list[Cost]]
-"""From weights, places, and what the start cost there (None: unknown) to the cost of each place."""
+"""Function of weights, places, and the costs of the start there (None: unknown) that gives the cost of each place."""
 
 
 class Tuned(NamedTuple):
-    """A tuned index, and how much better than its start it is, in words, by what was run."""
+    """A tuned index, and its gain over the start as text, by the name of the runs."""
 
     weights: IndexWeights
     gains: dict[str, str]
@@ -116,8 +116,8 @@ def tune_index(
 ) -> Tuned:
     """Tune the weights of the index from `first` on the training windows of configurations, such as one a load.
 
-    checkpoint: keeps every generation. jobs: processes. on_progress: told how it stands, and how many candidates have
-    been tried. Raises CheckpointError for a foreign checkpoint before anything runs, Interrupted after Ctrl-C.
+    checkpoint: keeps every generation. jobs: processes. on_progress: called with the state and the number of
+    candidates tried. Raises CheckpointError for a foreign checkpoint before anything runs, Interrupted after Ctrl-C.
     """
     experiments = [Experiment(settled) for settled in configs]
     places = places_of(experiments, "train")

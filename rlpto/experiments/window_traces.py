@@ -116,7 +116,7 @@ class WindowTraces:
 
     @cached_property
     def by_file(self) -> dict[Path, Trace]:
-        """Traces of all files, without jobs that are too large if those are to be skipped."""
+        """Traces of all files, without jobs that are too large if the settings skip those."""
         paths = [path for files in self.files.values() for path in files]
         return {path: self._fitted(read_any(path, self._config.workload.format)) for path in dict.fromkeys(paths)}
 
@@ -222,7 +222,7 @@ class WindowTraces:
         return trace if load == 0 else generate(calibration, workload.days, seed, workload.load / load)
 
     def _fitted(self, trace: Trace) -> Trace:
-        """The trace without jobs that are too large for the cluster, if those are to be skipped."""
+        """The trace without jobs that are too large for the cluster, if the settings skip those."""
         if self._config.workload.mapping.oversized != "skip":
             return trace
         return trace.take(trace.gpus <= self._shape.most_gpus)

@@ -1,4 +1,4 @@
-"""What a synthetic workload imitates: a few hundred statistics of a recorded trace, in a YAML file."""
+"""Model of a synthetic workload: a few hundred statistics of a recorded trace, in a YAML file."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class DurationCurve(Settings):
 
 
 class GpuClass(Settings):
-    """Jobs of similar size: how many there are, how they come, how long they run."""
+    """Statistics of jobs of similar size: their number, arrivals and durations."""
 
     gpus: dict[int, float]
-    """GPUs of a job, and the share of the class's submissions that ask for so many."""
+    """Share of the class's submissions by the number of GPUs that a job requests."""
     submissions: float = Field(ge=0, le=1)
     """Share of all submissions that are of this class."""
     jobs: Quantiles

@@ -55,7 +55,7 @@ def figures(trace: Trace, capacity: int | None = None) -> dict[str, str]:
 
 
 def _first_hour(trace: Trace) -> float:
-    """Hours from Monday 0:00 to second 0; 0 where the trace does not tell."""
+    """Hours from Monday 0:00 to second 0; 0 if the trace has no local times."""
     if trace.origin is None:
         return 0.0
     return trace.origin.weekday() * 24 + (trace.origin - trace.origin.normalize()).total_seconds() / HOUR

@@ -1,4 +1,4 @@
-"""Trace files: those that an experiment's paths mean, and reading them whatever their format."""
+"""Trace files: finding those of an experiment's paths, and reading them in any format."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ KEYS = {"train": "train_path", "validation": "validation_path", "test": "path"}
 
 
 def read_any(path: Path, format: str | None = None) -> Trace:
-    """A trace in RLPTO's own form, or in any format that can be imported (None: told from the file).
+    """A trace in RLPTO's own form, or in any format that can be imported (None: detected from the file).
 
-    Raises TraceError if there is none, or it is broken.
+    Raises TraceError if the file is missing or broken.
     """
     if not file_there(path):
         name = path.stem if path.stem in FORMATS else "FORMAT"
@@ -31,11 +31,11 @@ def read_any(path: Path, format: str | None = None) -> Trace:
 def files_by_split(paths: Mapping[str, Sequence[Path]], drawn: bool) -> dict[str, tuple[Path, ...]]:
     """Files of every split of `KEYS`, wildcards in its paths expanded.
 
-    drawn: windows are drawn from files, rather than being them. Raises TraceError where there are none, ConfigError
-    if two share a name, or one serves testing and something else.
+    drawn: windows are drawn from files; otherwise each file is one window. Raises TraceError if files are missing,
+    ConfigError if two share a name, or one is used for testing and for another split.
     """
     files = {split: tuple(path for pattern in paths[split] for path in _expand(pattern)) for split in KEYS}
-    # Draws of one file have numbers of their own in every split, whole files do not.
+    # Draws from one file have separate numbers in every split, whole files do not.
     together = (("train",), ("validation",), ("test",)) if drawn else (tuple(KEYS),)
     for splits in together:
         _refuse_namesakes([(KEYS[split], path) for split in splits for path in files[split]])
@@ -67,7 +67,7 @@ def _expand(pattern: Path) -> Iterable[Path]:
 
 
 def _refuse_namesakes(files: list[tuple[str, Path]]) -> None:
-    """Raise ConfigError, naming its key, for a file that is called like an earlier one: windows go by that name."""
+    """Raise ConfigError, naming its key, for a file with the name of an earlier one: windows are named after files."""
     names: set[str] = set()
     for key, path in files:
         if stem(path) in names:

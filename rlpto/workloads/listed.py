@@ -1,4 +1,4 @@
-"""Workloads that are written down job by job."""
+"""Workloads listed job by job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ListedJob(Settings):
     submit: float = Field(0.0, ge=0, le=10**9)
     """Seconds since the start of the workload."""
     count: int = Field(1, ge=1, le=10_000)
-    """So many jobs alike; from the second on their names end in -1, -2, ..."""
+    """Number of identical jobs; from the second on their names end in -1, -2, ..."""
     every: float = Field(0.0, ge=0, le=10**9)
     """Seconds from one of them to the next."""
     epochs: float | None = Field(None, gt=0, le=10**6)
@@ -52,7 +52,7 @@ class ListedJob(Settings):
     metric: MetricName | None = None
     """What its batch size is chosen by, where it is chosen; null: `workload.metric`."""
     stop: StopRule | None = None
-    """When it ends before its epochs are done, as its accuracy has flattened; null: never."""
+    """Rule by which it stops before its epochs are done because its accuracy has flattened; null: never."""
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:
@@ -124,7 +124,7 @@ def listed_job(
 
 
 def listed_trace(jobs: Sequence[Job]) -> Trace:
-    """The same jobs as a trace, for whatever looks at windows; durations are not known."""
+    """The same jobs as a trace, for code that works on windows; durations are unknown."""
     import pandas as pd
 
     from rlpto.workloads.trace import Trace

@@ -20,11 +20,11 @@ from rlpto.io.errors import TraceError
 from rlpto.workloads.trace import Trace, make_trace
 
 DURATION_CAP_S = 86_400.0
-"""Durations beyond so many seconds are cut before jobs run (`MappingSettings.max_duration`)."""
+"""Longer durations [s] are cut to this before jobs run (`MappingSettings.max_duration`)."""
 JITTER_S = 900.0
-"""A repeated job is submitted up to so many seconds before or after the one it repeats."""
+"""Largest shift [s] of a repeated job against the job it repeats, either way."""
 ATTEMPTS = 200
-"""So many draws are made for a window; the one whose work is nearest to the wanted load is taken."""
+"""Draws per window; the one whose work is nearest to the wanted load is taken."""
 MOST_JOBS = 100_000
 """More jobs than this in a window are a mistake: the wanted work is out of proportion to that of the jobs."""
 
@@ -34,7 +34,7 @@ def offered_load(
 ) -> float:
     """Requested GPU-time over what the cluster has: sum(min(duration, cap) x gpus) / (capacity x window).
 
-    Unknown (NaN) durations count as nothing.
+    Unknown (NaN) durations count as 0.
     """
     return float(np.sum(_gpu_seconds(gpus, duration, cap)) / (capacity * window_seconds))
 
@@ -124,7 +124,7 @@ def draw_trace(trace: Trace, work: FloatArray, target: float | None, span: float
 
 
 def _rows_of_work(trace: Trace, work: FloatArray, target: float, rng: np.random.Generator) -> IntArray:
-    """Rows drawn with replacement whose work is near `target`."""
+    """Rows drawn with replacement, with a total work near `target`."""
     if not work.any() or target / work.mean() > MOST_JOBS:
         raise TraceError(
             f"{trace.source}: jobs ask for {work.mean():.4g} GPU-s each, expected enough for {target:.4g} GPU-s "

@@ -46,7 +46,7 @@ CATEGORY_BOUNDS = (1.0, 10.0, 100.0)
 
 
 class MappingSettings(Settings):
-    """How a recorded job is given a model and its work."""
+    """How a recorded job gets a model and its work."""
 
     mode: Literal["duration", "category", "given"] = "duration"
     """duration: work set so that it takes its recorded time on its requested GPUs; category: a whole model drawn
@@ -62,9 +62,9 @@ class MappingSettings(Settings):
     fixed_batch_models: tuple[str, ...] = ()
     """given, with adaptive_batch: models whose jobs keep the recorded batch size all the same."""
     min_duration: float = Field(60.0, ge=0.001)
-    """duration, category: shorter recorded durations are raised to so many seconds."""
+    """duration, category: shorter recorded durations are raised to this [s]."""
     max_duration: float = Field(86_400.0, ge=0.001)
-    """duration, category: longer recorded durations are cut to so many seconds."""
+    """duration, category: longer recorded durations are cut to this [s]."""
     unknown_duration: Literal["skip", "error"] = "skip"
     """duration, category: what to do with a job whose duration is not recorded."""
     oversized: Literal["error", "skip", "clip"] = "error"
@@ -73,9 +73,9 @@ class MappingSettings(Settings):
     rigid: bool = False
     """Fix every job at its requested GPUs."""
     max_gpus_factor: float = Field(4.0, ge=1, le=10**6)
-    """An elastic job may hold so many times its requested GPUs."""
+    """Most GPUs of an elastic job as a multiple of its requested GPUs."""
     max_gpus: int = Field(64, ge=1, le=16_384)
-    """An elastic job may hold so many GPUs, or as many as it requests if that is more."""
+    """Most GPUs of an elastic job; its requested GPUs if that is more."""
     model_max_gpus: dict[str, int] = Field(default_factory=dict)
     """Most GPUs a job of a model may hold, for models that gain nothing from more; its request if that is more."""
     priority_shares: tuple[float, float, float] = (0.2, 0.5, 0.3)
@@ -105,8 +105,8 @@ def job_types(
 ) -> tuple[JobType, ...]:
     """Types that speed tables must hold before `map_jobs`; available: models that have a profile.
 
-    metric: of jobs for which the trace names none. Types of the usual metric are always among them: models and work are
-    given by these.
+    metric: of jobs for which the trace names none. Types of the usual metric are always among them, because they
+    determine models and work.
     """
     pairs: set[tuple[str, int | None]]
     if settings.mode == "given":
@@ -142,7 +142,7 @@ def map_jobs(
 
     capacity, gpus_per_node: GPUs of the cluster, and of a node (for packed placements).
     max_gpus_of: bound on a type's GPUs, on top of those of the settings.
-    metric: of jobs for which the trace names none; whatever it is, models and work of the jobs are the same.
+    metric: of jobs for which the trace names none; models and work of the jobs do not depend on it.
 
     *duration* draws a model by the weights among those that use the requested GPUs well enough
     (`min_efficiency`; where none does, among the best), gives it the profile's epochs, and chooses
@@ -348,7 +348,7 @@ def _given_types(trace: Trace, tables: SpeedTables, settings: MappingSettings) -
 
 
 def _given_batch(model: str, batch: int, settings: MappingSettings) -> int | None:
-    """Fixed batch size of jobs of which a trace records model and batch size (0: none); None: their own choice."""
+    """Fixed batch size of jobs whose model and batch size (0: none) are in the trace; None: they choose their own."""
     adapts = settings.adaptive_batch and model not in settings.fixed_batch_models
     return None if adapts or batch == 0 else batch
 

@@ -1,4 +1,4 @@
-"""A source of jobs that others append to while a cluster runs, see `rlpto.core.cluster.JobSource`."""
+"""A file of jobs that other programs append to while a cluster runs, see `rlpto.core.cluster.JobSource`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXPECTED = 'a JSON line a job, such as {"model": "cifar10", "submit": 60, "gpus
 
 class FollowedFile:
     """A file of JSON lines, one job each in the form of `workload.jobs`, that may be appended to until a line
-    `{"closed": true}`. A line counts once its end is written.
+    `{"closed": true}`. A line is read once its end is written.
 
     make: the job of a line, whose number counts from 0. sleep: lets time pass until the next look.
     `poll` raises TraceError that names the line for what is no job, or was submitted before the line above it, and
@@ -47,7 +47,7 @@ class FollowedFile:
         return self._closed
 
     def wait(self) -> None:
-        """Come back in a while."""
+        """Wait until the next look at the file."""
         self._sleep(LOOK_INTERVAL_S)
 
     def poll(self) -> list[Job]:

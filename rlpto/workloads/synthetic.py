@@ -19,13 +19,13 @@ MONDAY = pd.Timestamp("2018-01-01")
 LONGEST_DAYS = 3650.0
 LARGEST_RATE = 1000.0
 MOST_JOBS = 5_000_000
-"""Of a generated trace; one of its days has hundreds, or thousands."""
+"""Most jobs of a generated trace; one of its days has hundreds, or thousands."""
 SUBMISSION_PAUSE_S = 60.0
-"""Jobs of one virtual cluster and size that follow each other by at most so many seconds are one submission."""
+"""Longest pause [s] between two jobs of one virtual cluster and size within one submission."""
 _CLASS_BOUNDS = (1, 2, 4, 8)
 _SIZE_BOUNDS = (1, 10, 100)
 _CURVE_SUBMISSIONS = 10
-"""A duration curve needs so many submissions; rarer sizes share the curve of the next smaller ones."""
+"""Least submissions for a duration curve; rarer sizes share the curve of the next smaller ones."""
 
 
 def calibrate(

@@ -1,4 +1,4 @@
-"""A trace: who submitted which job when, in one form whatever file it came from."""
+"""A trace: which user submitted which job when, in one form for all file formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEXT = {"name": "", "user": "", "group": "", "model": "", "metric": "", "stop":
 _FLOATS = {"submit_time": 0.0, "duration": np.nan}
 _INTEGERS = {"gpus": 1, "priority": UNKNOWN_PRIORITY, "batch_size": 0}
 LONGEST_S = 40 * 365 * 86_400.0
-"""From the first submission of a trace to the last, and of a job."""
+"""Longest span of a trace, first to last submission, and longest duration of a job."""
 COLUMNS = (
     *("name", "submit_time", "duration", "gpus", "user", "group"),
     *("priority", "model", "batch_size", "metric", "stop"),
@@ -43,7 +43,7 @@ _SCHEMA = 1
 _EXPECTED = "a trace made by `rlpto trace import` or `generate`"
 _MOST_JOBS = 20_000_000
 EARLIEST, LATEST = pd.Timestamp("1970-01-01"), pd.Timestamp("2200-01-01")
-"""Local times that second 0 of a trace may be."""
+"""Allowed local times of a trace's second 0."""
 _ARROW = pa.schema(
     [(name, pa.string() if name in _TEXT else pa.float64() if name in _FLOATS else pa.int64()) for name in COLUMNS]
 )
@@ -59,7 +59,7 @@ class Trace:
         queue), priority (class 0 to 2; -1 unknown), model ('' unknown), batch_size [samples; 0 unknown],
         metric (what the job chooses its batch size by; '' unknown),
         stop (when it stops early, as `rlpto.core.stopping.parse_rule` has it; '' unknown).
-    origin: local time of second 0, which decides the hour of the week; None if the file does not tell.
+    origin: local time of second 0, which decides the hour of the week; None if the file does not state it.
     source: where the jobs come from, for messages and captions.
 
     Raises TraceError, naming the source and the job, if a column is missing or a value is out of range.
@@ -185,7 +185,7 @@ def _flat(values: AnyArray | Sequence[Any], kind: type[np.float64 | np.int64]) -
 
 
 def _unique_names(names: pd.Series[Any]) -> pd.Series[Any]:
-    """Names with `#2`, `#3`... on repetitions, also where a job is called `x#2` by itself."""
+    """Names with `#2`, `#3`... on repetitions, even if the trace already has a job named `x#2`."""
     while names.duplicated().any():
         again = names.groupby(names).cumcount()
         names = names.where(again == 0, names + "#" + (again + 1).astype(str))
@@ -220,7 +220,7 @@ def read_trace(path: Path) -> Trace:
     facts = parse_json(about, path, _EXPECTED, TraceError)
     if not isinstance(facts, dict) or facts.get("schema") != _SCHEMA:
         schema = facts.get("schema") if isinstance(facts, dict) else None
-        raise TraceError(f"{path}: trace of schema {one_line(repr(schema))}, expected {_SCHEMA}: import it anew")
+        raise TraceError(f"{path}: trace of schema {one_line(repr(schema))}, expected {_SCHEMA}: import it again")
     if rows > _MOST_JOBS:
         raise TraceError(f"{path}: {rows:,} jobs, expected at most {_MOST_JOBS:,}")
     with parsing(path, _EXPECTED, TraceError):

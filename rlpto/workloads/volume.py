@@ -1,4 +1,4 @@
-"""Task volume of a trace: what arrives per interval."""
+"""Task volume of a trace: arrivals per interval."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class TaskVolume:
 
 
 def task_volume(trace: Trace, step: float, measure: Measure = "jobs", start: pd.Timestamp | None = None) -> TaskVolume:
-    """What a trace submits in intervals of `step` seconds, from the first job's to the last job's.
+    """Arrivals of a trace in intervals of `step` seconds, from the first job's to the last job's.
 
     Intervals begin at multiples of the step since midnight, as clocks show them.
 
-    start: jobs before this local time are left out, which needs a trace that knows local times.
+    start: jobs before this local time are left out, which needs a trace with local times.
 
-    Raises TraceError if no job is left, or the trace does not know local times and should.
+    Raises TraceError if no job is left, or `start` is given for a trace without local times.
     """
     origin = trace.origin
     if start is not None and origin is None:
-        raise TraceError(f"{trace.source}: local times unknown, expected none or a trace that tells them")
+        raise TraceError(f"{trace.source}: local times unknown, expected none or a trace that states them")
     # Without local times, second 0 is taken for midnight.
     since_midnight = 0.0 if origin is None else (origin - origin.normalize()).total_seconds()
     times = trace.submit_time + since_midnight

@@ -28,7 +28,7 @@ class WindowSettings(Settings):
     test: float = Field(0.2, ge=0, le=1)
     """Share that follows, the end of the trace, for test windows."""
     limit: int | None = Field(None, ge=1, le=10**6)
-    """At most so many windows a split, spread over it; null: all."""
+    """Most windows per split, spread over it; null: all."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of that choice."""
 
@@ -53,8 +53,8 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
     """Windows of every split of a trace that covers [0, span_seconds).
 
     A window never crosses the boundary of its split: what is left at the end of a split and is
-    shorter than a window is used by none. But a trace that is shorter than a window, and is all of one split, is one
-    window. Where settings.limit is given, `select` chooses.
+    shorter than a window is not used. But a trace that is shorter than a window, and lies in a single split, is one
+    window. If settings.limit is given, `select` chooses.
 
     Raises ConfigError if no split is long enough for a single window.
     """
@@ -75,7 +75,7 @@ def split_windows(span_seconds: float, settings: WindowSettings) -> dict[str, li
 
 
 def _lay(split: str, start: float, end: float, length: float) -> list[Window]:
-    """Windows end to end from `start`; a rounding error of a microsecond costs none."""
+    """Windows end to end from `start`; a rounding error of up to a microsecond does not lose one."""
     count = int((end - start + 1e-6) // length)
     edges = np.minimum(start + length * np.arange(count + 1), end)
     return [Window(f"{split}-{i:03d}", split, float(edges[i]), float(edges[i + 1])) for i in range(count)]

@@ -64,6 +64,6 @@ def test_settings_that_make_no_sense_there(agent: Path, setting: str, message: s
 
 def test_agents_do_not_learn_from_what_jobs_report(tmp_path: Path) -> None:
     run = ("--run-dir", str(tmp_path / "run"))
-    assert "agents learn on clusters that tell the truth" in refused(SMOKE, "--set", "knowledge.mode=online", *run)
+    assert "agents learn on clusters with exact knowledge" in refused(SMOKE, "--set", "knowledge.mode=online", *run)
     assert "knowledge.remaining learnt" in refused(SMOKE, "--set", "knowledge.remaining=learnt", *run)
     assert not (tmp_path / "run").exists()

@@ -20,7 +20,7 @@ from rlpto.workloads.calibration import LARGEST_GPUS
 from rlpto.workloads.trace import LONGEST_S, Trace, make_trace
 
 NEVER_RAN = "never ran"
-"""Reason under which jobs that never held a GPU are left out: not an error of the file."""
+"""Reason for leaving out jobs that never held a GPU, which is not an error of the file."""
 
 
 class BadLine(NamedTuple):
@@ -32,11 +32,11 @@ class BadLine(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What became of a file.
+    """Result of importing a file.
 
     trace: the GPU jobs that ran.
     skipped: lines left out in order: broken ones, and jobs that never ran (reason NEVER_RAN).
-    cpu_jobs: jobs without GPUs, which are no concern of this project and are left out as well.
+    cpu_jobs: jobs without GPUs, which are left out as well.
     """
 
     trace: Trace
@@ -52,7 +52,7 @@ class Importer(Protocol):
     """Reads one format."""
 
     def __call__(self, path: Path, skip_bad_lines: bool) -> ImportResult:
-        """Read a file. Raises TraceError at the first broken line unless they are to be skipped."""
+        """Read a file. Raises TraceError at the first broken line unless `skip_bad_lines`."""
 
 
 class Format(NamedTuple):
@@ -64,7 +64,7 @@ class Format(NamedTuple):
 
 
 def read_log(path: Path) -> str:
-    """A text file, also gzip-compressed whatever its name.
+    """A text file, which may be gzip-compressed under any name.
 
     Raises TraceError if it is missing, broken, too large, empty or not UTF-8 text.
     """
@@ -73,7 +73,7 @@ def read_log(path: Path) -> str:
 
 @dataclass
 class Lines:
-    """The lines of a file while they are checked: which still count, and what was wrong with the others.
+    """The lines of a file during the check: which are still valid, and what was wrong with the others.
 
     number: [N] line of every row, counted from 1. good: [N] rows that are still in.
     """
@@ -137,7 +137,7 @@ class Lines:
         return ImportResult(trace, tuple(sorted([*broken, *self.skipped])), self.cpu_jobs)
 
     def refuse_broken(self) -> None:
-        """Raise TraceError for the first line that is broken, unless they are to be skipped."""
+        """Raise TraceError for the first broken line, unless broken lines are skipped."""
         if self._broken and not self.skip_bad_lines:
             first = min(self._broken)
             raise TraceError(f"{self.path}:{first.line}: {first.reason}")
@@ -164,13 +164,13 @@ BLANKS = frozenset(("", "nan", "NaN", "None", "none", "null", "NULL", "NA", "N/A
 
 
 _LARGEST_NUMBER = 1e10
-"""Numbers beyond are no seconds and no GPUs of this world."""
+"""Largest plausible number of seconds or GPUs."""
 LAST_SECOND = 130 * 365.25 * 86_400.0
 """Seconds since 1970 that a date may be at most: the year 2100."""
 
 
 def is_blank(texts: Sequence[str]) -> BoolArray:
-    """[N] which texts stand for nothing."""
+    """[N] whether each text stands for an unknown value."""
     return np.fromiter((text.strip() in BLANKS for text in texts), dtype=np.bool_, count=len(texts))
 
 

@@ -32,7 +32,7 @@ def import_trace(format: str, path: Path, skip_bad_lines: bool = False) -> Impor
 
 
 def detect_format(path: Path) -> str:
-    """Name of the format a file seems to have, told from its first lines; TraceError if none fits."""
+    """Name of the format detected from a file's first lines; TraceError if no format fits."""
     head = read_log(path)[:4096]
     for name, known in FORMATS.items():
         if known.recognises(head):

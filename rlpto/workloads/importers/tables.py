@@ -111,4 +111,4 @@ TABLES: Mapping[str, Table] = {
         unknown=False,
     ),
 }
-"""By the name that `rlpto trace import` takes."""
+"""Formats by their name for `rlpto trace import`."""
