@@ -19,9 +19,9 @@ MetricKind = Literal["share", "percent", "error_percent", "loss"]
 class Metric:
     """How an application's validation metric becomes an accuracy in [0, 1].
 
-    kind: share: it is one; percent: divide by 100; error_percent: 1 - metric / 100, at least 0;
+    kind: share: taken as it is; percent: divide by 100; error_percent: 1 - metric / 100, at least 0;
     loss: 1 - loss / loss of the untrained model, at least 0, that loss extrapolated linearly from
-    the first two epochs (or the first, where there is one).
+    the first two epochs (or taken from the first if there is only one).
     untrained: accuracy before training, usually chance.
     """
 
@@ -44,14 +44,14 @@ METRICS = {
 }
 """The measured applications' metrics."""
 HEADROOM = 0.03
-"""Most that a curve's final accuracy may lie above the last one measured."""
+"""Largest margin of a curve's final accuracy above the last one measured."""
 
 
 @dataclass(frozen=True)
 class AccuracyCurve:
     """a(p) = final - (final - untrained) * exp(-(p / scale)^shape), p in epochs; never falls.
 
-    meaning: what accuracy is of this model, in words.
+    meaning: what accuracy means for this model, in words.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -69,10 +69,9 @@ class AccuracyCurve:
 
 
 def metric_of(application: str, values: FloatArray) -> Metric:
-    """The application's metric; for an unknown one what its values [runs, epochs] look like.
+    """The application's metric; for an unknown application a guess from its values [runs, epochs].
 
-    A metric that falls is taken for a loss, one that stays within [0, 1] for a share, any other for
-    percent.
+    A falling metric is treated as a loss, one that stays within [0, 1] as a share, any other as percent.
     """
     if application in METRICS:
         return METRICS[application]
@@ -102,8 +101,8 @@ def fit_accuracy(accuracy: FloatArray, metric: Metric, headroom: float = HEADROO
     """Curve closest to accuracies [runs, epochs] at the end of every epoch, and its RMSE.
 
     Least squares with a soft limit on outliers. The final accuracy stays within `headroom` of the last
-    one seen: a learning rate that drops late must not be taken for growth without end; where training
-    goes on, more headroom is needed. With fewer than four epochs the shape cannot be told and stays 1
+    one measured, so that a late drop of the learning rate is not extrapolated as endless growth. Training
+    that continues needs more headroom. Fewer than four epochs do not determine the shape, which stays 1
     (an exponential). Raises ProfileError if the accuracies are not finite.
     """
     from scipy.optimize import least_squares

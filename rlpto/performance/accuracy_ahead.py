@@ -8,18 +8,18 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
 
 STEEPEST = 1000.0
-"""Where some accuracy is gained at no work at all."""
+"""Slope where accuracy is gained without any work."""
 
 
 @njit()
 def accuracy_ahead(accuracy: FloatArray, epochs: IntArray, known_remaining: FloatArray) -> FloatArray:
-    """[T, P] the largest share of a type's accuracy per share of the work left, over any stretch from an epoch on.
+    """[T, P] largest share of a type's accuracy gained per share of the work left, over any stretch from an epoch on.
 
-    1 would be a type that gains all its accuracy at a constant pace, from its first epoch. It is the slope of the first
+    A type that gains all its accuracy at a constant pace has 1 at its first epoch. The value is the slope of the first
     edge of the upper concave hull over the curve ahead, as in the index of chained jobs (Sidney, Operations Research
-    23, 1975): a plateau is looked past if what follows is worth it. 0 where nothing more is gained.
+    23, 1975): the hull skips a plateau if the gain behind it is large enough. 0 if nothing more is gained.
 
-    accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] work left, or empty: epochs count.
+    accuracy: [T, P + 1], known for epochs [T]. known_remaining: [T, P + 1] work left, or empty to count epochs.
     """
     ahead = np.zeros((accuracy.shape[0], accuracy.shape[1] - 1))
     chain = np.empty(accuracy.shape[1], dtype=np.int64)  # vertices of the hull to the right, nearest last

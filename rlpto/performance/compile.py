@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def load_profiles(folder: str | Path | None) -> FittedProfiles | MeasuredProfiles:
-    """Where to take profiles from.
+    """The source of profiles at a path.
 
-    None: the built-in ones. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
+    None: the built-in profiles. A file, or a folder with `*.yaml`: the fitted profiles there. A folder whose
     sub-folders hold a `placements.csv`, or a `placements-KIND.csv` for each kind of GPU: those measurements,
     interpolated. Raises ProfileError for anything else, or if a profile is broken.
     """
@@ -63,12 +63,12 @@ def compile_tables(
 ) -> SpeedTables:
     """Speed tables of job types for up to `max_gpus` GPUs on nodes of `gpus_per_node`.
 
-    choose_batches: with the batch sizes that a scheduler may choose for each type, see `chosen_batch_sizes`.
-    choose_servers: with all the numbers of parameter servers that each type may have.
-    kinds: kinds of GPU in the cluster and how many the largest node of each has; every type then has a variant for each
+    choose_batches: add variants for the batch sizes that a scheduler may choose, see `chosen_batch_sizes`.
+    choose_servers: add variants for all numbers of parameter servers that each type may have.
+    kinds: kinds of GPU in the cluster with the GPUs of the largest node of each; every type then has a variant for each
     kind. None: one kind, on nodes of `gpus_per_node`.
 
-    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are given only if
+    Each type's rows follow row 0 (no GPUs). `known_remaining` and `known_speed` are set only if
     every type has them. Raises ProfileError if a model is unknown, has no speeds on a kind, or a batch size cannot be
     run.
     """
@@ -121,7 +121,7 @@ def compile_tables(
 
 
 def chosen_servers(profiles: ProfileSource, job_type: JobType) -> list[int]:
-    """Numbers of parameter servers that a scheduler may choose for jobs of a type; without what it has by itself."""
+    """Numbers of parameter servers that a scheduler may choose for jobs of a type, without the type's default."""
     facts = profiles.facts(job_type.model)
     return [number for number in range(1, facts.most_servers + 1) if number != facts.servers]
 
@@ -129,8 +129,8 @@ def chosen_servers(profiles: ProfileSource, job_type: JobType) -> list[int]:
 def chosen_batch_sizes(profiles: ProfileSource, job_type: JobType) -> list[int]:
     """Batch sizes [samples] that a scheduler may choose for jobs of a type, in ascending order.
 
-    `BatchLimits.choices`, as far as they can be split over GPUs; without the one that the type has by itself. Raises
-    ProfileError if the model is unknown.
+    Those of `BatchLimits.choices` that can be split over GPUs, without the type's own. Raises ProfileError if the model
+    is unknown.
     """
     limits = profiles.facts(job_type.model).batch
     usable = limits.with_chosen()
@@ -145,7 +145,7 @@ def _held(array: FloatArray, length: int) -> FloatArray:
 def _rows(
     parts: Sequence[TypeTables], offsets: IntArray, max_gpus: int
 ) -> np.ndarray[tuple[int, int, int], np.dtype[np.int32]]:
-    """[T, S, K + 1] rows; a type that tells fewer spans apart repeats its last."""
+    """[T, S, K + 1] rows; a type with fewer spans repeats its last."""
     spans = max(part.row.shape[0] for part in parts)
     row = np.full((len(parts), spans, max_gpus + 1), NO_GPUS, dtype=np.int32)
     for i, part in enumerate(parts):
@@ -159,7 +159,7 @@ def _score_rates(
 ) -> FloatArray | None:
     """[R, P] `SpeedTables.score_rates`. own: [T] as there.
 
-    Where a job's batch is fixed and nobody has chosen another, there is nothing to score: the truth is told.
+    A job with its own fixed batch has no choice to score, so its score is its true rate.
     """
     scored = [i for i, part in enumerate(parts) if part.score is not None]
     scored = [i for i in scored if types[i].batch_size is None or own[i] != i]

@@ -18,9 +18,9 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.performance.throughput import ThroughputLaw
 
 CANDIDATES = 50
-"""Batch sizes an adaptive job weighs up for each number of GPUs."""
+"""Batch sizes that an adaptive job compares for each number of GPUs."""
 LARGEST_BATCH = 10**9
-"""Samples; beyond, numbers of samples no longer fit into 64 bits."""
+"""Samples; larger numbers would overflow 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class BatchLimits:
 
     base: total batch size at which efficiency is 1. largest: largest total batch size.
     min_local, max_local: samples one GPU computes at once.
-    largest_chosen: largest total batch size that a scheduler may choose, 0: it may choose none; None: `largest`.
+    largest_chosen: largest total batch size that a scheduler may choose; 0: it may not choose; None: `largest`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -41,13 +41,13 @@ class BatchLimits:
     largest_chosen: Annotated[int, Field(ge=0, le=LARGEST_BATCH)] | None = None
 
     def choices(self) -> list[int]:
-        """What a scheduler may choose: the base doubled again and again, and the largest, in ascending order."""
+        """Batch sizes that a scheduler may choose: the base, its doublings and the largest, in ascending order."""
         most = self.largest if self.largest_chosen is None else self.largest_chosen
         doubled = {self.base * 2**i for i in range((most // self.base).bit_length())}
         return sorted(doubled | {most}) if doubled else []
 
     def with_chosen(self) -> BatchLimits:
-        """The limits of all batches there may be, chosen by jobs or by a scheduler."""
+        """The limits of all possible batches, whether chosen by jobs or by a scheduler."""
         return replace(self, largest=max(self.largest, self.largest_chosen or 0))
 
 
@@ -79,7 +79,7 @@ def split_batch(
 ) -> BatchSplit:
     """Spread a total batch size over GPUs; shapes broadcast.
 
-    Each GPU gets its share rounded up, in as many equal computations as max_local asks for; the total
+    Each GPU gets its share rounded up, in as many equal computations as max_local requires; the total
     is capped at the largest batch. One GPU alone computes at least twice when the batch exceeds the
     base (two gradients are needed to see their noise), or always with `accumulate_alone`, provided
     that halves are not below min_local.
@@ -101,9 +101,9 @@ def feasible(split: BatchSplit, limits: BatchLimits) -> BoolArray:
 
 
 def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
-    """Most GPUs, at most `max_gpus`, over which the batch (None: the largest) can be spread.
+    """Largest number of GPUs, up to `max_gpus`, over which the batch (None: the largest) can be spread.
 
-    0 if the batch cannot even be spread over few: it is smaller than one GPU computes at least.
+    0 if the batch is smaller than the least that one GPU computes.
     """
     gpus = np.arange(1, max_gpus + 1)
     total = limits.largest if batch is None else batch
@@ -114,7 +114,7 @@ def useful_gpus(batch: int | None, max_gpus: int, limits: BatchLimits) -> int:
 def candidate_batches(gpus: IntArray, limits: BatchLimits) -> IntArray:
     """[K, CANDIDATES] total batch sizes an adaptive job considers with `gpus` [K] GPUs.
 
-    Geometric from the base batch (or what the GPUs compute at least) to the largest.
+    Geometric from the base batch (or the least that the GPUs compute) to the largest.
     """
     start = np.minimum(np.maximum(limits.base, gpus * limits.min_local), limits.largest)
     steps = np.linspace(0.0, 1.0, CANDIDATES)
@@ -129,10 +129,10 @@ def splits(batch: int | None, gpus: IntArray, limits: BatchLimits) -> BatchSplit
 
 
 class Choice(NamedTuple):
-    """What comes of the batch size that a job chooses; arrays of one shape, NaN where there is none to choose.
+    """Rates at the batch size that a job chooses; arrays of one shape, NaN where no batch size is possible.
 
-    progress: samples' worth of progress per second (goodput). score: what the batch was chosen by, samples per second
-    weighted as the metric says. batch: total samples of a step.
+    progress: samples' worth of progress per second (goodput). score: the maximised quantity, samples per second
+    weighted by the metric. batch: total samples of a step.
     """
 
     progress: FloatArray
@@ -149,10 +149,10 @@ def choose_batch(
     batch: int | None,
     exponent: float = 1.0,
 ) -> Choice:
-    """[spans, max_gpus, epochs] what a job makes of k GPUs with a total batch, None: the one of the largest score.
+    """[spans, max_gpus, epochs] rates of a job on k GPUs with a total batch; None: the batch with the largest score.
 
     noise_scale: [epochs] in samples. exponent: of the efficiency in the score, see `metrics.JobMetric`. Entry
-    [s, k - 1] is for k GPUs on s + 1 nodes; where k GPUs exceed what the batch allows, NaN.
+    [s, k - 1] is for k GPUs on s + 1 nodes; NaN if the batch cannot be spread over k GPUs.
     """
     split = splits(batch, np.arange(1, max_gpus + 1), limits)
     nodes = np.arange(1, spans + 1)[:, None, None]

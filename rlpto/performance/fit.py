@@ -24,7 +24,7 @@ SOURCE = (
 
 
 class _Known(NamedTuple):
-    """What the measurements themselves do not say of an application."""
+    """Facts about an application that its measurements do not contain."""
 
     description: str
     rescale_delay: float
@@ -63,7 +63,7 @@ def measured_applications(folder: Path) -> list[Path]:
 
 
 def fit_profile(measured: Measurements) -> Profile:
-    """All fits of one application, rounded to the digits that mean something."""
+    """All fits of one application, rounded to significant digits."""
     known = _KNOWN.get(measured.name, _Known(measured.name, DEFAULT_RESCALE_DELAY))
     params = fit_throughput(measured.steps).rounded(4)
     noise, noise_error = fit_noise(measured.stacked("grad_sqr"), measured.stacked("grad_var"), measured.base_batch)

@@ -17,14 +17,14 @@ from rlpto.performance.tables import ONE_KIND, JobType
 from rlpto.performance.throughput import ServerLaw
 
 SPANS = 2
-"""The throughput model knows one node and several."""
+"""The throughput model distinguishes one node and several."""
 
 
 @dataclass(frozen=True)
 class FittedProfiles:
     """Profiles by model name, as a source of speed tables.
 
-    served: parameter servers that jobs of a model have by itself, where its law does not know of servers.
+    served: default number of parameter servers by model, for models whose law has no servers.
     """
 
     profiles: Mapping[str, Profile]
@@ -49,9 +49,9 @@ class FittedProfiles:
         return ModelFacts(profile.samples, profile.epochs, profile.batch, profile.rescale_delay, *servers)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
-        """Compile one job type on GPUs of a kind; see `choices_by_size` for what the rates are.
+        """Compile one job type on GPUs of a kind; `choices_by_size` defines the rates.
 
-        Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is out of its
+        Raises ProfileError if the model is unknown, has no speeds on that kind, or the type's batch size is outside its
         limits.
         """
         profile = self.profile(job_type.model).on(gpu)
@@ -100,17 +100,18 @@ class FittedProfiles:
         return np.full(self.profile(model).epochs, self.profile(model).samples)
 
     def choosing(self, largest: Mapping[str, int]) -> FittedProfiles:
-        """The same, where a scheduler may choose some models' batch sizes up to a bound, 0: not at all; by model."""
+        """The same profiles with bounds, by model, on the batch sizes that a scheduler may choose; 0: it may not
+        choose."""
         changed = {name: replace(self.profile(name).batch, largest_chosen=most) for name, most in largest.items()}
         chosen = {name: replace(self.profile(name), batch=batch) for name, batch in changed.items()}
         return replace(self, profiles={**self.profiles, **chosen})
 
 
 def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choice:
-    """[2, max_gpus, epochs] what a job of a type makes of k + 1 GPUs on one node and on several.
+    """[2, max_gpus, epochs] rates of a job of a type on k + 1 GPUs, on one node and on several.
 
-    With more GPUs than the batch can be spread over, it is that of as many as it can: the
-    rest idle. Raises ProfileError if the batch size is out of the profile's limits.
+    GPUs beyond those that the batch can be spread over idle. Raises ProfileError if the batch size is outside the
+    profile's limits.
     """
     batch_size = job_type.batch_size
     limits = profile.batch if batch_size is None else profile.batch.with_chosen()
@@ -126,7 +127,7 @@ def choices_by_size(profile: Profile, job_type: JobType, max_gpus: int) -> Choic
 
 
 def hold_sizes(by_size: FloatArray) -> FloatArray:
-    """Fill NaN along axis 1 (GPUs, then anything) with the entry of the next smaller size, else the next larger."""
+    """Fill NaN along axis 1 (GPUs) with the entry of the next smaller size, else the next larger."""
     usable = np.isfinite(by_size).reshape(*by_size.shape[:2], -1).all(axis=2)
     sizes = np.arange(by_size.shape[1])
     smaller = np.maximum.accumulate(np.where(usable, sizes, -1), axis=1)

@@ -1,8 +1,8 @@
-"""One application's measurements as functions: times and gradient statistics between those that were measured.
+"""One application's measurements as functions: interpolated times and gradient statistics.
 
 The rules are those of the simulator in the Pollux artifact (OSDI 2021), so that its results can be
-reproduced exactly. Where it would stop with an error, because it asks for a size that was never
-measured, the nearest size that was is taken instead: see `MeasuredModel.size_steps`.
+reproduced exactly. For a size that was never measured that simulator stops with an error; here the nearest
+measured size is used instead, see `MeasuredModel.size_steps`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlpto.performance.measurements import Measurements
 from rlpto.performance.own_batches import gained
 
 MAX_SPANS = 16
-"""Most nodes that were measured; more count as this many."""
+"""Largest measured number of nodes; more nodes count as this many."""
 
 
 class Steps(NamedTuple):
@@ -69,7 +69,7 @@ class MeasuredModel:
     def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> Steps:
         """Steps on a measured placement (smallest rotation), linear in the local batch [N].
 
-        NaN outside the local batches measured there: an exact placement is never extended.
+        NaN outside the local batches measured there: measurements of an exact placement are not extrapolated.
         """
         rows = self.measured.placements[placement]
         at = np.asarray(local_batch, dtype=np.float64)
@@ -82,14 +82,14 @@ class MeasuredModel:
         """Steps by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
         Nodes count as at most 16. A size outside the convex hull of what was measured takes the
-        times of the nearest one inside: first GPUs per node are held to what was measured (at most
-        4 a node there), with the same local batch; what is still outside takes the nearest measured
-        point, every axis scaled to its range.
+        times of the nearest one inside: first GPUs per node are limited to the measured maximum (4 a node),
+        with the same local batch; a size still outside takes the nearest measured point, every axis scaled
+        to its range.
 
-        one_by_one: look every size up by itself, as the reference does. The measured sizes form a
+        one_by_one: look up every size in a separate call, as the reference does. The measured sizes form a
         grid, so their triangulation has flat simplices, and for a size inside one the search decides
-        which diagonal counts (up to 13 % seen). It starts where the one before ended, unless asked anew,
-        which is what takes time when there are many.
+        which diagonal counts (up to 13 % seen). Within a call each search starts where the previous one ended,
+        so separate calls can give other results, and they are slow for many sizes.
         """
         nodes, gpus, local_batch = np.broadcast_arrays(np.minimum(nodes, MAX_SPANS), gpus, local_batch)
         asked = np.column_stack([nodes.ravel(), gpus.ravel(), local_batch.ravel()]).astype(np.float64)
@@ -116,8 +116,8 @@ class MeasuredModel:
     def gain(self, batch: IntArray) -> FloatArray:
         """[N, epochs] progress of one step, in base iterations, with total batches [N] in each epoch.
 
-        Where gradient statistics are so noisy that no gain follows from them (a squared norm that is not positive),
-        noise is taken to outweigh it: the gain is batch / base batch.
+        Gradient statistics can be too noisy to give a gain (the squared norm is not positive). Then noise is assumed
+        to dominate: the gain is batch / base batch.
         """
         return gained(*self.statistics(batch), (batch / self.limits.base)[:, None])
 
@@ -136,7 +136,7 @@ class MeasuredModel:
         return np.asarray((1 - weight[0]) * iteration[low[0]] + weight[0] * iteration[high[0]])
 
     def accuracy(self, batch: int | None) -> FloatArray:
-        """[epochs + 1] accuracy by epoch, never falling: of that batch size, or the mean over all."""
+        """[epochs + 1] accuracy by epoch, never falling: for that batch size, or the mean over all."""
         metrics = self.measured.stacked("metric")
         metric = metric_of(self.measured.name, metrics)
         by_run = to_accuracy(metric, metrics)

@@ -1,7 +1,7 @@
 """Throughput laws by the name that a profile gives under `throughput`, key `law`.
 
-Another one is a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in a module of its own, and its
-entry in `LAWS`.
+To add a law, write a frozen dataclass of its parameters that satisfies `ThroughputLaw`, in its own module, and add it
+to `LAWS`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LAWS: Mapping[str, type[ThroughputLaw]] = {
 }
 """Classes of parameters."""
 DEFAULT_LAW = "pollux"
-"""What is meant where a profile names no law."""
+"""The law of profiles that name none."""
 
 
 def _named(given: Any) -> str | None:
-    """Name of the law of a profile's `throughput`; None if that cannot be a name."""
+    """Name of the law of a profile's `throughput`; None if it is not a valid name."""
     name = given.get("law", DEFAULT_LAW) if isinstance(given, dict) else getattr(given, "law", DEFAULT_LAW)
     return name if isinstance(name, str) else None
 

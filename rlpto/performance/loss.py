@@ -1,9 +1,9 @@
-"""Loss against epochs: Optimus's hyperbola, its fit, and the epoch at which it meets a target.
+"""Loss against epochs: Optimus's hyperbola, its fit, and the epoch at which it reaches a target.
 
 The curve and the weights of its fit are Optimus's (Peng et al., EuroSys 2018, section 3.1), as Coach uses them
-(Sundkvist, Umeå University 2021). Whether the losses follow such a curve at all is tested twice: do its residuals stick
-together more than noise (von Neumann's ratio, Annals of Mathematical Statistics 12(4), 1941), and does the curve of the
-first two thirds of the losses foretell the last third.
+(Sundkvist, Umeå University 2021). Two tests check whether the losses follow such a curve: residuals must not be more
+autocorrelated than noise (von Neumann's ratio, Annals of Mathematical Statistics 12(4), 1941), and a curve fitted to
+the first two thirds of the losses must predict the last third.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ProfileError
 
 FEWEST_EPOCHS = 6
-"""With fewer there are too few residuals to tell a trend from noise: no prediction from them is called reliable."""
+"""With fewer losses a trend cannot be distinguished from noise, so no prediction counts as reliable."""
 
 
 @dataclass(frozen=True)
 class LossCurve:
-    """l(k) = 1 / (a k + b) + c after k epochs, all of at least 0. c: the loss that it never gets below."""
+    """l(k) = 1 / (a k + b) + c after k epochs; a, b, c >= 0. c: the limit of the loss."""
 
     a: float
     b: float
@@ -35,7 +35,7 @@ class LossCurve:
             return np.asarray(1.0 / (self.a * np.asarray(epochs, dtype=np.float64) + self.b) + self.c)
 
     def end_epoch(self, target: float) -> float:
-        """The first whole epoch whose loss is at most target, at least 1; infinity where it never is."""
+        """The first whole epoch, at least 1, whose loss is at most target; infinity if none is."""
         if target <= self.c:
             return math.inf
         beyond = 1.0 / (target - self.c) - self.b
@@ -48,8 +48,8 @@ class LossCurve:
 class LossFit:
     """A curve fitted to losses.
 
-    reliable: False where a trend is left in what the curve does not explain, so that its predictions lead astray, or
-    where there are fewer than FEWEST_EPOCHS losses.
+    reliable: False if the residuals show a trend, which makes predictions wrong, or if there are fewer than
+    FEWEST_EPOCHS losses.
     """
 
     curve: LossCurve
@@ -57,12 +57,11 @@ class LossFit:
 
 
 def fit_loss(losses: FloatArray) -> LossFit:
-    """The curve closest to the losses [K] after epochs 1..K; later thirds of them weigh more, by 4 each, as in Optimus.
+    """The curve closest to the losses [K] after epochs 1..K; each third weighs 4 times the one before, as in Optimus.
 
-    Before, a loss above the mean of the five before it is lowered to that mean, as in Coach. Whether the curve is
-    reliable is judged by fits in which all losses weigh the same: weights make residuals of early epochs stick together
-    even where the curve is right. Deterministic. Raises ProfileError if there are fewer than 3 losses, or one
-    is not a finite number.
+    First, a loss above the mean of the five before it is lowered to that mean, as in Coach. Reliability is judged by
+    fits with equal weights, because weights make the residuals of early epochs autocorrelated even if the curve is
+    right. Deterministic. Raises ProfileError if there are fewer than 3 losses, or one is not a finite number.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if len(losses) < 3 or not np.all(np.isfinite(losses)):
@@ -75,9 +74,10 @@ def fit_loss(losses: FloatArray) -> LossFit:
 
 
 _LARGEST_TREND = 1.645
-"""Standard deviations that noise alone exceeds once in 20 times in either test: a false alarm costs less than trust."""
+"""Standard deviations that pure noise exceeds once in 20 times in either test: a false alarm costs less than wrong
+trust."""
 _SMALLEST_RESIDUAL = 1e-3
-"""Of the whole fall of the loss: a curve this close is right, however its residuals are strung."""
+"""Share of the whole fall of the loss: a curve with smaller residuals is accepted even if they are autocorrelated."""
 _SMALLEST_INVERSE = 1e-9
 _CLAMP_EPOCHS = 5
 
@@ -118,7 +118,7 @@ def _fit(losses: FloatArray, weights: FloatArray) -> LossCurve:
 
 
 def _stickiness(losses: FloatArray) -> float:
-    """Standard deviations by which von Neumann's ratio of the residuals falls short of that of noise; at least 0."""
+    """Standard deviations by which von Neumann's ratio of the residuals is below that of noise; at least 0."""
     count = len(losses)
     residuals = losses - _fit(losses, np.ones(count))(np.arange(1, count + 1))
     spread = float(np.sum((residuals - residuals.mean()) ** 2))
@@ -129,7 +129,7 @@ def _stickiness(losses: FloatArray) -> float:
 
 
 def _surprise(losses: FloatArray) -> float:
-    """Standard deviations by which the mean of the last third misses what the losses before foretell; at least 0."""
+    """Standard deviations between the mean of the last third and its prediction from earlier losses; at least 0."""
     known = 2 * len(losses) // 3
     epochs = np.arange(1.0, len(losses) + 1)
     curve = _fit(losses[:known], np.ones(known))

@@ -57,7 +57,7 @@ class MeasuredProfiles:
         return tuple(sorted({path.parent.name for path in self.folder.glob("*/placements*.csv")}))
 
     def kinds(self, name: str) -> tuple[str, ...]:
-        """Kinds of GPU that an application was measured on, sorted; none if it was measured on one without a name."""
+        """Kinds of GPU that an application was measured on, sorted; empty if it was measured on one unnamed kind."""
         if name not in self.models:
             raise unknown_model(name, self.models)
         return measured_kinds(self.folder / name)
@@ -89,7 +89,7 @@ class MeasuredProfiles:
         return ModelFacts(on_kinds[0].samples, on_kinds[0].epochs, limits, self._delays[model])
 
     def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
-        """See `BatchFactsSource`. A batch that was not measured on that very placement has the time of its size."""
+        """See `BatchFactsSource`. A batch that was not measured on exactly that placement has the time of its size."""
         model = self.model(job_type.model, gpu)
         batches = own_batches(job_type.batch_size, sum(placement), model.limits)
         measured = smallest_rotation(placement)
@@ -124,17 +124,17 @@ class MeasuredProfiles:
         return measured.epoch_progress * measured.limits.base
 
     def choosing(self, largest: Mapping[str, int]) -> MeasuredProfiles:
-        """As `FittedProfiles.choosing`; nothing is known of sizes beyond those that were measured."""
+        """As `FittedProfiles.choosing`; sizes beyond the measured ones are unknown."""
         return MeasuredProfiles(self.folder, largest)
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type for up to 16 nodes spanned, with a row for every measured placement.
 
-        With more GPUs than the batch can be spread over, the speed is that of as many as it can,
-        packed on few nodes. Sizes that cannot be (more nodes than GPUs, more GPUs than the nodes hold)
-        share the row of the nearest number of nodes that can.
+        With more GPUs than the batch can be spread over, the speed is that of the most it can use,
+        packed on few nodes. Impossible sizes (more nodes than GPUs, more GPUs than the nodes hold)
+        share the row of the nearest possible number of nodes.
         Raises ProfileError if the model is unknown or was not measured on GPUs of the kind `gpu`, or the type's batch
-        size is out of its limits.
+        size is outside its limits.
         """
         model = self.model(job_type.model, gpu)
         check_batch(job_type, model.limits)
@@ -174,15 +174,15 @@ def _size_rows(
 
 
 class Rates(NamedTuple):
-    """[N, epochs] epochs per second with the batch that was chosen, and what it was chosen by, a multiple of its score:
-    samples per second times a power of their efficiency. -inf: none could be chosen."""
+    """[N, epochs] epochs per second with the chosen batch, and a multiple of its score: samples per second times a
+    power of their efficiency. -inf: no batch is possible."""
 
     rates: FloatArray
     score: FloatArray
 
 
 def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray, exponent: float) -> Rates:
-    """Those of the best of splits [N, C] that take `seconds` [N, C] a step. exponent: see `metrics.JobMetric`."""
+    """Rates of the best of splits [N, C] that take `seconds` [N, C] a step. exponent: see `metrics.JobMetric`."""
     best, rates = np.full((2, split.total.shape[0], model.epochs), -np.inf)
     usable = feasible(split, model.limits) & np.isfinite(seconds)
     batches, batch = np.unique(split.total, return_inverse=True)
@@ -201,7 +201,7 @@ def _best_rates(model: MeasuredModel, split: BatchSplit, seconds: FloatArray, ex
 
 
 def _size_rates(model: MeasuredModel, batch: int | None, nodes: IntArray, gpus: IntArray, exponent: float) -> Rates:
-    """Rates by size; a size that no split allows takes those of the nearest."""
+    """Rates by size; a size without a possible split takes those of the nearest."""
     split = splits(batch, gpus, model.limits)
     steps = model.size_steps(nodes[:, None], split.gpus, split.local, one_by_one=batch is not None)
     seconds = steps.with_accumulation(split.accumulation)
@@ -220,7 +220,7 @@ def _placement_rates(
 ) -> tuple[list[tuple[int, ...]], Rates]:
     """Measured placements of up to `most` GPUs, and the rates on each.
 
-    A placement where no split of the batch was measured is left out: its size stands for it.
+    A placement without a measured split of the batch is left out, so the rates of its size apply.
     """
     placements = [placement for placement in model.measured.placements if sum(placement) <= most]
     gpus = np.array([sum(placement) for placement in placements], dtype=np.int64)
@@ -237,7 +237,7 @@ def _placement_rates(
 
 
 def _known_remaining(model: MeasuredModel, batch: int) -> FloatArray:
-    """[epochs + 1] iterations left at the start of each epoch, as Pollux's Optimus is told; 1 at the end."""
+    """[epochs + 1] iterations left at the start of each epoch, the input of Pollux's Optimus; 1 at the end."""
     iterations = model.iterations(batch)
     remaining = np.ones(model.epochs + 1)
     remaining[: model.epochs - 1] = iterations[-1] - iterations[:-1]
@@ -245,7 +245,7 @@ def _known_remaining(model: MeasuredModel, batch: int) -> FloatArray:
 
 
 def _known_speed(model: MeasuredModel, batch: int, most: int, max_gpus: int, gpus_per_node: int) -> FloatArray:
-    """[max_gpus + 1] iterations per second on packed placements, as Pollux's Optimus is told; 0 with none."""
+    """[max_gpus + 1] iterations per second on packed placements, the input of Pollux's Optimus; 0 without GPUs."""
     gpus = np.arange(1, most + 1)
     split = split_batch(batch, gpus, model.limits, accumulate_alone=True)
     by_size = model.size_steps(-(-gpus // gpus_per_node), gpus, split.local)

@@ -4,8 +4,8 @@
 GPUs per node. `scalability.csv` (num_nodes, num_replicas, local_bsz, step_time, sync_time): the same
 by size only. `validation-<batch>.csv` (progress, iteration, metric, grad_sqr, grad_var): one row an
 epoch, trained with that total batch size. The format is that of the Pollux artifact (OSDI 2021). Steps on several kinds
-of GPU stand in `placements-KIND.csv` and `scalability-KIND.csv`, as in the artifact of Sia (SOSP 2023); how training
-progresses by batch size is the same on every kind.
+of GPU are in `placements-KIND.csv` and `scalability-KIND.csv`, as in the artifact of Sia (SOSP 2023); training progress
+by batch size is the same on every kind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rlpto.performance.tables import ONE_KIND
 from rlpto.performance.throughput import StepMeasurements
 
 MAX_LOCAL_BATCH = {("yolov3", ONE_KIND): 8, ("deepspeech2", "rtx"): 57}
-"""Local batch limits, by model and kind of GPU, below the largest measured one: beyond these the artifacts' jobs never
-go."""
+"""Local batch limits, by model and kind of GPU, below the largest measured one: the artifacts' jobs never exceed
+them."""
 LARGEST_BATCH = 10**9
 """Samples of a batch, at most."""
 LARGEST_MEASUREMENTS_BYTES = 16 * MIB
@@ -47,7 +47,7 @@ class PlacementSteps:
 class ValidationRun:
     """One training run with a fixed total batch size; float64 [epochs] each.
 
-    progress: iterations at the base batch size that would have got as far. iteration: real ones.
+    progress: iterations at the base batch size for the same progress. iteration: actual iterations.
     metric: in the application's own unit. grad_sqr, grad_var: squared norm and variance of the gradient.
     """
 
@@ -60,9 +60,9 @@ class ValidationRun:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that was measured of one application.
+    """All measurements of one application.
 
-    placements: by GPUs per node, the smallest rotation standing for all.
+    placements: by GPUs per node; the smallest rotation represents all.
     steps: means of the placements by (nodes, replicas, local batch), then the scalability rows.
     runs: by total batch size, ascending.
     """
@@ -105,19 +105,19 @@ class Measurements:
 
 
 def smallest_rotation(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The rotation of a placement (GPUs per node, in order) that stands for all its rotations."""
+    """The rotation of a placement (GPUs per node, in order) that represents all its rotations."""
     return min(groups[i:] + groups[:i] for i in range(len(groups)))
 
 
 def measured_kinds(folder: Path) -> tuple[str, ...]:
-    """Kinds of GPU with measurements in an application's folder, sorted; none where one without a name was measured."""
+    """Kinds of GPU with measurements in an application's folder, sorted; empty if one unnamed kind was measured."""
     if file_there(folder / "placements.csv"):
         return ()
     return tuple(sorted(path.stem.partition("-")[2] for path in folder.glob("placements-*.csv")))
 
 
 def read_measurements(folder: Path, gpu: str = ONE_KIND) -> Measurements:
-    """Read one application's folder, whose name is the application's: what was measured on the kind `gpu`.
+    """Read the measurements on the kind `gpu` from one application's folder, which is named after the application.
 
     Raises ProfileError naming the file, line and column where something is missing or not a number.
     """

@@ -1,7 +1,7 @@
-"""What a job that chooses its own batch size maximises: a metric by its name.
+"""Metrics by name: the quantity maximised by a job that chooses its own batch size.
 
-Pollux (Qiao et al., OSDI 2021) knows goodput alone. AdaptDL with selectable performance metrics (Aptanagi 2021) adds
-two further ones, of which its abstract gives the purpose, not the formulas: the family of scores below is inferred.
+Pollux (Qiao et al., OSDI 2021) has goodput only. AdaptDL with selectable performance metrics (Aptanagi 2021) adds two
+more. Its abstract gives their purpose but no formulas, so the family of scores below is inferred.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from rlpto.io.arrays import FloatArray, IntArray
 
 MetricName = Literal["goodput", "throughput", "efficiency"]
-"""What a job may be told to maximise."""
+"""Names of the metrics that a job can maximise."""
 METRIC_NAMES: tuple[MetricName, ...] = get_args(MetricName)
 DEFAULT_METRIC: MetricName = "goodput"
 
 
 @dataclass(frozen=True)
 class UtilityBand:
-    """Between which bounds an allocator keeps the utility of a GPU: speed-up / GPUs, 1 where scaling is perfect.
+    """Bounds within which an allocator keeps the utility of a GPU: speed-up / GPUs, 1 if scaling is perfect.
 
     Raises ValueError unless 0 < min_util < max_util <= 1.
     """
@@ -36,7 +36,7 @@ class UtilityBand:
 
     @property
     def middle(self) -> float:
-        """What an allocator aims at."""
+        """The utility that an allocator aims at."""
         return (self.min_util + self.max_util) / 2
 
     def holds(self, utility: float) -> bool:
@@ -44,11 +44,11 @@ class UtilityBand:
         return self.min_util <= utility <= self.max_util
 
     def gpus(self, utility: FloatArray) -> IntArray:
-        """[n] GPUs whose utility is closest to the middle and not below min_util; else those of most utility.
+        """[n] GPUs whose utility is closest to the middle and not below min_util; else those with the highest utility.
 
-        utility: [n, K] of 1 to K GPUs for n jobs, -inf where a number is no choice. AdaptDL's rule for the size of a
-        cluster (`_desired_nodes`), for one job at a time. Numbers that a larger one equals or beats in utility are no
-        choice, so that a higher band never asks for more GPUs.
+        utility: [n, K] of 1 to K GPUs for n jobs, -inf for a number that is not allowed. This is AdaptDL's rule for the
+        size of a cluster (`_desired_nodes`), applied to one job at a time. A number is excluded if a larger one has at
+        least its utility, so a higher band never asks for more GPUs.
         """
         best_beyond = np.full_like(utility, -np.inf)
         best_beyond[:, :-1] = np.maximum.accumulate(utility[:, ::-1], axis=1)[:, -2::-1]
@@ -62,7 +62,7 @@ class UtilityBand:
 STOCK_BAND = UtilityBand(0.35, 0.65)
 """AdaptDL's own, unchanged since 2020."""
 EFFICIENCY_BAND = UtilityBand(0.60, 0.90)
-"""Of the efficiency metric: fewer GPUs, each of more use."""
+"""The band of the efficiency metric: fewer GPUs, each better used."""
 
 
 @dataclass(frozen=True)

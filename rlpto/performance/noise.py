@@ -13,7 +13,7 @@ from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ProfileError
 
 MAX_KNOTS = 10
-"""Most knots a fitted curve has."""
+"""Largest number of knots of a fitted curve."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class NoiseCurve:
 def fit_noise(grad_sqr: FloatArray, grad_var: FloatArray, base_batch: int) -> tuple[NoiseCurve, float]:
     """Curve through the median over runs, and the root mean square of its log error over all runs.
 
-    grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive say nothing and are left out.
+    grad_sqr, grad_var: [runs, epochs]. Estimates that are not positive carry no information and are left out.
     Knots are added one at a time where they help most. Raises ProfileError if an epoch has no
     usable estimate.
     """

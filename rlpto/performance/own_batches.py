@@ -1,7 +1,7 @@
-"""The batch sizes that a job weighs up by itself, and what is true of each on a placement.
+"""The batch sizes that a job compares when it chooses its own, and the true speed of each on a placement.
 
 Rules of the Pollux simulator (Qiao et al., OSDI 2021, artifact) for its own policy: a job chooses the batch of its next
-steps by its own fit of the throughput and by the gradient noise it has seen last.
+steps by its own fit of the throughput and by the gradient noise it measured last.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlpto.performance.efficiency import CANDIDATES, BatchLimits, BatchSplit, fe
 from rlpto.performance.tables import ONE_KIND, JobType
 
 _ROUNDING = 1e-8
-"""What a share may exceed a whole number by, and be that number."""
+"""Tolerance within which a share counts as a whole number."""
 
 
 class OwnBatches(NamedTuple):
     """Batches to choose from with `gpus` GPUs, by ascending size; arrays [C].
 
-    local, accumulation: as in `BatchSplit`, as the job weighs them up. usable: within the limits of the model.
+    local, accumulation: as in `BatchSplit`, as the job compares them. usable: within the limits of the model.
     taken: the local batch it then computes, cut so that the total stays within the largest batch.
     """
 
@@ -34,19 +34,19 @@ class OwnBatches(NamedTuple):
 
     @property
     def weighed(self) -> IntArray:
-        """[C] samples of a step, as the job weighs it up."""
+        """[C] samples of a step, as the job compares it."""
         return self.gpus * self.local * (self.accumulation + 1)
 
     @property
     def total(self) -> IntArray:
-        """[C] samples of a step, as it takes it."""
+        """[C] samples of a step, as the job runs it."""
         return self.gpus * self.taken * (self.accumulation + 1)
 
 
 def own_batches(batch: int | None, gpus: int, limits: BatchLimits) -> OwnBatches:
-    """What a job with a batch of its own choice (None), or with a fixed one, may choose from.
+    """The choices of a job that chooses its own batch (None), or of one with a fixed batch.
 
-    Totals are geometric from what `gpus` GPUs compute at least to the largest batch.
+    Totals are geometric from the least that `gpus` GPUs compute to the largest batch.
     """
     if batch is not None:
         split = split_batch(np.array([batch]), np.array([gpus]), limits)
@@ -66,7 +66,7 @@ def own_batches(batch: int | None, gpus: int, limits: BatchLimits) -> OwnBatches
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What is true of each of C batches on one placement; P epochs.
+    """True step times and rates of each of C batches on one placement; P epochs.
 
     step, sync: [C] seconds of a step without accumulation, and of its synchronisation. grad_sqr, grad_var: [C, P]
     gradient statistics in every epoch. rates: [C, P] epochs per second.
@@ -81,19 +81,19 @@ class BatchFacts:
 
 
 class BatchFactsSource(Protocol):
-    """Profiles that can tell what is true of batches."""
+    """Profiles that provide the true speed of batches."""
 
     def batch_facts(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchFacts:
-        """Facts of a type's batches where its GPUs, of the kind `gpu`, are on nodes like `placement`, GPUs a node."""
+        """Facts of a type's batches on GPUs of the kind `gpu`, placed like `placement` (GPUs per node)."""
 
     def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
         """Limits of a model's batch size on a kind of GPU."""
 
     def one_gpu_throughput(self, model: str, gpu: str) -> float:
-        """Samples/s of one GPU of a kind that computes as many samples at once as it can."""
+        """Samples/s of one GPU of a kind at its largest local batch."""
 
     def epoch_samples(self, model: str) -> FloatArray:
-        """[P] samples at the base batch that each epoch's progress is worth."""
+        """[P] samples at the base batch equivalent to each epoch's progress."""
 
 
 def gained(sqr: FloatArray, var: FloatArray, scale: FloatArray) -> FloatArray:

@@ -1,9 +1,9 @@
 """Speed of training with parameter servers over (workers, servers): three surfaces, and their fits to probes.
 
 Workers compute gradients, servers hold the parameters and apply them. Optimus's two forms (Peng et al., EuroSys 2018,
-section 3.2) say how long a step takes, for asynchronous and for synchronous training; Coach's parabola (Sundkvist,
+section 3.2) give the time of a step, for asynchronous and for synchronous training; Coach's parabola (Sundkvist,
 Umeå University 2021, code DLScheduler) is the form of the original scheduler. Speeds are work per second: steps, epochs
-or samples, as the probes say.
+or samples, in the unit of the probes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpeedSurface(Protocol):
     """Speed over (workers, servers)."""
 
     def speed(self, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-        """Work per second with so many workers and servers; 0 without any of either. Shapes broadcast."""
+        """Work per second by workers and servers; 0 without workers or without servers. Shapes broadcast."""
         ...
 
 
@@ -81,8 +81,9 @@ class SyncSurface:
 class Parabola:
     """Coach's -curvature_w (w - best_w)^2 - curvature_p (p - best_p)^2 + highest, never below 0.
 
-    best_workers, best_servers: where it is highest. workers_curvature, servers_curvature: how fast it falls from there.
-    highest: its speed there.
+    best_workers, best_servers: position of the maximum. workers_curvature, servers_curvature: how fast speed falls from
+    there.
+    highest: the maximum speed.
     """
 
     best_workers: float
@@ -100,15 +101,15 @@ class Parabola:
 
 
 PARAMETERS: Mapping[Form, int] = {"async": 4, "sync": 5, "parabola": 5}
-"""How many parameters a form has: so many different configurations determine it at best."""
+"""Number of parameters of a form: the fewest different configurations that can determine it."""
 
 
 @dataclass(frozen=True)
 class Probes:
     """N measured speeds: workers, servers [N] int64; speed [N] work per second.
 
-    tuning: [N] True for runs that looked for a batch size or a portion of data, which are no measure of training; None
-    if there are none. `fit_speed` and `observed` leave them out.
+    tuning: [N] True for runs that searched for a batch size or a portion of data and did not measure training; None
+    if there are no such runs. `fit_speed` and `observed` leave them out.
     """
 
     workers: IntArray
@@ -131,8 +132,8 @@ class Probes:
 class SurfaceFit:
     """A surface fitted to probes.
 
-    points: different configurations among them. determined: False where the probes leave the parameters open, such as
-    five of them on four points; the surface then agrees with the probes, but says little of other configurations.
+    points: number of different configurations. determined: False if the probes do not determine the parameters, such as
+    five parameters on four points; the surface then agrees with the probes but predicts other configurations poorly.
     """
 
     surface: SpeedSurface
@@ -141,13 +142,13 @@ class SurfaceFit:
 
 
 def fit_speed(form: Form, probes: Probes, batch_size: float = 1.0) -> SurfaceFit:
-    """The surface of a form that is closest to probes; tuning runs are left out.
+    """The surface of a form with the best fit to the probes; tuning runs are left out.
 
     Optimus's forms are linear in their parameters in the time of a step: nonnegative least squares of the relative
-    error of that time. Where the probes leave parameters open, the terms share the time as evenly as agrees with the
-    probes. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
-    1; parameters that the probes leave open stay near there. batch_size: M of the synchronous form.
-    Deterministic. Raises ProfileError without probes of training, or if one of them is not possible.
+    error of that time. If the probes do not determine all parameters, the terms share the time as evenly as the probes
+    allow. The parabola is fitted as in Coach: least squares of the speed, parameters of at least 0, all starting from
+    1; undetermined parameters stay near 1. batch_size: M of the synchronous form.
+    Deterministic. Raises ProfileError without probes of training, or if one of them is impossible.
     """
     probes = probes.training()
     _check(probes)
@@ -170,13 +171,13 @@ def fit_speed(form: Form, probes: Probes, batch_size: float = 1.0) -> SurfaceFit
 
 
 def async_terms(workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-    """[..., 4] what a, b, c and d of the asynchronous form are multiplied with; shapes broadcast."""
+    """[..., 4] factors of a, b, c and d of the asynchronous form; shapes broadcast."""
     w, p = np.broadcast_arrays(np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64))
     return np.stack([np.ones_like(w), w / p, w, p], axis=-1)
 
 
 def sync_terms(workers: ArrayLike, servers: ArrayLike, batch_size: float = 1.0) -> FloatArray:
-    """[..., 5] what a to e of the synchronous form are multiplied with; shapes broadcast."""
+    """[..., 5] factors of a to e of the synchronous form; shapes broadcast."""
     w, p = np.broadcast_arrays(np.asarray(workers, dtype=np.float64), np.asarray(servers, dtype=np.float64))
     return np.stack([batch_size / w, np.ones_like(w), w / p, w, p], axis=-1)
 
@@ -187,9 +188,9 @@ def speed_grid(surface: SpeedSurface, max_workers: int, max_servers: int) -> Flo
 
 
 def observed(grid: FloatArray, probes: Probes) -> FloatArray:
-    """A grid as of `speed_grid` in which what was observed stands in place of predictions (as in Optimus).
+    """A grid like that of `speed_grid` with observed speeds in place of predictions (as in Optimus).
 
-    Where a configuration was probed several times its mean counts; tuning runs and probes beyond the grid do not.
+    A configuration probed several times gets its mean; tuning runs and probes beyond the grid are ignored.
     """
     probes = probes.training()
     inside = (probes.workers < grid.shape[0]) & (probes.servers < grid.shape[1])
@@ -201,9 +202,9 @@ def observed(grid: FloatArray, probes: Probes) -> FloatArray:
 
 
 def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, int]:
-    """(workers, servers) with the highest speed of a grid, at least one of each; the fewest of equals, then workers.
+    """(workers, servers) with the highest speed of a grid, at least one of each; ties: fewest in all, then workers.
 
-    most: workers and servers together; None: as many as the grid has. Raises ValueError if not even (1, 1) is within.
+    most: limit of workers plus servers; None: the size of the grid. Raises ValueError if (1, 1) exceeds the limit.
     """
     workers, servers = np.meshgrid(*(np.arange(size) for size in grid.shape), indexing="ij")
     possible = (workers > 0) & (servers > 0) & (workers + servers <= (np.inf if most is None else most))
@@ -215,7 +216,8 @@ def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, 
 
 
 def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
-    """Coach's mini-epochs: the fewest (workers, servers), and one more of either and of both, as far as allowed."""
+    """Coach's mini-epochs: the fewest (workers, servers), one more of either, and one more of both, as far as
+    allowed."""
     return [
         (w, p)
         for w in range(min_workers, min(min_workers + 1, max_workers) + 1)
@@ -224,10 +226,10 @@ def corner_probes(max_workers: int, max_servers: int, min_workers: int = 1) -> l
 
 
 def spread_probes(count: int, max_workers: int, max_servers: int, min_workers: int = 1) -> list[tuple[int, int]]:
-    """`count` (workers, servers), fewer if there are no more: the fewest, then always the one farthest from all before.
+    """Up to `count` different (workers, servers): the fewest first, then always the one farthest from all before.
 
-    Distances are Euclidean in the logarithms of both numbers, since twice as many of either matters alike; the first of
-    equals, workers counting first, is taken.
+    Distances are Euclidean in the logarithms of both numbers, so that doubling either counts the same; ties go to the
+    first, ordered by workers.
     """
     w, p = np.mgrid[min_workers : max_workers + 1, 1 : max_servers + 1].reshape(2, -1)
     place = np.log(np.stack([w, p], axis=1))
@@ -239,7 +241,7 @@ def spread_probes(count: int, max_workers: int, max_servers: int, min_workers: i
 
 
 _OPEN_WEIGHT = 1e-3
-"""Of the size of each term beside the relative errors, where probes leave parameters open: small against any noise."""
+"""Weight of each term's size relative to the relative errors, for undetermined parameters: small against any noise."""
 
 
 def _check(probes: Probes) -> None:
@@ -252,11 +254,11 @@ def _check(probes: Probes) -> None:
 
 
 def _fit_terms(terms: FloatArray, seconds: FloatArray, determined: bool) -> list[float]:
-    """Nonnegative coefficients of terms [N, P] that explain seconds [N] with the least relative error."""
+    """Nonnegative coefficients of terms [N, P] that fit seconds [N] with the least relative error."""
     from scipy.optimize import nnls
 
     relative = terms / seconds[:, None]
-    unit = relative.mean(axis=0)  # of a coefficient: what makes its term explain all of the time
+    unit = relative.mean(axis=0)  # a coefficient of 1 / unit makes its term explain all of the time
     rows, target = relative / unit, np.ones(len(seconds))
     if not determined:
         rows = np.concatenate([rows, _OPEN_WEIGHT * np.eye(len(unit))])
@@ -278,7 +280,7 @@ def _fit_parabola(workers: FloatArray, servers: FloatArray, speed: FloatArray) -
 
 
 def _speed(work: ArrayLike, seconds: FloatArray, workers: ArrayLike, servers: ArrayLike) -> FloatArray:
-    """work / seconds where there are workers and servers, else 0."""
+    """work / seconds if there are workers and servers, else 0."""
     some = (np.asarray(workers) > 0) & (np.asarray(servers) > 0)
     with np.errstate(divide="ignore"):
         return np.where(some, np.asarray(work, dtype=np.float64) / seconds, 0.0)

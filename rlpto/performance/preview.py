@@ -1,4 +1,4 @@
-"""What a training would take: time and GPU-hours by metric and number of GPUs, from profiles alone."""
+"""Cost of a training: time and GPU-hours by metric and number of GPUs, from profiles alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 HOUR_S = 3600.0
 MOST_GPUS = 4096
-"""Largest number of GPUs to look at."""
+"""Largest number of GPUs accepted."""
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?")
 
 
@@ -25,9 +25,10 @@ _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?")
 class Prediction:
     """A whole training of a model that adapts its batch size, alone on packed GPUs, without rescales.
 
-    gpus, nodes: held all the time. hours: it takes; gpu_hours: it costs. utility: of a GPU, the speed-up over one GPU
-    by the metric's score divided by the GPUs. within_band: whether that lies between the metric's bounds. chosen: the
-    one of the numbers of GPUs asked for that an allocator which keeps to the bounds gives an idle cluster's only job.
+    gpus, nodes: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over
+    one GPU by the metric's score divided by the GPUs. within_band: whether utility lies between the metric's bounds.
+    chosen: True for the number of GPUs, among those asked for, that an allocator within the bounds gives to the only
+    job of an idle cluster.
     """
 
     model: str
@@ -80,7 +81,7 @@ def predict_training(
 
 
 def chosen_gpus(utility: FloatArray, gpus: Sequence[int], band: UtilityBand) -> int:
-    """The one of `gpus` that a band asks for, see `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
+    """The entry of `gpus` that a band asks for, see `UtilityBand.gpus`. utility: [K] of 1 to K GPUs."""
     asked = np.full((1, len(utility)), -np.inf)
     at = np.array(gpus) - 1
     asked[0, at] = utility[at]

@@ -1,4 +1,4 @@
-"""Profiles of models: fitted parameters, their YAML form, and what every source of profiles offers."""
+"""Profiles of models: fitted parameters, their YAML form, and the interface of every source of profiles."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import ONE_KIND, JobType
 
 DEFAULT_RESCALE_DELAY = 30.0
-"""Seconds a rescale costs a model of which nothing else is known."""
+"""Seconds a rescale costs a model without a known delay."""
 
 
 @dataclass(frozen=True)
 class FitErrors:
-    """How far a profile is from the measurements it was fitted to.
+    """Errors of a profile against the measurements it was fitted to.
 
     throughput_median, throughput_p90: relative error of the step time over all measured sizes.
     accuracy_rmse: root mean square error of the accuracy over all epochs and validation runs.
@@ -49,9 +49,10 @@ class FitErrors:
 
 @dataclass(frozen=True)
 class KindSpeed:
-    """How fast a model trains on one kind of GPU.
+    """Training speed of a model on one kind of GPU.
 
-    throughput: as in `Profile`. max_local: samples one such GPU computes at once at most; None: as in `Profile.batch`.
+    throughput: as in `Profile`. max_local: most samples that one such GPU computes at once; None: as in
+    `Profile.batch`.
     throughput_median, throughput_p90: as in `FitErrors`; None: not known.
     """
 
@@ -67,12 +68,12 @@ class KindSpeed:
 class Profile:
     """A model to train, as fitted parameters.
 
-    name: what jobs call it. description, source: of the model and of the measurements, in words.
+    name: used by jobs. description, source: of the model and of the measurements, in words.
     samples: samples in one epoch. epochs: a whole training, in scale-invariant epochs.
     batch: limits of the batch size. noise: gradient noise scale by epoch.
     rescale_delay: seconds without progress after a change of a job's GPUs. errors: of the fit.
-    kinds: speeds by kind of GPU; `throughput` is then for GPUs whose kind is not named (ONE_KIND), and without any, for
-    every kind alike.
+    kinds: speeds by kind of GPU; `throughput` then applies to GPUs of unnamed kind (ONE_KIND). Without `kinds` it
+    applies to every kind.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -112,9 +113,9 @@ class Profile:
 
 
 class ModelFacts(NamedTuple):
-    """What a workload needs to know of a model: fields as in `Profile`.
+    """Facts of a model that a workload needs; fields as in `Profile`.
 
-    servers, most_servers: parameter servers that a job has by itself, and those it may have at most; 0: it has none.
+    servers, most_servers: default and largest number of parameter servers of a job; 0: it has none.
     """
 
     samples: float
@@ -130,10 +131,10 @@ class TypeTables:
     """Speed tables of one job type; see `tables.SpeedTables`. R rows, P epochs, S spans, K GPUs.
 
     rates: [R, P] epochs per second, none of them 0. row: [S, K] row for k + 1 GPUs on s + 1 nodes.
-    exact: row of each placement (GPUs per node, smallest rotation) measured by itself.
+    exact: row of each placement (GPUs per node, smallest rotation) with its own measurements.
     accuracy: [P + 1]. known_remaining, known_speed: [P + 1] and [K + 1], or None.
-    score: [R, P] what the batch size was chosen by, in any unit that is the same for all types of a model and metric;
-        None: the rates.
+    score: [R, P] the quantity maximised by the choice of batch size, in any unit shared by all types of a model and
+    metric; None: the rates.
     """
 
     facts: ModelFacts
@@ -147,11 +148,11 @@ class TypeTables:
 
 
 class ProfileSource(Protocol):
-    """Where models' performance comes from: fitted profiles, or interpolated measurements."""
+    """A source of models' performance: fitted profiles, or interpolated measurements."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Names of the models it knows, sorted."""
+        """Names of the known models, sorted."""
         ...
 
     def facts(self, model: str) -> ModelFacts:
@@ -169,7 +170,7 @@ def unknown_model(model: str, known: tuple[str, ...]) -> ProfileError:
 
 
 def unknown_kind(model: str, gpu: str, known: Iterable[str]) -> ProfileError:
-    """The error for a kind of GPU that the cluster has and a profile with speeds of kinds has not."""
+    """The error for a kind of GPU that exists in the cluster but not in a profile with speeds by kind."""
     return ProfileError(
         f"the profile of model {model!r} has no speeds on GPUs of kind {gpu!r}, which the cluster has "
         f"(cluster.nodes: gpu); expected one of {', '.join(sorted(known))}"
@@ -190,7 +191,7 @@ def builtin_profiles() -> dict[str, Profile]:
 
 @cache
 def _builtin_profiles() -> dict[str, Profile]:
-    """Read once: a service makes tables whenever its catalogue changes."""
+    """Cached, because a service compiles tables whenever its catalogue changes."""
     with resources.as_file(resources.files("rlpto.performance") / "profiles") as folder:
         return load_folder(folder)
 
@@ -202,7 +203,8 @@ def builtin_rescale_delay(model: str) -> float:
 
 
 def load_folder(folder: Path) -> dict[str, Profile]:
-    """All of every `*.yaml` of a folder, by name. Raises ProfileError if one is broken or two share a name."""
+    """All profiles in the `*.yaml` files of a folder, by name. Raises ProfileError if one is broken or two share a
+    name."""
     profiles: dict[str, Profile] = {}
     for path in sorted(folder.glob("*.yaml")) if folder_there(folder) else ():
         for name, profile in load_file(path).items():
@@ -232,7 +234,7 @@ def load_profile(path: Path) -> Profile:
 
 def _profile(file: YamlFile) -> Profile:
     try:
-        # Through JSON because strict validation there takes a list for a tuple, and nothing else for a number.
+        # Through JSON, where strict validation accepts a list for a tuple but only numbers for numbers.
         with parsing(file.path, "a profile", ProfileError):
             content = json.dumps(file.data, default=str)
         return _ADAPTER.validate_json(content)
@@ -258,7 +260,7 @@ _ADAPTER = TypeAdapter(Profile)
 
 
 def _located(location: Location) -> Location:
-    """Where a problem is; pydantic names the law below `throughput` as if it were a key."""
+    """Location of a problem; pydantic names the law below `throughput` as if it were a key."""
     if "throughput" in location:
         at = location.index("throughput") + 1
         return location[:at] + location[at + 1 :]

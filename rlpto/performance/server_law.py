@@ -19,16 +19,16 @@ from pydantic import ConfigDict, Field
 from rlpto.io.arrays import FloatArray
 
 MOST_SERVERS = 1024
-"""Most parameter servers that a profile may speak of."""
+"""Largest number of parameter servers in a profile."""
 
 
 @dataclass(frozen=True)
 class ServerParams:
     """Optimus's law, by its parameters; times in seconds.
 
-    a: to compute the gradients of one sample. b: of every step. c: to move gradients and weights through one server's
-    connection, a worker. d, e: overhead of each worker and of each server.
-    servers: parameter servers that a job has by itself. most_servers: that a scheduler may give it.
+    a: to compute the gradients of one sample. b: constant per step. c: to move the gradients and weights of one worker
+    through a server's connection. d, e: overhead of each worker and of each server.
+    servers: default number of parameter servers of a job. most_servers: the most that a scheduler may give it.
     Raises ValueError if servers exceed most_servers.
     """
 
@@ -54,9 +54,9 @@ class ServerParams:
         local_batch: ArrayLike,
         accumulation: ArrayLike = 0,
     ) -> FloatArray:
-        """See `rlpto.performance.throughput.ThroughputLaw`; servers are on nodes of their own, so `nodes` is all one.
+        """See `rlpto.performance.throughput.ThroughputLaw`; servers have their own nodes, so `nodes` has no effect.
 
-        Every accumulated computation takes its a and b; gradients are exchanged once a step.
+        Every accumulated computation costs a and b; gradients are exchanged once a step.
         """
         workers = np.asarray(replicas, dtype=np.float64)
         compute = (np.asarray(accumulation) + 1) * (self.a * np.asarray(local_batch, dtype=np.float64) + self.b)

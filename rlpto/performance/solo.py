@@ -1,4 +1,4 @@
-"""How long a job takes alone: times on packed placements, straight from the speed tables."""
+"""Duration of a job that runs alone: times on packed placements, directly from the speed tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def seconds_to_finish(
 
     type_index, gpus: whole numbers; scale: factor on the rates (samples of the profile / of the
     job); epochs, progress: may lie within an epoch or beyond the measured ones, which repeat the
-    last. Shapes broadcast. Infinity with no GPUs and work left.
+    last. Shapes broadcast. Infinity without GPUs if work is left.
     """
     rows = tables.packed_rows(gpus_per_node)
     row = rows[np.asarray(type_index, dtype=np.int64), np.asarray(gpus, dtype=np.int64)]
@@ -55,7 +55,7 @@ def _seconds(
 
 
 def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> FloatArray:
-    """Seconds from epoch 0 to `progress` at the rates of `row`: linear within an epoch, the last one going on."""
+    """Seconds from epoch 0 to `progress` at the rates of `row`: linear within an epoch; the last epoch repeats."""
     progress = np.asarray(progress, dtype=np.float64)
     epoch = np.minimum(progress.astype(np.int64), tables.rates.shape[1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,11 +65,11 @@ def _seconds_at(tables: SpeedTables, row: IntArray, progress: ArrayLike) -> Floa
 def alone_bound(
     tables: SpeedTables, type_index: IntArray, scale: FloatArray, epochs: FloatArray, max_gpus: IntArray
 ) -> FloatArray:
-    """Seconds [n] in which no schedule can finish a job, however its GPUs change: a lower bound without delays.
+    """Lower bound [n], in seconds and without delays, of a job's duration under any schedule.
 
-    In every epoch the job runs at the best rate that any number of GPUs up to its max_gpus [n] has, of any kind, on
-    any number of nodes or measured placement. With epoch ends rounded to a resolution, a run may beat
-    it by half of that per epoch.
+    In every epoch the job runs at the best rate over all numbers of GPUs up to its max_gpus [n], all kinds, all numbers
+    of nodes and all measured placements. A run whose epoch ends are rounded to a resolution may beat
+    the bound by half of that resolution per epoch.
     """
     seconds = np.zeros(len(type_index))
     for kind in np.unique(type_index):

@@ -2,10 +2,10 @@
 
 A *job type* is a model together with how its batch size is chosen. A type's speed depends on the
 number of GPUs, on how many nodes they span, and on the epoch the job is in (the gradient noise
-scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one
-such curve over epochs each; `row` says which row serves (type, nodes spanned, GPUs).
+scale, and with it the useful batch size, changes as training goes on). Rows of `rates` hold one such curve over epochs
+each; `row` maps (type, nodes spanned, GPUs) to its row.
 
-A type has *variants*, types of their own: one for every batch size that a scheduler may choose, on every kind of GPU.
+A type has *variants*, which are types too: one for every batch size that a scheduler may choose, on every kind of GPU.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TYPE = np.dtype([("delay", "f8"), ("epochs", "i8"), ("kind", "i8")], align=True)
 _UNKNOWN = np.zeros((0, 0))
 _ANY_SIZE = np.iinfo(np.int64).max
 NO_TYPE = -1
-"""In place of a type where there is none."""
+"""Marks the absence of a type."""
 ONE_KIND = "gpu"
-"""Kind of the GPUs of nodes that are not given one."""
+"""Kind of GPU of nodes that name none."""
 
 
 def _no_types() -> IntArray:
@@ -40,11 +40,11 @@ def _no_types() -> IntArray:
 
 
 class JobType(NamedTuple):
-    """What decides a job's speed curve.
+    """A model and its settings, which determine a job's speed curve.
 
     batch_size: the fixed total batch size in samples; None lets the job adapt it to maximise its metric, a name of
     `rlpto.performance.metrics.METRICS`: goodput, as Pollux does, or another.
-    servers: parameter servers; None: as many as the model's profile says.
+    servers: parameter servers; None: the number in the model's profile.
     """
 
     model: str
@@ -60,27 +60,29 @@ class SpeedTables:
     types: the T job types, in the order of the first axis of the arrays below.
     rates: [R, P] float64, epochs per second during epoch p; row 0 is zero (no GPUs).
     elapsed: [R, P + 1] float64, seconds from epoch 0 to the start of epoch p at that row's rates
-        (row 0 holds infinity past epoch 0). Empty in tables that are rewritten as jobs learn: nobody runs by those.
+        (row 0 holds infinity past epoch 0). Empty in tables that are rewritten as jobs learn: no simulation uses those.
     row: [T, S, K + 1] int32, row for `min(nodes spanned, S) - 1` and k GPUs; entry k = 0 is row 0.
     accuracy: [T, P + 1] float64, accuracy in [0, 1] after p epochs.
     epochs: [T] int64, how many epochs were measured; later epochs repeat the last one.
     samples: [T] float64, samples in one epoch of the profile's own data set.
     rescale_delay: [T] float64, seconds without progress after a change of a job's GPUs.
     exact_keys, exact_rows: [X] int64 sorted and [X] int32: rows measured for one exact placement.
-        The key is `placement_key(type, groups)`; where none matches, `row` serves.
+        The key is `placement_key(type, groups)`; if none matches, `row` applies.
     known_remaining, known_speed: [T, P + 1] and [T, K + 1] float64 or None: work left at the start
         of an epoch and work per second by GPUs in the units an operator of these profiles would
-        know (for the Pollux workloads: iterations). None: epochs and `rates` are what is known.
-    own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t] (that of the job itself, its own
-        variant): what that becomes while a scheduler has chosen the batch size of its jobs, in samples (0: the job has
-        its own choice), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's
-        own variant has the lowest number. own empty: every type has one variant, itself.
-    most_servers: [T] int64, parameter servers that a job may have at most; empty: as many as it has.
-    score_rates: [R, P] float64 or None: what policies are told in place of `rates`, so that they share out GPUs by the
-        metric which jobs choose their batch size by. A job's own score with one GPU on one node counts as its rate
+        know (for the Pollux workloads: iterations). None: epochs and `rates` are known.
+        own, batch_size, servers: [T] int64. Type t is a *variant* of the type own[t], the type the job was submitted
+        with. A variant applies while a scheduler has chosen the batch size of its jobs, in samples (0: the job chooses
+        itself), or their number of parameter servers (0: the model has none), and on GPUs of kind[t]. A job's own
+        variant has the lowest number. own empty: every type has one variant, itself.
+        most_servers: [T] int64, largest number of parameter servers of a job; empty: the number it has.
+        score_rates: [R, P] float64 or None: shown to policies in place of `rates`, so that they allocate GPUs by the
+        same metric by which jobs choose their batch size. A job's own score with one GPU on one node counts as its rate
         there. None: `rates`.
-    kinds: G kinds of GPU, by name. kind: [T] int64, number of each type's; a type that is its own is of kind 0.
-    node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both follow: nodes may be of any size.
+        kinds: G kinds of GPU, by name. kind: [T] int64, each type's index into kinds; a type that is its own has kind
+        0.
+        node_gpus: [T] int64, GPUs of the largest node of that kind. With one kind both are derived: nodes may have any
+        size.
     """
 
     types: tuple[JobType, ...]
@@ -140,7 +142,7 @@ class SpeedTables:
 
     @cached_property
     def exponent(self) -> FloatArray:
-        """[T] of the efficiency in the score of every type's metric."""
+        """[T] exponent of the efficiency in the score of every type's metric."""
         return np.array([METRICS[kind.metric].exponent for kind in self.types])
 
     @cached_property
@@ -156,19 +158,19 @@ class SpeedTables:
 
     @cached_property
     def batch_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of with as many servers on the same kind of GPU: its own choice
-        of a batch size first; then those a scheduler may choose, by size; NO_TYPE where there are fewer."""
+        """[T, V] variants of each type with the same servers and kind of GPU: the job's own batch size first, then
+        those that a scheduler may choose, by size; padded with NO_TYPE."""
         return self._choices(self.batch_size, self.servers, self.kind)
 
     @cached_property
     def server_choices(self) -> IntArray:
-        """[T, V] types that a job of each type can be of with its batch size on the same kind of GPU, by their number
-        of parameter servers; NO_TYPE where there are fewer."""
+        """[T, V] variants of each type with the same batch size and kind of GPU, by their number of parameter servers;
+        padded with NO_TYPE."""
         return self._choices(self.servers, self.batch_size, self.kind)
 
     @cached_property
     def by_kind(self) -> IntArray:
-        """[T, G] what a job of each type is on GPUs of each kind, with the same batch size and servers."""
+        """[T, G] variant of each type on GPUs of each kind, with the same batch size and servers."""
         if len(self.kinds) == 1:
             return np.arange(len(self.types))[:, None]
         return self._choices(self.kind, self.batch_size, self.servers)
@@ -185,10 +187,10 @@ class SpeedTables:
         return choices
 
     def types_at(self, types: IntArray, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
-        """[n] what jobs of `types` [n] become when a scheduler chooses their batch_size [n]; 0: the job's own choice.
+        """[n] variants of `types` [n] when a scheduler chooses their batch_size [n]; 0: the job's own choice.
 
-        servers: [n] parameter servers that it chooses; 0, or None for all: as many as the job has by itself.
-        NO_TYPE where there is no such variant.
+        servers: [n] parameter servers that the scheduler chooses; 0, or None for all jobs: the job's own number.
+        NO_TYPE if there is no such variant.
         """
         own = self.own[types]
         wanted = self.servers[own] if servers is None else np.where(servers > 0, servers, self.servers[own])
@@ -205,17 +207,17 @@ class SpeedTables:
 
     @cached_property
     def variants(self) -> IntArray:
-        """[T, V] all variants of each type's job in order of their numbers, its own first; NO_TYPE where fewer."""
+        """[T, V] all variants of each type in order of their numbers, its own first; padded with NO_TYPE."""
         return self._choices(np.arange(len(self.own)))
 
     @property
     def told_remaining(self) -> FloatArray:
-        """`known_remaining` for compiled code: empty where there is none."""
+        """`known_remaining` for compiled code: empty if it is None."""
         return _UNKNOWN if self.known_remaining is None else self.known_remaining
 
     @property
     def told_speed(self) -> FloatArray:
-        """`known_speed` for compiled code: empty where there is none."""
+        """`known_speed` for compiled code: empty if it is None."""
         return _UNKNOWN if self.known_speed is None else self.known_speed
 
     @cached_property
@@ -225,14 +227,14 @@ class SpeedTables:
 
     @property
     def told_rates(self) -> FloatArray:
-        """[R, P] epochs per second that policies are told."""
+        """[R, P] epochs per second that policies see."""
         return self.rates if self.score_rates is None else self.score_rates
 
     def packed_rows(self, gpus_per_node: int) -> IntArray:
         """[T, K + 1] rows of k GPUs on as few nodes as possible: full ones, then one with the rest.
 
-        The row measured for that very placement where there is one, else the one of its size. Where a type's kind of
-        GPU has smaller nodes, those. Computed once for each node size.
+        The row measured for exactly that placement if there is one, else the row of its size. If a type's kind of GPU
+        has smaller nodes, their size applies. Computed once for each node size.
         """
         if gpus_per_node not in self._packed:
             self._packed[gpus_per_node] = np.ascontiguousarray(self._find_packed_rows(gpus_per_node))
@@ -274,7 +276,7 @@ class SpeedTables:
         return self._best[kind]
 
     def with_rescale_delay(self, seconds: float | None) -> SpeedTables:
-        """The same tables with one rescale delay for every type, the same object each time; None: each type's own."""
+        """The same tables with one rescale delay for every type, cached by delay; None: each type's own delay."""
         if seconds is None:
             return self
         if seconds not in self._delayed:
@@ -308,7 +310,7 @@ TYPE_STRIDE = 10**16
 def placement_key(type_index: int, groups: tuple[int, ...]) -> int:
     """Key in `SpeedTables.exact_keys` of a placement given as GPUs per node, in order.
 
-    Rotations of one placement are the same placement: the smallest one stands for all.
+    Rotations of one placement are the same placement: the smallest one represents all.
     """
     rotations = (groups[i:] + groups[:i] for i in range(len(groups)))
     code = 0

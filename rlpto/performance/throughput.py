@@ -1,6 +1,7 @@
-"""Throughput of data-parallel training: what a law says, Pollux's seven-parameter one, and its fit to measured steps.
+"""Throughput of data-parallel training: the interface of laws, Pollux's seven-parameter law and its fit to measured
+steps.
 
-That law and its fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
+Pollux's law and its fit follow Pollux (Qiao et al., OSDI 2021, section 3.2 and 4.1): a step computes gradients,
 whose time is linear in the local batch, and synchronises them, whose time is linear in the number of
 GPUs; the two overlap to a degree that the exponent gamma expresses.
 """
@@ -19,17 +20,17 @@ from rlpto.io.arrays import BoolArray, FloatArray
 from rlpto.io.errors import ProfileError
 
 MAX_GAMMA = 10.0
-"""Largest overlap exponent; there the longer of computing and synchronising is all that counts."""
+"""Largest overlap exponent; there only the longer of computing and synchronising counts."""
 NO_COST = 1e-8
-"""Smallest time a fitted coefficient may take, in seconds: small enough to be none."""
+"""Lower limit of a fitted coefficient, in seconds: small enough to be negligible."""
 
 
 class ThroughputLaw(Protocol):
-    """What a profile says under `throughput`: parameters, and the time of a step that follows from them."""
+    """The content of `throughput` in a profile: parameters, and the time of a step computed from them."""
 
     @property
     def law(self) -> str:
-        """Its name there, see `rlpto.performance.laws`."""
+        """The law's name in a profile, see `rlpto.performance.laws`."""
         ...
 
     def step_time(
@@ -38,26 +39,26 @@ class ThroughputLaw(Protocol):
         """Seconds of one optimiser step; shapes broadcast.
 
         nodes, replicas: nodes spanned and GPUs in total. local_batch: samples one GPU computes at once. accumulation:
-        how often gradients of so many samples are computed and added up before the last, synchronised computation.
+        number of gradient computations of that size added up before the last, synchronised one.
         """
         ...
 
 
 @runtime_checkable
 class ServerLaw(ThroughputLaw, Protocol):
-    """A law of jobs that train through parameter servers, which a scheduler may choose the number of.
+    """A law of jobs that train through parameter servers; a scheduler may choose their number.
 
-    servers: how many the step times are for; those that a job has by itself. most_servers: a job may have at most.
+    servers: number for which the step times hold; a job's default. most_servers: the most that a job may have.
     """
 
     @property
     def servers(self) -> int:
-        """How many the step times are for."""
+        """Number of servers for which the step times hold."""
         ...
 
     @property
     def most_servers(self) -> int:
-        """How many a job may have at most."""
+        """The most servers that a job may have."""
         ...
 
     def with_servers(self, servers: int) -> ServerLaw:
@@ -95,7 +96,7 @@ class ThroughputParams:
         return np.asarray(np.asarray(accumulation) * compute + _overlapped(compute, synchronise, self.gamma))
 
     def rounded(self, digits: int) -> ThroughputParams:
-        """The same to so many significant digits."""
+        """The same law with parameters rounded to `digits` significant digits."""
         return ThroughputParams(*(float(f"{value:.{digits}g}") for value in astuple(self)[:-1]))
 
 
@@ -142,9 +143,9 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
 
     Minimised, over the logarithms of the coefficients, are the robust mean log error of the step
     time and, with less weight, of the time without synchronisation, plus Pollux's penalties on
-    gamma and on synchronisation that grows steeply. What the rows cannot tell is decided as Pollux
-    does: with one local batch size the constant part is half the computing time; without GPUs on
-    several nodes, or several GPUs on one, that part is tied to the other (10 % dearer across nodes).
+    gamma and on synchronisation that grows steeply. Parameters that the rows do not determine are set as in
+    Pollux: with one local batch size the constant part is half the computing time; without GPUs on
+    several nodes, or several GPUs on one, that part is tied to the other (10 % more expensive across nodes).
     Deterministic. Raises ProfileError if there are no rows or a time is not positive.
     """
     from scipy.optimize import minimize
@@ -157,7 +158,7 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
                 problem.loss,
                 start,
                 jac=True,
-                # Ends where L-BFGS-B does, in a fourth of the time: its many tiny steps are spent in threaded BLAS.
+                # Same result as L-BFGS-B in a quarter of its time: L-BFGS-B spends many tiny steps in threaded BLAS.
                 method="TNC",
                 bounds=problem.bounds,
                 options={"maxfun": 2000, "ftol": 1e-13, "gtol": 1e-9},
@@ -170,9 +171,9 @@ def fit_throughput(rows: StepMeasurements) -> ThroughputParams:
 
 
 _ROBUST_LOG_ERROR = 0.05
-"""Log error from which on errors count linearly, not squared, so that a few odd rows do not bend the fit."""
+"""Log error above which errors count linearly, not squared, so that a few outliers do not distort the fit."""
 _COMPUTE_WEIGHT = 0.3
-"""Weight of the computing part's error beside the whole step's: measured sync times contain waiting for others."""
+"""Weight of the computing part's error relative to the whole step's: measured sync times include waiting for others."""
 _GAMMA_PENALTY = 1e-3
 _GROWTH_PENALTY = 1e-2
 _NODE_PREMIUM = 1.1
@@ -202,7 +203,7 @@ def _robust_mean(log_error: FloatArray) -> tuple[float, FloatArray]:
 class _Problem:
     """The fit as a function of a vector: the logarithms of six coefficients, and gamma.
 
-    The logarithms are `_tie @ vector + _offset`, which is where what the rows cannot tell is decided.
+    The logarithms are `_tie @ vector + _offset`; tie and offset fix what the rows do not determine.
     """
 
     def __init__(self, rows: StepMeasurements) -> None:
@@ -241,7 +242,7 @@ class _Problem:
         self._tie[coefficients], self._offset[coefficients] = 0.0, log_value
 
     def starts(self) -> Iterator[FloatArray]:
-        """Pollux's start, and ones scaled to the step times at hand with little and much overlap."""
+        """Pollux's start, and starts scaled to the given step times with little and much overlap."""
         yield self._clipped((0.1, 0.01, 0.1, 0.01, 0.1, 0.01), 1.001)
         shortest = float(self.rows.step_time.min())
         per_sample = float(np.median(self.rows.step_time / self.rows.local_batch))
@@ -271,7 +272,7 @@ class _Problem:
         sync_parts = coefficients[2:, None] * self._sync_terms
         compute, synchronise = compute_parts.sum(axis=0), sync_parts.sum(axis=0)
         whole = _overlapped(compute, synchronise, gamma)
-        share = (compute / whole) ** gamma  # of computing in the sum of powers; the rest is synchronising
+        share = (compute / whole) ** gamma  # share of computing in the sum of powers; the rest is synchronising
         step_error, by_step = _robust_mean(np.log(whole) - self.log_step)
         compute_error, by_compute = _robust_mean(np.log(compute[self.computing]) - self.log_compute)
         by_log = np.zeros(6)

@@ -2,9 +2,10 @@
 
 Source: Sundkvist, "Coach", Umeå University 2021, and its public code DLScheduler; the default form of the fitted speed
 is Optimus's (Peng et al., EuroSys 2018).
-Adapted: capacity is checked; jobs get min_gpus in queue order first; all jobs are planned anew at every decision, not
-each at the end of its epoch; probes are spread over what a job may have, not only the four smallest; while probes leave
-a fit open, a job stays within what has been seen of it. Jobs without parameter servers are told their speeds.
+Adapted: capacity is checked; jobs get min_gpus in queue order first; all jobs are planned again at every decision, not
+each at the end of its epoch; probes are spread over all configurations a job may have, not only the four smallest;
+until the probes determine the fit, a job gets no configuration larger than those measured. The speeds of jobs without
+parameter servers are known.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rlpto.performance.parameter_server import (
 from rlpto.policies.marginal_utility import Limits, allocate
 
 SPREAD_PROBES = 8
-"""Configurations that are tried where they are spread: enough to determine five parameters in spite of noise."""
+"""Number of spread probes: enough to determine five parameters in spite of noise."""
 
 
 class CoachOptions(Settings):
@@ -45,11 +46,11 @@ class CoachOptions(Settings):
 
 
 class Seen:
-    """What has been seen of one job: its speed at each (workers, servers) that it has trained with, as of now.
+    """Measured speeds of one job at each (workers, servers) that it has trained with, scaled to the present.
 
-    Speed drifts as training goes on, for progress counts statistical efficiency in. When a configuration is seen again,
-    all that was seen before is taken to have changed alike; drift while a job is first probed is taken for a difference
-    of configurations.
+    Speed drifts during training, because progress includes statistical efficiency. When a configuration is measured
+    again, all earlier speeds are scaled by the same ratio. Drift while a job is first probed is attributed to the
+    configurations.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Seen:
         return configuration in self._speeds
 
     def add(self, workers: int, servers: int, speed: float) -> None:
-        """Keep a speed; one that is not positive is none."""
+        """Keep a speed; ignore one that is not positive."""
         before = self._speeds.get((workers, servers))
         if speed <= 0 or speed == before:
             return
@@ -69,9 +70,9 @@ class Seen:
         self._speeds = {at: seen * drift for at, seen in self._speeds.items()} | {(workers, servers): speed}
 
     def grid(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
-        """[max_workers + 1, max_servers + 1] work per second: what was seen, else the fit to it.
+        """[max_workers + 1, max_servers + 1] work per second: measured, else fitted.
 
-        Where what was seen leaves the fit open, 0 with more of either than was seen. All 0 where nothing was.
+        While the fit is undetermined, 0 for more workers or servers than were measured. All 0 without measurements.
         """
         key = (form, max_workers, max_servers)
         if key not in self._grids:
@@ -79,7 +80,7 @@ class Seen:
         return self._grids[key]
 
     def _fit(self, form: Form, max_workers: int, max_servers: int) -> FloatArray:
-        """What `grid` says."""
+        """The speeds of `grid`."""
         if not self._speeds:
             return np.zeros((max_workers + 1, max_servers + 1))
         workers, servers = np.array(list(self._speeds), dtype=np.int64).T
@@ -105,16 +106,16 @@ class Coach(BasePolicy[CoachOptions]):
         self._seen: dict[int, Seen] = {}
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget the speeds that were seen."""
+        """Forget the measured speeds."""
         self._seen = {}
 
     @property
     def chooses_servers(self) -> bool:
-        """It does."""
+        """Always."""
         return True
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Grow jobs until nothing is gained or nothing is free; what is to be probed comes before growth."""
+        """Grow jobs until nothing is gained or nothing is free; probes come before growth."""
         jobs = state.jobs
         if not jobs.has_servers:
             limits = Limits.of_workers(jobs.min_gpus, jobs.max_gpus)
@@ -141,7 +142,7 @@ class Coach(BasePolicy[CoachOptions]):
             self._seen[int(jobs.index[row])].add(workers, int(jobs.servers[row]), float(jobs.speed[row, workers]))
 
     def _speeds(self, jobs: JobTable, limits: Limits) -> FloatArray:
-        """[n, W + 1, P + 1] work per second: told for jobs without servers, else from what was seen."""
+        """[n, W + 1, P + 1] work per second: known for jobs without servers, else from measurements."""
         speed = np.zeros((len(jobs), jobs.speed.shape[1], int(limits.max_servers.max()) + 1))
         for row, (job, workers, servers) in enumerate(
             zip(jobs.index.tolist(), limits.max_workers.tolist(), limits.max_servers.tolist(), strict=True)
@@ -153,7 +154,7 @@ class Coach(BasePolicy[CoachOptions]):
         return speed
 
     def _with_probes(self, jobs: JobTable, limits: Limits, state: ClusterState) -> Limits:
-        """Limits that hold each job at its next probe, in turn, as far as there is room beside all that start."""
+        """Limits that hold each job at its next probe, in turn, as far as there is room next to all starting jobs."""
         least = (limits.min_workers, limits.min_servers)
         started, slots = allocate(
             np.zeros((len(jobs), 1, 1)), Limits(least[0], least[0], least[1], least[1]), state.capacity, state.cpu_slots
@@ -173,7 +174,7 @@ class Coach(BasePolicy[CoachOptions]):
         return Limits(bounds[0], bounds[2], bounds[1], bounds[3])
 
     def _probes(self, max_workers: int, max_servers: int, min_workers: int) -> list[tuple[int, int]]:
-        """What to try first of a job."""
+        """The configurations to probe first for a job."""
         if self.options.probes == "corners":
             return corner_probes(max_workers, max_servers, min_workers)
         return spread_probes(SPREAD_PROBES, max_workers, max_servers, min_workers)

@@ -1,4 +1,4 @@
-"""ConfigurationManager: parameter-server jobs grow, in workers and servers, into resources that others have freed.
+"""ConfigurationManager: parameter-server jobs add workers and servers when other jobs free resources.
 
 Source: Surya, "Dynamic allocation for distributed TensorFlow on Kubernetes with a ConfigurationManager", ITB 2019
 (thesis 39082, abstract), which says that the manager adds servers and workers once resources are free, and that
@@ -21,9 +21,9 @@ from rlpto.io.settings import Settings
 from rlpto.performance.parameter_server import PARAMETERS, Probes, fit_speed, observed, speed_grid
 
 WORKERS_PER_SERVER = 4
-"""Workers that share a server before another one is added, while the speed model is not known."""
+"""Workers per server before another server is added, until the speed model is known."""
 ENOUGH_POINTS = 5
-"""Different configurations that have to be measured before the speed model counts."""
+"""Different configurations that must be measured before the speed model is used."""
 
 
 class ConfigurationManagerOptions(Settings):
@@ -41,9 +41,9 @@ class ConfigurationManagerOptions(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """A change that was decided. time [s], job: number of it. before, after: (workers, servers).
+    """A decided change. time [s], job: job number. before, after: (workers, servers).
 
-    modelled: the speed model decided; false: the heuristic did.
+    modelled: True if the speed model decided, False if the heuristic did.
     """
 
     time: float
@@ -55,12 +55,12 @@ class Reconfiguration:
 
 @dataclass
 class _Known:
-    """What is known of a running job.
+    """The state kept for a running job.
 
-    due: time [s] of its next report. since: time [s] of the last report, progress: epochs trained by then, None: it did
-    not train all the time from there on. config, rescales: at the last report. points: speed at every configuration
-    that was measured. grid: speeds by the model, None: not known yet. asked: configuration decided last; retry_at:
-    time [s] until which it is left as it is.
+    due: time [s] of its next report. since: time [s] of the last report. progress: epochs trained by then, None: it did
+    not train all the time since. config, rescales: at the last report. points: speed at every measured configuration.
+    grid: speeds by the model, None: not known yet. asked: last decided configuration. retry_at: time [s] before which
+    the job is not changed again.
     """
 
     due: float
@@ -75,9 +75,9 @@ class _Known:
 
 
 class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
-    """Requests in queue order; nobody is preempted, and running jobs grow at their progress reports.
+    """Requests in queue order; no job is preempted, and running jobs grow at their progress reports.
 
-    events: changes of running jobs that were decided since the last reset.
+    events: changes of running jobs decided since the last reset.
     """
 
     name = "configuration_manager"
@@ -92,7 +92,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
 
     @property
     def chooses_servers(self) -> bool:
-        """It does."""
+        """Always."""
         return True
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
@@ -104,7 +104,8 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         return min((known.due for known in self._known.values()), default=np.inf)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Who runs keeps what he has, who waits gets his request if it is free, and the rest is grown into."""
+        """Running jobs keep their resources, waiting jobs get their request if it is free, and running jobs share the
+        rest."""
         jobs = state.jobs
         gpus, servers = jobs.keepable.copy(), np.where(jobs.gpus > 0, jobs.servers, 0)
         running, starting = np.flatnonzero(gpus > 0).tolist(), []
@@ -139,13 +140,13 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         return Allocation(gpus, servers=servers if jobs.has_servers else None)
 
     def _seen(self, time: float, jobs: JobTable, row: int) -> _Known:
-        """What is known of a job that runs now."""
+        """The kept state of a job that runs now."""
         config = _config(jobs, row)
         known = self._known.get(int(jobs.index[row]))
         if known is None:
             return _Known(time + self.options.period, time, config, int(jobs.rescales[row]))
         if known.asked is not None and config != known.asked:
-            # It was rolled back, or trimmed: that is not asked for again soon.
+            # The change was rolled back or trimmed, so it is not requested again soon.
             known.retry_at = time + self.options.retry
         known.asked = None
         return known
@@ -154,7 +155,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         """Measure the speed since the last report, if the job has trained all the time in one configuration."""
         config, rescales, progress = _config(jobs, row), int(jobs.rescales[row]), float(jobs.progress[row])
         if known.progress is not None and (config, rescales) == (known.config, known.rescales):
-            # What is told of the work that is left may grow while a job trains; what it has done does not.
+            # The estimate of the remaining work may grow while a job trains, so only completed work counts.
             speed = (progress - known.progress) / (time - known.since) * _work_per_epoch(jobs, row)
             if speed > 0:
                 known.points[config] = speed
@@ -163,7 +164,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
         known.progress = progress if jobs.rescale_left[row] <= 0 else None
 
     def _fit(self, jobs: JobTable, row: int, known: _Known) -> None:
-        """Take the speed model over once it is determined; what was measured stands in place of what it says."""
+        """Use the speed model once it is determined; measured speeds replace its predictions."""
         if len(known.points) < max(ENOUGH_POINTS, PARAMETERS[self.options.form]) or not jobs.most_servers[row]:
             return
         configs = np.array([*known.points])
@@ -176,9 +177,9 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
     def _grown(
         self, jobs: JobTable, row: int, known: _Known, free: int, slots: int
     ) -> tuple[tuple[int, int], bool] | None:
-        """The configuration that a job is to grow to, and whether the speed model says so; None: it stays as it is.
+        """The configuration to which a job grows, and whether the speed model chose it; None: no change.
 
-        free, slots: GPUs and CPU slots that nobody holds.
+        free, slots: free GPUs and CPU slots.
         """
         speed = known.points.get(known.config)
         if speed is None:
@@ -195,7 +196,7 @@ class ConfigurationManager(BasePolicy[ConfigurationManagerOptions]):
             expected = float(known.grid[found])
         else:
             found = _by_rule(known.config, most)
-            # Not known: at best speed grows with the workers, or with the servers that they share.
+            # No speed model yet: at best speed grows with the workers, or with the servers that they share.
             expected = speed * max(found[0] / workers, found[1] / servers)
         remaining, restart = float(jobs.remaining[row]), float(jobs.rescale_delay[row])
         pays = remaining / expected + restart < remaining / speed
@@ -210,20 +211,21 @@ def _config(jobs: JobTable, row: int) -> tuple[int, int]:
 
 
 def _work_per_epoch(jobs: JobTable, row: int) -> float:
-    """Work, in the unit of the table's `remaining` and `speed`, of an epoch that is left of a job; 0 if none is."""
+    """Work of one remaining epoch of a job, in the unit of the table's `remaining` and `speed`; 0 if none is left."""
     left = float(jobs.epochs[row] - jobs.progress[row])
     return float(jobs.remaining[row]) / left if left > 0 else 0.0
 
 
 def _fastest(part: FloatArray, workers: int, servers: int) -> tuple[int, int]:
-    """The fastest configuration of a part of a grid that begins at (workers, servers); of equals the fewest in all."""
+    """The fastest configuration of the part of a grid that begins at (workers, servers); ties go to the fewest in
+    all."""
     w, p = (axis.ravel() for axis in np.indices(part.shape))
     first: IntArray = np.lexsort((w + p, -part.ravel()))
     return workers + int(w[first[0]]), servers + int(p[first[0]])
 
 
 def _by_rule(config: tuple[int, int], most: tuple[int, int]) -> tuple[int, int]:
-    """Workers up to `WORKERS_PER_SERVER` for each server, then one server. most: of either that there may be."""
+    """Add workers up to `WORKERS_PER_SERVER` for each server, then one server. most: limits of workers and servers."""
     workers, servers = config
     if workers < WORKERS_PER_SERVER * servers:
         return max(workers, min(WORKERS_PER_SERVER * servers, most[0])), servers

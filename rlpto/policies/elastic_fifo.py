@@ -1,10 +1,10 @@
-"""Elastic FIFO: requested GPUs in queue order; what is left makes running jobs larger until somebody needs it.
+"""Elastic FIFO: requested GPUs in queue order; running jobs borrow left-over GPUs until others need them.
 
-Source: Schedulearn (Raya, NTHU thesis; public code bsraya/schedulearn), as it was meant: take back what jobs hold
-beyond their request when another arrives, and let the oldest grow when one finishes.
-Adapted: GPUs of a job may be on several nodes, unless `one_node` keeps them on one, as there; a job is grown only to
-sizes at which it is faster, and only if the time it saves is longer than the delay of the change and the job is not
-about to finish, as our notes on that system specify (5.5).
+Source: Schedulearn (Raya, NTHU thesis; public code bsraya/schedulearn), as its author intended: GPUs that
+jobs hold beyond their request are taken back when another job arrives, and the oldest job grows when one finishes.
+Adapted: GPUs of a job may be on several nodes, unless `one_node` keeps them on one, as in the original; a job grows
+only to sizes at which it is faster, and only if the time it saves is longer than the delay of the change and the job is
+not about to finish, as our notes on that system specify (5.5).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlpto.io.compiled import njit
 from rlpto.policies.one_node import largest_node, node_sizes, where_kept
 
 MIN_REMAINING_DELAYS = 3.0
-"""A running job is not grown once it will finish within so many times the delay of the change."""
+"""A running job no longer grows once it will finish within this many times the delay of the change."""
 
 
 class ElasticFifo(BasePolicy[OneNodeOptions]):
-    """Nobody is preempted, but what a job holds beyond its request is surplus, which others may ask back."""
+    """No job is preempted, but GPUs held beyond a request are surplus, which other jobs may take back."""
 
     name = "elastic_fifo"
     summary = "requested GPUs in queue order, left-over GPUs lent to jobs that gain by them, oldest first, elastic"
@@ -44,7 +44,7 @@ class ElasticFifo(BasePolicy[OneNodeOptions]):
 
 
 def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
-    """The same where no job spans nodes; who spans some since another policy decided keeps what it holds there."""
+    """The same without jobs across nodes; a job that an earlier policy spread over nodes keeps its GPUs there."""
     jobs, sizes = state.jobs, node_sizes(state)
     placement, seconds = where_kept(state, sizes), finishing_times(jobs)
     held, free = placement.copy(), sizes - placement.sum(axis=0)
@@ -55,7 +55,7 @@ def on_one_node_each(state: ClusterState, backfill: bool) -> Allocation:
 
 
 def finishing_times(jobs: JobTable) -> FloatArray:
-    """[n, K + 1] seconds to finish with 0..K GPUs at the present speed; infinity with none."""
+    """[n, K + 1] seconds to finish with 0..K GPUs at the present speed; infinity with 0."""
     return seconds_for(jobs.remaining[:, None], jobs.speed)
 
 

@@ -2,7 +2,7 @@
 
 Source: Ghodsi et al., "Dominant Resource Fairness", NSDI 2011; with GPUs as the one resource, DRF
 is max-min fairness, solved by water-filling (Bertsekas and Gallager, "Data Networks", section 6.5).
-Adapted: whole GPUs between each job's limits; who already holds the odd GPU keeps it.
+Adapted: whole GPUs between each job's limits; a job that already holds the odd GPU keeps it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rlpto.policies.filling import fill_evenly
 
 
 class EqualShare(BasePolicy[NoOptions], StandsUntilEvent):
-    """Every job as many GPUs as every other, within its limits; min_gpus in queue order if scarce."""
+    """Equal numbers of GPUs for all jobs, within their limits; min_gpus in queue order if GPUs are scarce."""
 
     name = "equal_share"
     summary = "max-min fair GPUs (DRF with one resource, EQUI), elastic; knows no durations"

@@ -15,7 +15,7 @@ from rlpto.policies.greedy import heapify, replace_top, shrink_top
 
 @njit()
 def fit_in_order(order: IntArray, wish: IntArray, capacity: int) -> IntArray:
-    """All or nothing: each row of `order` in turn gets its wish if that still fits, else none."""
+    """All or nothing: each row of `order` in turn gets its wish if that still fits, else 0."""
     gpus = np.zeros(len(wish), dtype=np.int64)
     free = capacity
     for row in order:
@@ -63,7 +63,7 @@ def fit_waiting(order: IntArray, held: IntArray, wish: IntArray, capacity: int, 
 
 @njit()
 def fill_in_order(order: IntArray, lowest: IntArray, highest: IntArray, capacity: int) -> IntArray:
-    """Each row of `order` in turn gets as many GPUs as are left, within its limits, else none."""
+    """Each row of `order` in turn gets the GPUs that are left, within its limits, else 0."""
     gpus = np.zeros(len(lowest), dtype=np.int64)
     free = capacity
     for row in order:

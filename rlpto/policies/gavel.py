@@ -2,8 +2,8 @@
 
 Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI 2020:
 the policy "least attained service, heterogeneity-aware" as a linear programme, and its mechanism of rounds.
-Adapted: a job that arrives in mid-round starts at once on GPUs that nobody uses; a job's number of GPUs is what it
-requested; GPUs that the programme leaves over go to whoever is left.
+Adapted: a job that arrives during a round starts at once on free GPUs; every job gets the number of GPUs that it
+requested; GPUs that the programme does not assign go to the remaining jobs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rlpto.io.arrays import BoolArray, FloatArray, IntArray
 from rlpto.io.settings import Settings
 
 TOTAL_WEIGHT = 1e-3
-"""Weight of the mean normalised throughput beside the least one: what fairness leaves open goes where it helps most."""
+"""Weight of the mean normalised throughput relative to the least one: it decides what fairness leaves undetermined."""
 NO_SHARE = 1e-6
-"""Shares below this are taken for none."""
+"""Shares below this count as 0."""
 
 
 class GavelOptions(Settings):
@@ -35,7 +35,7 @@ class GavelOptions(Settings):
 
 
 class Gavel(BasePolicy[GavelOptions]):
-    """Shares of time on every kind by a linear programme; whole GPUs by who is furthest behind its share."""
+    """Shares of time on every kind by a linear programme; whole GPUs go to the jobs furthest behind their shares."""
 
     name = "gavel"
     summary = "max-min fair shares of time over kinds of GPU (Gavel), requested GPUs, in rounds"
@@ -47,12 +47,12 @@ class Gavel(BasePolicy[GavelOptions]):
         self.reset(0)
 
     def reset(self, seed: int) -> None:  # noqa: ARG002
-        """Forget who has had what."""
+        """Forget the service of all jobs."""
         self._received: dict[int, FloatArray] = {}  # by job: seconds on every kind
         self._decided, self._round_ends = 0.0, -np.inf
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """At the end of a round everybody's GPUs are given out anew, in between only those that are free."""
+        """Assign all GPUs at the end of a round, and only free ones between."""
         jobs, shape = state.jobs, state.shape
         if len(jobs) == 0:
             return Allocation(jobs.gpus, placement=state.held_nodes)
@@ -124,12 +124,12 @@ def give_by_priority(
 ) -> IntArray:
     """[n] kind on which each job gets its gpus [n]; NO_KIND where none has room.
 
-    First who is furthest behind: by share wanted over share received, [n, G] each. Then whoever is left, in queue
-    order, on the fastest kind with room. served: [n] jobs that need none. room: [G] GPUs that are free; is used up.
+    First the jobs furthest behind, by share wanted over share received, [n, G] each. Then the remaining jobs, in queue
+    order, on the fastest kind with room. served: [n] jobs to skip. room: [G] free GPUs; changed in place.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         priority = np.where(share > 0, share / received, 0.0)
-    # Who has had nothing on a kind it should be on comes first, by how much it should.
+    # A job without service on a kind where it has a share comes first, by that share.
     order = np.lexsort((-share.ravel(), -priority.ravel()))
     chosen = np.full(len(share), NO_KIND)
     for row, kind in zip(*np.unravel_index(order, share.shape), strict=True):

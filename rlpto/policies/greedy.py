@@ -18,10 +18,10 @@ from rlpto.io.compiled import closure, kernel, njit
 
 
 class Steps(NamedTuple):
-    """What the next step of each row is, from any number of GPUs; n rows, K GPUs at most.
+    """The next step of each row from any number of GPUs; n rows, at most K GPUs.
 
-    target: [n, K + 1] int64, GPUs after the step; the present number where there is none.
-    gain: [n, K + 1] float64, value gained per GPU of the step; 0 where there is none.
+    target: [n, K + 1] int64, GPUs after the step; the present number if there is no step.
+    gain: [n, K + 1] float64, value gained per GPU of the step; 0 if there is no step.
     """
 
     target: IntArray
@@ -110,8 +110,8 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
 
     grow(gpus, target, told, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
     gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `Steps`. Ties go to the first
-    row. A step that does not fit is replaced by the row's start with its lowest number, if that is what it is about and
-    that fits, and left out otherwise. Returns GPUs [n]. `score` is asked only of steps that are next in their row.
+    row. If a row's first step does not fit but its lowest number does, the row starts with that; other steps that do
+    not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
     """
 
     @closure(_nrt=False)

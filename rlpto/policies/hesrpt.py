@@ -58,7 +58,7 @@ def optimal_shares(count: int, exponent: float) -> FloatArray:
 def fit_exponent(jobs: JobTable) -> float:
     """p of the speed-up k**p by least squares at k = 2, 4, 8, ... GPUs.
 
-    The logs of speed and GPUs, both relative to min_gpus, are compared; only numbers of GPUs within
+    The fit compares the logs of speed and GPUs, both relative to min_gpus; only numbers of GPUs within
     a job's limits count. Clipped to [0.05, 0.95]; 0.5 if no job can grow to such a number.
     """
     speed = jobs.speed

@@ -9,7 +9,7 @@ Adapted: this project's own form. A step from k to k' GPUs scores
 and the best steps are taken until the GPUs are gone. Steps follow the concave hull of the speed.
 
 Weights may differ by job, and so may depend on the state: that is how a learned policy steers this
-one (`rlpto.policies.steering.steer`). It has some further weights, which here are off.
+one (`rlpto.policies.steering.steer`). The steering weights beyond those of the index are off here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IndexOptions(Settings):
 
 
 class Index(BasePolicy[IndexOptions]):
-    """Steps with the largest index first, until the GPUs are gone or nothing speeds a job up."""
+    """Steps with the largest index first, until the GPUs are gone or no step speeds up a job."""
 
     name = "index"
     summary = "greedy by marginal gain over remaining time^a, sticky, with tuned constants, elastic"
@@ -48,7 +48,7 @@ class Index(BasePolicy[IndexOptions]):
         weights: IndexWeights | None = None,
         steering: FloatArray | None = None,
     ) -> None:
-        """weights, or steering [STEERING_FEATURES]: used instead of what `options` name."""
+        """weights, or steering [STEERING_FEATURES]: used instead of the weights in `options`."""
         super().__init__(options)
         if steering is not None:
             found = steering

@@ -1,7 +1,7 @@
 """Weights of the index: the vector that the index, agents and the planner decide with, and the file it is kept in.
 
-A vector has a weight for each of STEERING_FEATURES. `IndexWeights` are those of them that `rlpto tune index` tunes; the
-others let a learned policy say in which state they apply:
+A vector has a weight for each of STEERING_FEATURES. `IndexWeights` holds those that `rlpto tune index` tunes; the
+others let a learned policy depend on the state:
     gain_remaining, gain_load    times log gain x r, and x load,
     pace, pace_remaining         times log(speed before the step, relative to one GPU), and that x r,
     start_remaining, start_load  times 1 x r, and x load, if the step starts the job,
@@ -28,12 +28,12 @@ from rlpto.io.settings import Settings
 from rlpto.io.yaml_file import YamlFile, read_yaml
 
 FORMAT = "rlpto index weights 1"
-"""First entry of a weights file: what it is, and the version of its form."""
+"""First entry of a weights file: its format and version."""
 
 LARGEST_WEIGHT = 1000.0
-"""Either way; searches stay far below."""
+"""Largest absolute value; searches stay far below."""
 NO_PRICE = -20.0
-"""`price` at which no step costs too much."""
+"""`price` that rejects no step."""
 
 
 class IndexWeights(Settings):
@@ -80,7 +80,7 @@ INDEX_FEATURES: tuple[str, ...] = tuple(IndexWeights.model_fields)
 
 
 SLOPE_FEATURES: tuple[str, ...] = ("slope", "slope_start")
-"""Those that look at accuracy. Neither agents nor the planner move them."""
+"""The weights that depend on accuracy. Neither agents nor the planner change them."""
 STEERING_FEATURES: tuple[str, ...] = (
     *(name for name in INDEX_FEATURES if name not in SLOPE_FEATURES),
     "gain_remaining",
@@ -95,7 +95,7 @@ STEERING_FEATURES: tuple[str, ...] = (
 )
 """Names of the weights in the order of every vector of them."""
 OFF = {name: NO_PRICE if name == "price" else 0.0 for name in STEERING_FEATURES}
-"""Weights that change no score and leave out no step."""
+"""Weights that change no score and reject no step."""
 
 
 def index_weights(weights: FloatArray) -> IndexWeights:
@@ -108,7 +108,8 @@ def index_weights(weights: FloatArray) -> IndexWeights:
 
 
 def save_weights(weights: FloatArray, path: Path) -> None:
-    """Write [STEERING_FEATURES] weights, without those that are off. Raises CheckpointError if that is not possible."""
+    """Write [STEERING_FEATURES] weights, without those that are off. Raises CheckpointError if the file cannot be
+    written."""
     named = zip(STEERING_FEATURES, map(float, weights), strict=True)
     entries = {name: value for name, value in named if value != OFF[name]}
     write_text(path, yaml.safe_dump({"format": FORMAT, "weights": entries}, sort_keys=False), "index weights")
@@ -133,7 +134,7 @@ def load_weights(path: Path) -> FloatArray:
 
 
 def _number(file: YamlFile, name: str, value: object) -> float:
-    """A number of an entry. Raises CheckpointError if it is none, or too large."""
+    """The number of an entry. Raises CheckpointError if it is not a number or too large."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_WEIGHT:
         place, got = f"{file.place(('weights', name))}: weights.{name}", one_line(repr(value), 60)
         raise CheckpointError(f"{place}: expected a number from {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}, got {got}")

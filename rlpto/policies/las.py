@@ -2,8 +2,8 @@
 
 Source: Nuyens and Wierman, "The Foreground-Background queue: a survey", Performance Evaluation
 65(3-4), 2008; for GPU clusters Gu et al., "Tiresias", NSDI 2019 (2D-LAS).
-Adapted: attained service, in GPU-seconds, is cut into levels so that jobs of like service do not
-take turns at every decision; inside a level the queue order decides. Priority classes come before levels or, where
+Adapted: attained service, in GPU-seconds, is divided into levels so that jobs with similar service do not
+alternate at every decision; inside a level the queue order decides. Priority classes come before levels or, where
 they weigh, divide the service.
 """
 

@@ -1,8 +1,8 @@
-"""Workers and servers to jobs, one at a time, to whoever gets fastest by it: greedy marginal utility.
+"""Greedy marginal utility: workers and servers go one at a time to the job that gains most speed.
 
 Source: Coach (Sundkvist, "Coach", Umeå University 2021, code DLScheduler), whose utility is epochs per second; Optimus
-(Peng et al., EuroSys 2018, section 4.1) has the same loop for time saved. Neither asks in that loop how much there is
-left; here a step that does not fit is not taken.
+(Peng et al., EuroSys 2018, section 4.1) has the same loop for time saved. Neither loop checks capacity; here a step
+that does not fit is not taken.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Limits:
-    """What each of n jobs may hold while it runs: [n] workers, and [n] parameter servers, 0 for jobs that have none."""
+    """Limits of each of n running jobs: [n] workers, and [n] parameter servers, 0 for jobs without servers."""
 
     min_workers: IntArray
     max_workers: IntArray
@@ -26,7 +26,7 @@ class Limits:
 
     @classmethod
     def of_workers(cls, lowest: IntArray, highest: IntArray) -> Limits:
-        """Of jobs without servers."""
+        """Limits of jobs without servers."""
         return cls(lowest, highest, np.zeros_like(lowest), np.zeros_like(lowest))
 
 
@@ -35,8 +35,8 @@ def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[
 
     speed: [n, W + 1, P + 1] work per second with 0..W workers and 0..P servers, at least as many as the limits allow.
     Jobs start with their lowest numbers, each in turn if that still fits. Then one worker or one server more goes to
-    the job that gains most speed by it, until none fits that gains any. Of equal gains a worker's comes first, then the
-    first job's. Single steps stop at a dip: where neither a worker nor a server helps alone, both together do not come.
+    the job that gains most speed, until no step that fits gains any. Ties go to a worker, then to the first job. Single
+    steps stop at a dip: if neither a worker nor a server helps alone, a job does not get both together.
     """
     count = len(speed)
     workers, servers = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -59,7 +59,7 @@ def allocate(speed: FloatArray, limits: Limits, gpus: int, slots: int) -> tuple[
     while heap:
         _, is_server, row, w, p = heapq.heappop(heap)
         if (w, p) != (workers[row], servers[row]) or (slots if is_server else gpus) == 0:
-            continue  # found for what the job had before; or there is no room, and there will be none
+            continue  # found for an earlier configuration of the job; or there is no room left
         if is_server:
             servers[row] += 1
             slots -= 1

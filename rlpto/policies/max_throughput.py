@@ -39,7 +39,7 @@ class MaxThroughputOptions(Settings):
 
 
 class MaxThroughput(BasePolicy[MaxThroughputOptions]):
-    """Greedy by marginal speed-up, whoever the job is and however long it will take."""
+    """Greedy by marginal speed-up, regardless of a job's class and remaining time."""
 
     name = "max_throughput"
     summary = "greedy by marginal speed-up (largest normalised total throughput), elastic"

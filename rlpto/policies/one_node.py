@@ -1,4 +1,4 @@
-"""Jobs on one node each: where running ones stay, and where waiting ones go."""
+"""Placement of jobs on one node each: nodes of running jobs and of waiting jobs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rlpto.policies.filling import keep_running
 
 
 def node_sizes(state: ClusterState) -> IntArray:
-    """[N] GPUs of the nodes that jobs may hold now, 0 of those that are down."""
+    """[N] GPUs of the nodes that jobs may hold now, 0 for nodes that are down."""
     return state.shape.offered.copy()
 
 
 def largest_node(state: ClusterState) -> int:
-    """GPUs of the largest node that is up, whoever holds them: what is on one node has to fit there; 0 without any."""
+    """GPUs of the largest node that is up, free or not: the limit of a job on one node; 0 without nodes."""
     return max((node.gpus for node in state.shape if node.up), default=0)
 
 
 def where_kept(state: ClusterState, sizes: IntArray) -> IntArray:
-    """[n, N] where running jobs stay with all that they may keep; 0 for waiting ones. sizes: [N], `node_sizes`.
+    """[n, N] GPUs that running jobs keep on their nodes; 0 for waiting jobs. sizes: [N], `node_sizes`.
 
-    Should they hold more than there is (a node went down), the last rows lose theirs.
+    If they hold more than the capacity (a node went down), the last rows lose theirs.
     """
     kept = keep_running(state.jobs.keepable, state.capacity)
     placement = np.where((kept[:, None] > 0) & (sizes > 0), state.held_nodes, 0)
@@ -43,13 +43,13 @@ def place_waiting(
     backfill: bool,
     placement: IntArray,
 ) -> int:
-    """Place waiting rows in row order, each on the first node with room, looking from node number `turn` on.
+    """Place waiting rows in row order, each on the first node with room, searching from node number `turn`.
 
-    rotates: the next row looks from the node after that on, and where that is in the end is returned.
+    rotates: the next row searches from the following node; the last such position is returned.
     requested, waiting: [n]. free: [N] free GPUs, changed. largest: see `largest_node`. placement:
     [n, N], rows of jobs that start are filled; the others stay as they are.
-    A row goes to one node if any could hold it at all, else to as many as it takes, each emptied in turn. Without
-    `backfill` the first row for which there is no room stops all behind it.
+    A row goes to one node if any is large enough for it, else to as many as needed, each used up in turn. Without
+    `backfill` the first row without room stops all behind it.
     """
     count = len(free)
     for row in range(len(requested)):

@@ -36,7 +36,7 @@ class Optimus(BasePolicy[NoOptions]):
             np.subtract(seconds[:, 1:-1], seconds[:, 2:], out=gain[:, 1:-1])
             gain *= jobs.remaining[:, None]
         gpus = np.arange(gain.shape[1])
-        grows = (gpus > 0) & (gpus < jobs.max_gpus[:, None])  # who got no GPUs above has no room to start
+        grows = (gpus > 0) & (gpus < jobs.max_gpus[:, None])  # a job that got no GPUs above has no room to start
         target = np.where(grows, gpus + 1, gpus)
         grown = grow(first, target, gain, lowest, state.capacity, 0.0)
         return Allocation(grown, np.argsort(grown, kind="stable"))

@@ -1,4 +1,4 @@
-"""Random allocations: the floor every other policy must clear.
+"""Random allocations: a lower bound that every other policy must beat.
 
 Source: none; a control.
 """

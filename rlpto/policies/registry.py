@@ -75,7 +75,7 @@ def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Poli
     A class may have an option whose name need not be given, `POSITIONAL`: `pretrained:synthetic`.
     The policy's `name` is the spec, so that variants can be told apart, or its option `label`.
     `fifo>3600:las` are two policies one after the other, see `rlpto.policies.switching`.
-    adapt: what else is done to each policy that is made, such as giving it the weights of an experiment's reward.
+    adapt: applied to each new policy, such as setting the weights of an experiment's reward.
     Raises ConfigError for a name or an option that does not exist, a value an option cannot have, or
     a plug-in that cannot be loaded.
     """
@@ -86,7 +86,7 @@ def make_policy(spec: str | Mapping[str, object], adapt: Callable[[Policy], Poli
 
 
 def _single(spec: str | Mapping[str, object], adapt: Callable[[Policy], Policy]) -> Policy:
-    """A policy that is not one after another."""
+    """A single policy, without switches."""
     name, options = spec_of(spec)
     label = options.pop("label", None)
     if label is not None and not (isinstance(label, str) and label):
@@ -171,7 +171,7 @@ def _as_text(value: object) -> str:
 
 
 def _label(name: str, options: Mapping[str, object], unnamed: str | None) -> str:
-    """`name:option=value,...` with the options as given; unnamed: the one that was given without its name."""
+    """`name:option=value,...` with the options as given; unnamed: the option given without its name."""
     given = ",".join(
         _as_text(value) if key == unnamed else f"{key}={_as_text(value)}" for key, value in options.items()
     )

@@ -9,9 +9,9 @@ job, so that a long delay does not make every start look worthless) is the sum o
     time:       + time weight x (hours by which it finishes before H + work done, in hours on one GPU),
     resources:  - resources weight x k x hours held, at most until it finishes,
     rescale:    - rescale weight x hours of delay, if k differs from what it holds and it ran before.
-Work is done at the job's speed after any rescale delay, until the job finishes. The time part needs
-a word: in the next H seconds every job that does not finish costs the same, whatever it is given;
-what an allocation changes is how long the job will stay afterwards. That is approximated by the work
+Work is done at the job's speed after any rescale delay, until the job finishes. About the time part:
+in the next H seconds every job that does not finish costs the same with any allocation; an allocation
+changes only how long the job will stay afterwards. That is approximated by the work
 left, counted at the pace of one GPU. Accuracy is taken as linear in progress within H. All values
 are relative to giving the job nothing.
 GPUs go to the largest value per GPU, along the concave hull, until nothing more pays.

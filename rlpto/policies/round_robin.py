@@ -2,9 +2,9 @@
 
 Source: Schedulearn (Raya, NTHU thesis; public code bsraya/schedulearn): a rule of placement that spreads jobs evenly
 over servers; no time slicing.
-Adapted: nodes without room are passed over (the original took the first GPUs of the node whose turn it was, whether
+Adapted: nodes without room are skipped (the original took the first GPUs of the node whose turn it was, whether
 they were free or not); a job larger than any node spans nodes in rotation (the original gave up on it); waiting jobs
-are a queue (there they raced).
+form a queue (in the original they raced).
 """
 
 from __future__ import annotations

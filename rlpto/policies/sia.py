@@ -45,9 +45,9 @@ class SiaOptions(Settings):
 
 
 class Choices(NamedTuple):
-    """What jobs can be given: C pairs of a job and a number of GPUs of one kind.
+    """Possible allocations: C pairs of a job and a number of GPUs of one kind.
 
-    row: [C] the job's row. kind: [C] number of the kind. gpus: [C]. cost: [C] of a job that is given that.
+    row: [C] the job's row. kind: [C] number of the kind. gpus: [C]. cost: [C] of the job with that allocation.
     """
 
     row: IntArray
@@ -65,7 +65,7 @@ class Sia(BasePolicy[SiaOptions]):
     Options = SiaOptions
 
     def __call__(self, state: ClusterState) -> Allocation:
-        """Jobs that are still starting stay; the others get what the programme says, small ones making room."""
+        """Jobs that are still starting stay; the others get the programme's allocation, and small jobs make room."""
         jobs, shape = state.jobs, state.shape
         held = np.where(shape.offered > 0, state.held_nodes, 0)
         gpus, kind = held.sum(axis=1), kinds_of(held, shape)
@@ -91,7 +91,8 @@ def configurations(shape: ClusterShape) -> list[list[int]]:
 
 
 def restart_factor(age: FloatArray, restarts: IntArray, seconds: FloatArray) -> FloatArray:
-    """[n] what a change leaves of a job's speed-up: the share of its life, one more restart counted, that it trained.
+    """[n] factor on a job's speed-up after a change: the share of its life, including one more restart, that it
+    trained.
 
     age [s] since it was submitted; seconds: that a restart takes. 1 for a job no older than a restart takes.
     """
@@ -101,11 +102,11 @@ def restart_factor(age: FloatArray, restarts: IntArray, seconds: FloatArray) -> 
 
 
 def find_choices(state: ClusterState, gpus: IntArray, kind: IntArray, free: BoolArray, options: SiaOptions) -> Choices:
-    """What the jobs of a state may be given, with its cost. gpus, kind: [n] what they hold; free: [n] may change."""
+    """The possible allocations of a state's jobs, with costs. gpus, kind: [n] held now; free: [n] may change."""
     jobs, shape = state.jobs, state.shape
     grid = configurations(shape)
     most = np.clip((options.growth * jobs.peak_gpus).astype(np.int64), np.maximum(jobs.min_gpus, gpus), jobs.max_gpus)
-    restarts = np.where(gpus > 0, jobs.rescales, 0)  # whoever has lost its GPUs must not wait for ever
+    restarts = np.where(gpus > 0, jobs.rescales, 0)  # a job that has lost its GPUs must not wait for ever
     seconds = jobs.rescale_delay if options.restart is None else np.full(len(jobs), options.restart)
     factor = restart_factor(state.time - jobs.submit_time, restarts, seconds)
     rows, kinds, counts, speeds = [], [], [], []
@@ -146,9 +147,9 @@ def costs(value: FloatArray, power: float) -> FloatArray:
 
 
 def solve(choices: Choices, room: IntArray, waiting: float) -> IntArray:
-    """Numbers of the choices that are made: at most one a job, room [G] GPUs of each kind at most, at least cost.
+    """Indices of the choices at least cost: at most one for each job and at most room [G] GPUs of each kind.
 
-    A job without one costs `waiting`. Of equally good ones, what the solver (HiGHS) finds first: always the same.
+    A job without a choice costs `waiting`. Ties are resolved by the solver (HiGHS), always in the same way.
     """
     useful = np.flatnonzero(choices.cost < waiting)
     if len(useful) == 0:

@@ -1,7 +1,7 @@
-"""Specs of policies as text, `name` or `name:option=value,...`: the one place that takes them apart.
+"""Specs of policies as text, `name` or `name:option=value,...`: the only parser of them.
 
-`fifo>3600:las>7200:srtf` are policies one after the other: fifo decides, las from the first decision at or after 3600 s
-on, srtf from 7200 s on (`rlpto.policies.switching`).
+`fifo>3600:las>7200:srtf` are policies one after the other: fifo decides first, las from the first decision at or after
+3600 s, srtf from 7200 s (`rlpto.policies.switching`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNNAMED = ""
 RUN = "run"
 """Option that names the folder of a training, as in `agent:run=runs/mine`."""
 FILE_ENDINGS = (".yaml", ".yml", ".zip")
-"""Endings by which the value of an option is known to be a file, as in `index:weights=mine.yaml`."""
+"""File endings that mark the value of an option as a file, as in `index:weights=mine.yaml`."""
 SWITCH = ">"
 """Stands before the time of each policy that takes over from the one before."""
 _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
@@ -29,7 +29,7 @@ _BRACKETS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy as it was asked for: its name, and its options as they were written.
+    """A requested policy: its name, and its options as written.
 
     later: time [s] and spec of the policies that take over from it, in order of time.
     """
@@ -46,7 +46,7 @@ class PolicySpec:
 
     @property
     def label(self) -> str:
-        """What the policy is called in tables: its option `label`, else the spec itself."""
+        """The policy's name in tables: its option `label`, else the spec itself."""
         label = self.options.get("label")
         first = str(self.first) if label is None else str(label)
         return _schedule(first, [(time, spec.label) for time, spec in self.later])
@@ -77,8 +77,8 @@ class PolicySpec:
 def parse_spec(text: str) -> PolicySpec:
     """A spec from its text; only the first option may have no name.
 
-    Raises ConfigError for a spec without a name, for options that are not `key=value`, and for policies that are to
-    take over at no time, or not in order.
+    Raises ConfigError for a spec without a name, for options that are not `key=value`, and for later policies without a
+    time or not in order of time.
     """
     first, *parts = text.split(SWITCH)
     later: list[tuple[float, PolicySpec]] = []
@@ -92,7 +92,7 @@ def parse_spec(text: str) -> PolicySpec:
 
 
 def parse_switch(part: str) -> tuple[float, PolicySpec]:
-    """Time [s] and policy of `SECONDS:POLICY`. Raises ConfigError if it is no such thing."""
+    """Time [s] and policy of `SECONDS:POLICY`. Raises ConfigError for any other form."""
     text, colon, policy = part.partition(":")
     try:
         time = float(text) if colon else math.nan
@@ -138,7 +138,7 @@ def split_specs(text: str, option: str = "--policies") -> list[str]:
 
 
 def policy_label(spec: str) -> str:
-    """What the policy of a spec is called in tables."""
+    """The name in tables of a spec's policy."""
     return parse_spec(spec).label
 
 
@@ -160,13 +160,13 @@ def _schedule(first: str, later: list[tuple[float, str]]) -> str:
 
 
 def time_text(time: float) -> str:
-    """A time [s] in as few digits as give the same number again."""
+    """A time [s] in the fewest digits that parse to the same number."""
     short = f"{time:.15g}"
     return short if float(short) == time else repr(time)
 
 
 def _split(text: str) -> list[str]:
-    """Parts between those commas that stand outside of brackets."""
+    """Parts between commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth = max(0, depth + _BRACKETS.get(character, 0))

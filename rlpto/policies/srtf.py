@@ -26,8 +26,9 @@ class SrtfOptions(Settings):
 class Srtf(BasePolicy[SrtfOptions], StandsUntilEvent):
     """Jobs in order of remaining time, each with its requested GPUs or as many as it can use.
 
-    It ranks anew when a job arrives or finishes, as in the textbook: between those, running jobs only come nearer to
-    their end. (Where a job's speed changes with its epoch, estimates may; that is not waited for.)
+    It ranks again when a job arrives or finishes, as in the textbook: between those events, running jobs only come
+    nearer to their end. (Estimates may also change when a job's speed changes with its epoch; that triggers no
+    decision.)
     """
 
     name = "srtf"

@@ -22,9 +22,10 @@ from rlpto.policies.greedy import Steps, growing, hull_steps
 from rlpto.policies.index_weights import STEERING_FEATURES
 
 CLASS_START_SCORE = 1e6
-"""Added, for each rank above the lowest, to the score of a step that starts a job: more than weights can undo."""
+"""Added, for each rank above the lowest, to the score of a step that starts a job: larger than any weights can
+offset."""
 FINISH_VALUE = 0.2
-"""What the end of a job is worth beside all the accuracy that it can gain. Of 1 and 0.2 the latter was better at all
+"""Value of a job's end relative to all the accuracy that it can gain. Of 1 and 0.2 the latter was better at all
 weights tried (validation windows, load 1.1)."""
 NEVER = np.float64(-np.inf)
 """Score of a step that is not taken."""
@@ -44,12 +45,12 @@ _SLOPE, _SLOPE_START = _AT["slope"], _AT["slope_start"]
 
 _NAMES = "unit", "base", "growth", "pace", "start", "class_start", "sticky", "hours", "max_price", "rescale_cost"
 SCORE_FACTS = np.dtype([(name, np.float64) for name in _NAMES])
-"""What the scores of all steps of a job are made of. unit: speed of one GPU. hours: left, times the speed."""
+"""Inputs of the scores of all steps of a job. unit: speed of one GPU. hours: hours left times the speed."""
 
 
 @kernel(error_model="numpy")
 def steepness(job: Any) -> float:
-    """s of a VIEW record, as the module says."""
+    """s of a VIEW record, as defined in the module docstring."""
     in_all = job.final_accuracy - job.first_accuracy
     missing = min(max((job.final_accuracy - job.accuracy) / in_all, 0.0), 1.0) if in_all > 0.0 else 0.0
     return float(np.log(max(job.accuracy_ahead, FINISH_VALUE + missing)))
@@ -128,8 +129,8 @@ def steer(now: float, capacity: int, view: AnyArray, speed: FloatArray, weights:
     """GPUs [n] by the index with `weights` [1 or n, STEERING_FEATURES].
 
     view: [n] `rlpto.core.jobs.VIEW` in queue order. speed: [n, K + 1] as in `rlpto.core.job_table.JobTable`.
-    Where the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
-    starts, and before any job grows, whatever the weights. Where classes weigh, only the weights say what one is worth.
+    If the queue's classes are strict, jobs of a higher class start before any job of the lowest class present
+    starts, and before any job grows, for any weights. If classes weigh, only the weights decide.
     """
     lowest = view["min_gpus"].copy()
     steps = hull_steps(speed, lowest, view["max_gpus"].copy())

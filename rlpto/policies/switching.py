@@ -1,4 +1,4 @@
-"""One policy after another in the same run: at set times, or when somebody asks for another.
+"""One policy after another in the same run: at set times, or on request.
 
 Set times are part of a policy's spec, `fifo>3600:las` (`rlpto.policies.spec`); the spec is the name in tables.
 """
@@ -16,9 +16,9 @@ from rlpto.core.records import PolicySwitches
 
 
 class SwitchingPolicy:
-    """Asks whichever policy is in force: `first`, and from each time [s] of `later` on the policy that stands there.
+    """Delegates to the active policy: `first`, and from each time [s] of `later` the policy listed there.
 
-    name: of the whole, in tables. later: in order of time. Which policy is in force depends on the time alone, so a
+    name: of the whole, in tables. later: in order of time. The active policy depends on the time alone, so a
     scheduler that is started again finds the same one.
     """
 
@@ -35,7 +35,7 @@ class SwitchingPolicy:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """All that decide at some time, in order of time."""
+        """All policies that decide at some time, in order of time."""
         return tuple(self._policies)
 
     @property
@@ -56,7 +56,7 @@ class SwitchingPolicy:
         self._policies.insert(at, policy)
 
     def reset(self, seed: int) -> None:
-        """Forget everything but which policy decides when."""
+        """Forget everything except the times of the policies."""
         self._seed = seed
         self._decided = []
         for policy in self._policies:
@@ -70,7 +70,7 @@ class SwitchingPolicy:
         return policy(state)
 
     def stands_until(self, state: ClusterState) -> float:
-        """Time [s] until which the decision stands: as the policy in force says, and no later than the next switch."""
+        """Time [s] until which the decision stands: that of the active policy, and no later than the next switch."""
         policy = self.present(state.time)
         if not isinstance(policy, StandingPolicy):
             return state.time
@@ -79,12 +79,12 @@ class SwitchingPolicy:
         return float(min(policy.stands_until(state), following))
 
     def as_it_stands(self) -> SwitchingPolicy:
-        """The same policies at the same times, none of which looks ahead."""
+        """The same policies at the same times, all without looking ahead."""
         first, *later = map(as_it_stands, self._policies)
         return SwitchingPolicy(self.name, first, list(zip(self._starts[1:], later, strict=True)))
 
     def switches(self) -> PolicySwitches:
-        """When each policy took its first decision, since the last reset; empty if one took all."""
+        """Time of each policy's first decision since the last reset; empty if one policy took all."""
         if len(self._decided) < 2:
             return PolicySwitches()
         return PolicySwitches(

@@ -1,4 +1,4 @@
-"""How many GPUs each of some jobs gets: the sum of their costs minimised exactly by dynamic programming.
+"""Numbers of GPUs for jobs: dynamic programming minimises the sum of their costs exactly.
 
 A multiple-choice knapsack: every job takes one option, a number of GPUs with its cost, and all together stay within
 capacity. Placement is left out here, so that the least sum over all jobs is a lower bound of what any placement costs.
@@ -21,11 +21,11 @@ from rlpto.policies.greedy import heapify, replace_top, shrink_top
 from rlpto.policies.pollux.objective import Costs
 
 FIX_FROM = 100_000
-"""Additions of a dynamic programme (options x capacity) from which on options are fixed first."""
+"""Additions of a dynamic programme (options x capacity) above which options are fixed first."""
 MOST_ADDITIONS = 20_000_000
-"""Additions that are allowed after fixing. Where more are left, the worst options go too, and the optimum may."""
+"""Additions allowed after fixing. Beyond that the worst options are dropped too, possibly with the optimum."""
 SMALLEST_GAP = 1e-6
-"""Cost that is too small to leave out options for."""
+"""Gap in cost below which no options are left out."""
 
 
 class Counting(NamedTuple):
@@ -52,7 +52,7 @@ class Counting(NamedTuple):
 
 @njit()
 def make_counting(costs: Costs, capacity: int) -> Counting:
-    """Room for all jobs at once, with so many GPUs at most."""
+    """Arrays for all jobs at once, with at most `capacity` GPUs."""
     n = len(costs.kept)
     options = np.minimum(costs.most, capacity).sum() + n
     return Counting(
@@ -77,7 +77,7 @@ def count_gpus(
     """Fill gpus [m] of jobs [m] within capacity, at the least sum of costs, which is returned.
 
     stay: [m] whether a job may choose its present row. whole: charge a job that needs several nodes for whole ones,
-    as if nobody else could use the rest.
+    as if no other job could use the rest.
     """
     _list_options(costs, jobs, stay, capacity, whole, c)
     m = len(jobs)

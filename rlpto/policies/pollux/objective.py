@@ -4,8 +4,9 @@ Pollux maximises the power mean, p = -1, over the n jobs of x = speed-up x share
 2021, section 4.2, with the constants of its simulator). That is n over the sum of the costs 1 / x, so that the sum is
 minimised, job by job: a job without GPUs costs 1000, one with its fair share of 64 GPUs on 16 nodes about 4.
 
-share: what one GPU is of the cluster, times the number of nodes, which is 16/64 there and N / G on N nodes with G GPUs.
-factor: what a restart leaves of the job's pace, for a row that differs from the present one; 1 for a row that stays.
+share: fraction of the cluster that one GPU is, times the number of nodes: 16/64 in that simulator, N / G on N nodes
+with G GPUs.
+factor: share of the job's pace left by a restart, for a row that differs from the present one; 1 for a row that stays.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ SMALLEST = 1e-3
 NO_GPUS_COST = 1 / SMALLEST
 """Cost of a job without GPUs."""
 MAX_NODES = 16
-"""Most nodes that a job may span."""
+"""Largest number of nodes that a job may span."""
 _IDLE_COST = NO_GPUS_COST * (1 + 1e-9)
-"""The same in the search: where factor 0 makes GPUs worth nothing, they are better used than idle."""
+"""The same in the search: if factor 0 makes GPUs worthless, using them is still better than leaving them idle."""
 
 
 class Rows(NamedTuple):
@@ -39,12 +40,12 @@ class Rows(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What every choice costs, for n jobs on N nodes with at most K GPUs in all.
+    """Costs of all choices, for n jobs on N nodes with at most K GPUs in all.
 
     moved: [n, 2, K + 1] cost of 0..K GPUs on one node, and on several, in a row that differs from the present one;
-    infinite where a job cannot have so many, undefined above `most`.
-    kept: [n] cost of the present row; infinite where there is none, or none that may stay.
-    held: present rows, empty where they may not stay. total: [n] GPUs held now. least, most: [n] GPUs a job may have.
+    infinite for numbers that a job cannot have, undefined above `most`.
+    kept: [n] cost of the present row; infinite if there is none or it may not stay.
+    held: present rows, empty if they may not stay. total: [n] GPUs held now. least, most: [n] GPUs a job may have.
     node: GPUs of the largest node.
     """
 

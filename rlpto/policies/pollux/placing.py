@@ -1,8 +1,8 @@
 """Pollux's placement of GPU counts on nodes: at most one job that spans several nodes on each node.
 
-Rows that stay as they are come first, then jobs by falling number of GPUs. A job that fits on one node goes where it
-leaves least free. A larger one takes nodes without a job that spans several, most free GPUs first, and ends on the
-node that what is missing fits best. Where the nodes have no room for a job's number it gets the best one they do.
+Rows that stay as they are come first, then jobs by falling number of GPUs. A job that fits on one node goes to the
+node where it leaves the fewest free GPUs. A larger one takes nodes without a spanning job, most free GPUs first, and
+puts its last GPUs on the node that fits them best. If a job's number does not fit, it gets the best number that does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlpto.policies.pollux.objective import MAX_NODES, Costs, Rows, empty_rows
 
 
 class Placed(NamedTuple):
-    """A placement, and what follows from it.
+    """A placement, and facts derived from it.
 
     rows: of every job. free: [N] GPUs left. spread: [N] whether a job that spans several nodes is there.
     sizes, order: [G + 2], [n] to sort.
@@ -109,7 +109,7 @@ def place(costs: Costs, jobs: IntArray, stay: BoolArray, gpus: IntArray, placed:
 
 @kernel()
 def _place_anew(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
-    """Give a job so many GPUs, or the best number that there is room for."""
+    """Give a job its number of GPUs, or the best number that there is room for."""
     free, rows, one = placed.free, placed.rows, costs.moved[job, 0]
     best = _best_fit(gpus, free)
     if best < 0:
@@ -130,7 +130,7 @@ def _place_anew(costs: Costs, job: int, gpus: int, placed: Placed) -> None:
 
 @kernel()
 def _best_fit(gpus: int, free: IntArray) -> int:
-    """The first node with least free GPUs of those with so many, or -1."""
+    """The first node with the fewest free GPUs among those with enough, or -1."""
     best = -1
     for node in range(len(free)):
         if free[node] >= gpus and (best < 0 or free[node] < free[best]):
@@ -142,7 +142,7 @@ def _best_fit(gpus: int, free: IntArray) -> int:
 
 @kernel()
 def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
-    """Place a job on several nodes with at most so many GPUs; what that costs, infinity where it is impossible."""
+    """Place a job on several nodes with at most the given GPUs; returns the cost, infinity if impossible."""
     several, free, rows = costs.moved[job, 1], placed.free, placed.rows
     missing, spans = gpus, 0
     while missing > 0 and spans < MAX_NODES:
@@ -170,7 +170,7 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
             placed.spread[node] = False
             spans -= 1
     rows.spans[job] = spans
-    if spans == 1:  # few GPUs are left of a job that found no room: it is not on several nodes
+    if spans == 1:  # a job that found little room ends up with few GPUs: it is not on several nodes
         placed.spread[rows.node[job, 0]] = False
         return float(costs.moved[job, 0, best])
     return float(several[best] if best > 0 else np.inf)
@@ -178,7 +178,7 @@ def _spread(costs: Costs, job: int, gpus: int, placed: Placed) -> float:
 
 @kernel()
 def _next_node(missing: int, placed: Placed) -> int:
-    """Of the nodes without a job on several the one that what is missing fits best, else that with most free, or -1."""
+    """The node without a spanning job that fits the missing GPUs best, else the one with the most free, or -1."""
     free, best = placed.free, -1
     for node in range(len(free)):
         if placed.spread[node] or free[node] == 0:

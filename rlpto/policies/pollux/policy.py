@@ -97,7 +97,7 @@ class Pollux(BasePolicy[PolluxOptions]):
         found: dict[int, IntArray] = {}
 
         def utility_on(nodes: int) -> float:
-            """Utility of the best placement on the first so many nodes that are up; the placement is kept."""
+            """Utility of the best placement on the first `nodes` nodes that are up; the placement is kept."""
             first = np.zeros_like(size)
             first[usable[:nodes]] = size[usable[:nodes]]
             found[nodes] = search(*told, first, self.options.steps, seed)
@@ -150,7 +150,7 @@ def weights(jobs: JobTable, favour: Literal["none", "attained", "remaining"]) ->
 
 
 def restart_factor(age: FloatArray, restarts: IntArray, delay: FloatArray) -> FloatArray:
-    """[n] share of a job's pace that counts if it is restarted: what it would have had left for training so far.
+    """[n] share of a job's pace that counts if it is restarted: the share of its life so far left for training.
 
     age: [n] seconds since submission. restarts: [n] so far, the first start not counted. delay: [n] seconds of each.
     """
@@ -177,11 +177,11 @@ def utility(speedup: FloatArray, gpus: int) -> float:
 
 
 def desired_nodes(utility_on: Callable[[int], float], nodes: int, band: UtilityBand, least: int = 1) -> int:
-    """Nodes to use, of least..nodes: all if utility is in the band there, else as brings it nearest the band's middle.
+    """Nodes to use, of least..nodes: all if utility is in the band there, else the number nearest the band's middle.
 
-    utility_on: utility with the best allocation on so many nodes. It falls with more of them, and is asked for log2 of
-    their number. Where even the least stays below the band, that is the answer. Never more with higher thresholds,
-    whatever utility_on returns. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
+    utility_on: utility with the best allocation on a number of nodes. It falls with more nodes, and a binary search
+    calls it. If even the least number stays below the band, that is the answer. Higher thresholds never give more
+    nodes, for any utility_on. After AdaptDL's `_desired_nodes`, which picks among the results of a genetic search.
     """
     if utility_on(nodes) >= band.min_util or nodes <= least:
         return nodes

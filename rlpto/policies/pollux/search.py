@@ -1,9 +1,9 @@
 """Pollux's objective optimised by exact dynamic programming and neighbourhood search, instead of a genetic search.
 
 The objective is a sum of costs of jobs (`pollux_objective`), which dynamic programming minimises exactly over the
-numbers of GPUs (`counts.py`); placing those numbers on nodes (`placing.py`) may fail, because GPUs are left
-where they do not help, and rows that could stay are in the way. So a search follows: free the jobs on some nodes and
-some that wait, solve for them alone, place, and keep what is not worse.
+numbers of GPUs (`counts.py`); placing those numbers on nodes (`placing.py`) may fail, because free GPUs are
+fragmented and rows that could stay block others. So a search follows: free the jobs on some nodes and
+some waiting jobs, solve for them alone, place them, and keep the result unless it is worse.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WHOLE_STEPS = 0.1
 
 
 class _Search(NamedTuple):
-    """What the search works on.
+    """The working state of the search.
 
     cost: [n] cost of every job's row. order: [n] jobs in order of service. freed: [n] jobs of a step, gpus, stay: [n]
     their GPUs, and whether they may keep their row. before: their rows before the step. free: [n] by job, whether it is
@@ -102,7 +102,7 @@ def search(
 def least_cost(
     speedup: FloatArray, held: IntArray, factor: FloatArray, least: IntArray, most: IntArray, size: IntArray
 ) -> float:
-    """A lower bound of the sum of costs: the least one where any job may have its GPUs on one node or on several.
+    """A lower bound of the sum of costs: the least sum if any job may have its GPUs on one node or on several.
 
     The arguments are those of `search`; n over it bounds the power mean from above.
     """
@@ -134,7 +134,7 @@ def _run(costs: Costs, counting: Counting, placed: Placed, s: _Search, steps: in
 
 @kernel()
 def _choose(placed: Placed, s: _Search, seed: int, step: int) -> int:
-    """Choose the jobs of a step; the number of random numbers that took."""
+    """Choose the jobs of a step; returns how many random numbers were used."""
     rows, n, nodes = placed.rows, len(s.free), len(s.near)
     if uniform(seed, step, 0) < FREE_ALL:
         s.free[:] = True
