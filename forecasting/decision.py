@@ -1,13 +1,13 @@
-"""From the pool to one number: the count to say, judged by the absolute error that point forecasts are judged by.
+"""From the pool to one number: the count with the least absolute error, which is how point forecasts are scored.
 
-The pool combines in log1p, which is where shares of parts are learnt well, but its mix is not the count with the least
-absolute error: that is the median, for whole counts a whole number (a mix of 0.3 jobs means that none is most likely).
-So candidates are told apart by their own absolute errors in counts: three mixes of the parts (the pool, a regression
-on all parts, and the middle of the pool and the regressions), each moved by a few factors and rounded at a few
-thresholds, and every part. They get exponential weights with a long memory, per step ahead and partly over all,
-with a share that always stays with the prior (Herbster, Warmuth 1998), and the decision is their weighted median,
-which is a candidate: if one part is steadily best, it is that part. As in `rlpto.forecasting.pool`, a forecast is
-judged once its target is known, and the code is the same value by value and for a whole series.
+The pool combines in log1p, where the shares of parts are learnt well. But its mix is not the count with the least
+absolute error: that is the median, for whole counts a whole number (a mix of 0.3 jobs means that 0 is most likely).
+So candidates compete by their absolute errors in counts. They are every part, and three mixes of the parts (the pool,
+a regression on all parts, and the middle of the pool and the regressions), each moved by a few factors and rounded at
+a few thresholds. They get exponential weights with a long memory, per step ahead and partly over all, and a share of
+the weights always stays with the prior (Herbster, Warmuth 1998). The decision is their weighted median, which is one
+of the candidates: if one part is steadily best, it is that part. As in `rlpto.forecasting.pool`, a forecast is scored
+once its target is known, and the code is the same value by value and for a whole series.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ def decide(
     parts: FloatArray,
     learning: bool,
 ) -> FloatArray:
-    """Run through N consecutive origins, changing `state`, and say [N, H] counts.
+    """Run through N consecutive origins, changing `state`, and return [N, H] counts.
 
-    newest: [N] the count that each origin is the first to know. pool: [N, H], mixes: [N, R, H] the regressions,
-    parts: [N, K, H], all in log1p. learning: False says what is known and remembers nothing. H may exceed the horizons
-    of the state, at least those must be given: later steps are treated like its last.
+    newest: [N] newest count known at each origin. pool: [N, H], mixes: [N, R, H] the regressions,
+    parts: [N, K, H], all in log1p. learning: False decides from the present state and leaves it unchanged.
+    H may exceed the horizons of the state and must cover them: later steps are treated like its last.
     """
     origins, horizon = pool.shape
     learnt = state.weight.shape[0]
@@ -122,7 +122,7 @@ def _settle(state: DecisionState, criteria: Criteria, count: float) -> None:
         old = (state.origins[0] - 1 - h) % learnt
         state.losses[h] = keep * state.losses[h] + np.abs(state.old[old, :, h] - count)
         state.weight[h] = keep * state.weight[h] + 1
-    # Horizons of which nothing is settled yet keep the prior.
+    # Horizons without a settled forecast keep the prior.
     reweigh(state.losses[:known], state.weight[:known], state.weights[:known], state.prior, criteria)
 
 

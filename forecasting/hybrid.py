@@ -77,7 +77,7 @@ class Combined(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What goes on learning after the fit: the pool, and the decision on a count."""
+    """State that keeps learning after the fit: the pool, and the decision on a count."""
 
     pool: PoolState
     decision: DecisionState
@@ -102,10 +102,10 @@ class HybridForecaster(Forecaster):
     """ARIMA, GRU, trees and the daily mean under weights that follow how each of them is doing.
 
     Experts are the parts, the strong parts corrected by their recent errors, and a regression on all parts. They are
-    combined in log1p, per step ahead: exponential weights of discounted absolute errors, a share of which always
-    stays with the prior (Herbster, Warmuth 1998), so that every part is always included. The point forecast is the
-    count that has had the least absolute error: a mix of the parts moved and rounded, or a part. Both learn on the
-    last 15 % of the fitted series and go on as counts come in; a forecast enters them once its target is observed.
+    combined in log1p, per step ahead: exponential weights of discounted absolute errors. A share of the weights
+    always stays with the prior (Herbster, Warmuth 1998), so that every part is always included. The point forecast is
+    the count that has had the least absolute error: a mix of the parts moved and rounded, or a part. Both learn on the
+    last 15 % of the fitted series and continue with new counts; a forecast enters them once its target is observed.
     The intervals are the GRU's quantiles under adaptive conformal calibration; `SeriesForecast.mean` is a regression
     for squared error on the pool and some of its parts. See `pool.py` and `decision.py` for the arithmetic.
 
@@ -198,7 +198,7 @@ class HybridForecaster(Forecaster):
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 
     def _run(self, series: TimeSeries, members: Members) -> tuple[Learnt, Combined]:
-        """What is learnt after the last of N origins of a series, and the combination at each, of horizon or more."""
+        """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more."""
         values = series.values[: len(members.points)]
         learnt = self._blank()
         warm = min(self._warm_from(series) - 1, len(values))

@@ -31,8 +31,8 @@ class CombinationRules(NamedTuple):
     half_life: of losses [steps]; rate: of the exponential weights; floor: share of the weights that is always the
     prior's; pooled: share of the losses taken from all horizons together. bias_half_life: of corrections [steps];
     bias_prior: steps' worth of no bias that they start with. mix_half_life [steps], mix_prior: of the two
-    regressions on all parts, the second of which forgets nothing and is hardly drawn to the prior. window: scores that
-    intervals look back on; window_least: scores before they are trusted; pace: of the adaptive level.
+    regressions on all parts; the second forgets nothing and is hardly drawn to the prior. window: scores from which
+    intervals are computed; window_least: fewest scores for that; pace: of the adaptive level.
     mean_half_life [steps], mean_prior: of the regression for the mean.
     """
 
@@ -61,7 +61,7 @@ class PoolState(NamedTuple):
     prior [E], corrected [C] places of parts, sides [Q] -1, 0, 1, tails [Q], variance [1] of counts: fixed.
     losses [H, E], weight [H]: discounted absolute errors in log1p and their number; weights [H, E].
     bias [H, K]: discounted signed errors. mix_gram [R, H, K, K], mix_moment [R, H, K], mix_noise [R, H], mix_weight
-    [R, H] and mix [R, H, K]: the R = 2 regressions on all parts, of which the first is an expert.
+    [R, H] and mix [R, H, K]: the R = 2 regressions on all parts; the first is an expert.
     adapted [H, Q], scores [H, Q, window], scored [H]: intervals.
     gram [H, F, F], moment [H, F]: regression for the mean. origins [1]: seen so far. top [1]: largest log1p count.
     Of the last H origins: old_experts [H, E, H], old_point [H, H], old_spread and old_bounds [H, H, Q],
@@ -161,7 +161,7 @@ def advance(
 ) -> Combined:
     """Run through N consecutive origins, changing `state`, and combine at each.
 
-    newest: [N] log1p of the value that each origin is the first to know. parts: [N, K, H] in log1p. spread:
+    newest: [N] log1p of the newest value known at each origin. parts: [N, K, H] in log1p. spread:
     [N, H, Q] distance of quantiles from the median in log1p, 0 or more. features: [N, H, FEATURES - 1] counts for the
     mean (the first column is filled in here). learning: False combines with what is known and remembers nothing.
     H may exceed the horizons of the state, at least those must be given: later steps are treated like its last.
@@ -320,7 +320,7 @@ def _bound(state: PoolState, rules: CombinationRules, h: int, q: int, point: flo
     if known >= rules.window_least:
         rank = min(max((1 - state.adapted[h, q]) * (known + 1) - 1, 0.0), known - 1.0)
         low = min(int(rank), known - 2)
-        # Two neighbours in order are all that is needed of it.
+        # Only the two neighbouring order statistics are needed.
         parted = np.partition(state.scores[h, q, :known], low + 1)
         below, above = parted[: low + 1].max(), parted[low + 1]
         factor = max(below + (above - below) * (rank - low), 0.0)

@@ -156,7 +156,7 @@ def switch(
     run: Annotated[Path, typer.Option(metavar="RUN", help="Run folder of the evaluation that is at work.")],
     quiet: QuietOption = False,
 ) -> None:
-    """Let another policy decide in a run on a real cluster, while its jobs go on training."""
+    """Switch the policy of a run on a real cluster, while its jobs continue to train."""
     from time import monotonic, sleep
 
     from rlpto.policies.registry import make_policy

@@ -82,7 +82,7 @@ def logs(
 
 @app.command("cancel", epilog="Example: rlpto job cancel jaxmt3k52qpb7")
 def cancel(job: JobArgument, service: ServiceOption = None, certificate: CertificateOption = None) -> None:
-    """Let a job end; what it has reported stays."""
+    """Cancel a job; its reports are kept."""
     with connect(service, certificate) as client:
         found = client.cancel(job)
     over = found["state"] in ENDED

@@ -1,4 +1,4 @@
-"""`rlpto profiles`: the measured models, the fit that made them, and what they predict of a training."""
+"""`rlpto profiles`: the measured models, the fit behind them, and their predictions for a training."""
 
 from __future__ import annotations
 

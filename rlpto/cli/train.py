@@ -76,7 +76,7 @@ def train(
 ) -> None:
     """Train an agent on the training windows of an experiment, and check it on the validation windows.
 
-    Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to go on from.
+    Checkpoints, TensorBoard's events and tables go to the run's folder. Ctrl-C leaves a checkpoint to continue from.
     """
     changes = [*(set_ or ()), *([] if seed is None else [f"agent.seed={seed}"])]
     if cluster is TrainWhere.ray:
@@ -148,7 +148,7 @@ def _fine_tune(
     fresh: bool,
     quiet: bool,
 ) -> None:
-    """Let the agent of a run go on learning on a real cluster. Raises ConfigError for options that make no sense."""
+    """Fine-tune the agent of a run on a real cluster. Raises ConfigError for options that do not apply."""
     from rlpto.experiments.finetune import FOLDER, fine_tune_run
 
     if config is None:

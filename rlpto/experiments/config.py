@@ -151,9 +151,9 @@ class KnowledgeSettings(Settings):
     """What policies know about jobs."""
 
     mode: Literal["exact", "noisy", "online"] = "exact"
-    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so that
-    the epochs of a job are those it has done and an estimate of those it has left; online:
-    what jobs have observed of themselves so far. They also choose their batch sizes by that."""
+    """exact: the true profile (an oracle); noisy: the profile with the errors below, drawn once for each job, so
+    that the epochs of a job are those done plus an estimate of those left; online: the observations that jobs have made
+    of themselves so far, by which they also choose their batch sizes."""
     fits: Literal["own", "shared"] = "own"
     """online, simulated jobs; own: each job fits its own observations; shared: jobs of a model share theirs."""
     remaining: RemainingKnowledge = "declared"

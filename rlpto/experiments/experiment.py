@@ -104,7 +104,7 @@ class Experiment:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that a workload may draw from: where there are programs of real jobs, those."""
+        """Models that a workload may draw from: the programs of real jobs, if there are any."""
         return tuple(sorted(self.config.ray.programs)) or self.profiles.models
 
     @cached_property
@@ -278,7 +278,7 @@ class Experiment:
 
     @cached_property
     def forecasts(self) -> WindowForecasts | None:
-        """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for a model of no use."""
+        """Forecasts for the windows; None if nothing is forecast. Raises ConfigError for an unusable model."""
         settings = self.config.forecast
         past = self._window_traces.past
         return None if settings.mode == "off" else WindowForecasts(settings, self.shape.capacity, past)

@@ -1,4 +1,4 @@
-"""`rlpto train --cluster ray`: an agent that was trained in simulation goes on learning on real jobs."""
+"""`rlpto train --cluster ray`: fine-tune on real jobs an agent that was trained in simulation."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def begin_run(folder: Path, config: Config, facts: Mapping[str, object] = Mappin
 
 
 def config_file(folder: Path) -> Path:
-    """The file with the configuration of a run. Raises ConfigError if the folder is none."""
+    """The file with the configuration of a run. Raises ConfigError if the folder is not a run's."""
     path = folder / CONFIG_FILE
     if not file_there(path):
         raise ConfigError(f"{folder}: no {CONFIG_FILE} there, expected a folder that `rlpto` has written")
@@ -50,7 +50,7 @@ def config_file(folder: Path) -> Path:
 
 
 def read_run_config(folder: Path) -> Config:
-    """The configuration of a run. Raises ConfigError if the folder is none or has one of another version."""
+    """The configuration of a run. Raises ConfigError if the folder is not a run's or has one of another version."""
     return load_config(config_file(folder))
 
 

@@ -104,7 +104,7 @@ def run_sweep(
     resume: bool,
     quiet: bool,
 ) -> list[dict[str, Any]]:
-    """Let Ray Tune run, or go on with, the trials; a row for each that has finished, best first, and in TABLE.
+    """Run or continue the trials with Ray Tune; a row for each finished one, best first, also written to TABLE.
 
     at_once: trainings side by side. Raises ConfigError if all trials failed, and Interrupted if none has finished.
     """

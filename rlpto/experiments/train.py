@@ -1,4 +1,4 @@
-"""Trainings in folders of their own: one agent, or several with different seeds. Imports torch."""
+"""Trainings in separate folders: one agent, or several with different seeds. Imports torch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def train_folder(run: Path, *, progress: bool, on_progress: Callable[[Status], N
 def train_run(
     config: Config, folder: Path, *, resume: bool, progress: bool, on_progress: Callable[[Status], None] | None = None
 ) -> TrainingResult:
-    """Train the agent of a configuration, or go on; the folder has its configuration already.
+    """Train the agent of a configuration, or continue; the folder has its configuration already.
 
     progress: show a bar while baselines run. Raises KeyboardInterrupt if Ctrl-C came before it could stop in good
     order, and what is wrong with the experiment or the checkpoint.
@@ -231,7 +231,7 @@ def has_checkpoints(run: Path) -> bool:
 
 
 def has_begun(run: Path) -> bool:
-    """True if there is something in a run, or one of its seeds, to go on from: a checkpoint, or generations."""
+    """True if a run, or one of its seeds, can be continued: it has a checkpoint, or generations."""
     return any(file_there(folder / name) for folder in members(run) for name in (LAST, EVOLUTION))
 
 
