@@ -94,7 +94,7 @@ class CommandedJob:
             raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
 
     def steps(self, more: int) -> JobReport:
-        """The report after `steps` more steps."""
+        """The report after `more` more steps."""
         start = self.report().step
         return self.until(lambda now: now.step >= start + more)
 
