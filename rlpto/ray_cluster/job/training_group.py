@@ -24,7 +24,8 @@ from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
 
 HANG_HEARTBEAT_TIMEOUTS, HANG_STEPS = 3.0, 10.0
-"""Heartbeat timeouts and usual step times, added up, without a step after which an answering worker counts as hanging."""
+"""Heartbeat timeouts and usual step times, added up, without a step after which a worker that answers counts as
+hanging."""
 
 BETWEEN_STEPS_TIMEOUT_S = 60.0
 """Longest time for operations between steps: meeting in a group, waiting for servers, handing over state."""

@@ -65,7 +65,7 @@ def _timed(pids: Collection[int]) -> dict[int, int]:
 
 
 def _is_of_head(arguments: list[str]) -> bool:
-    """The raylet of the head is started with the flag; the others are programs that only a head has."""
+    """The raylet of the head is started with `--head`; the others are programs that only a head has."""
     programs = ("gcs_server", "dashboard.py", "monitor.py")
     return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
 
