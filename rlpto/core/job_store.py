@@ -80,7 +80,7 @@ class JobStore:
         if len(jobs) and records["max_gpus"].max() > tables.max_gpus:
             worst = jobs[int(records["max_gpus"].argmax())]
             raise JobError(f"job {worst.name}: max_gpus {worst.max_gpus}, but speed tables end at {tables.max_gpus}")
-        records["type_index"] = records["told_type"] = [index[job_type] for job_type in types]
+        records["type_index"] = records["believed_type"] = [index[job_type] for job_type in types]
         records["scale"] = tables.samples[records["type_index"]] / records["data_size"]
         records["start_time"] = records["finish_time"] = records["measured_accuracy"] = np.nan
         records["reached"] = np.nan

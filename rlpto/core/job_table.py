@@ -17,7 +17,7 @@ NO_BATCH_SIZE = -1
 """In place of a batch size where a job has no further one to choose from."""
 
 NO_NOISE = np.zeros((0, 0))
-"""In place of factors: what is told is true."""
+"""In place of factors: what is believed is true."""
 
 STRICT: FloatArray = np.zeros(0)
 """In place of weights of the classes: a higher class comes first, whatever the weight of a lower one."""
@@ -30,11 +30,11 @@ def seconds_for(work: FloatArray, speed: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Told:
+class BelievedSpeeds:
     """What a table's speeds and remaining work are made of, for its n rows.
 
-    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of what is told, [n]
-    each, or None.
+    tables: `type_index` [n] are types of theirs. scale: [n] factor on their rates. noise: errors of beliefs, [n] each,
+    or None.
     """
 
     tables: SpeedTables
@@ -48,7 +48,7 @@ class JobTable:
 
     Column attributes: those of `VIEW`, [n] each; and speed. Further ones are properties below.
     store, tables: where they are gathered from. index: [n] positions of the jobs in the store. effective_priority: [n]
-    priority class after aging. noise: errors of what is told, or None. left: epochs [n] that policies are told
+    priority class after aging. noise: errors of what is believed, or None. left: epochs [n] that are believed
     jobs number [n] have left; None: the truth. class_weights: [3] by which classes weigh, high to low; or STRICT.
     """
 
@@ -145,12 +145,12 @@ class JobTable:
         self.__dict__[name] = found  # found without this function from now on
         return found
 
-    def told(self) -> Told:
+    def believed(self) -> BelievedSpeeds:
         """What `speed` and `remaining` are made of; only both together, with the noise, are known to a policy."""
         noise = self._noise
         if noise is not None:
             noise = EstimateNoise(noise.remaining[self.index], noise.speed[self.index], noise.scaling[self.index])
-        return Told(self._tables, self.type_index, self.scale, noise)
+        return BelievedSpeeds(self._tables, self.type_index, self.scale, noise)
 
     def types_at(self, batch_size: IntArray, servers: IntArray | None = None) -> IntArray:
         """[n] types of the jobs once a scheduler has chosen batch_size and servers [n]; see `SpeedTables.types_at`."""
@@ -231,7 +231,7 @@ class JobTable:
         if self._noise is None and self._tables.known_speed is None:
             # The whole table of speeds would be fifty times the work for one entry a job.
             row = self._tables.packed_rows(self._gpus_per_node)[self.type_index, gpus]
-            speed = self._tables.told_rates[row, self.epoch] * self.scale
+            speed = self._tables.shown_rates[row, self.epoch] * self.scale
         else:
             speed = self.speed[np.arange(len(self)), gpus]
         return seconds_for(self.remaining, speed)
@@ -265,7 +265,7 @@ class JobTable:
         jobs = self.store.records
         fill_limits(jobs, self.index, self.effective_priority, not len(self._class_weights), view)
         curves = (tables.accuracy, tables.accuracy_ahead)
-        fill_estimates(jobs, tables.facts, *curves, tables.told_remaining, noise, view)
+        fill_estimates(jobs, tables.facts, *curves, tables.shown_remaining, noise, view)
         if self._left is not None:
             left = self._left(self.index)
             if tables.known_remaining is not None:  # in a unit of its own, of a whole training
@@ -294,7 +294,7 @@ class JobTable:
         noise = NO_NOISE if self._noise is None else self._noise.factors(tables.max_gpus + 1)
         speed = np.empty((len(records), tables.max_gpus + 1))
         rows = tables.packed_rows(self._gpus_per_node) if rows is None else rows
-        fill_speed(records, tables.told_rates, rows, tables.told_speed, noise, tables.max_gpus, speed)
+        fill_speed(records, tables.shown_rates, rows, tables.shown_speed, noise, tables.max_gpus, speed)
         return speed
 
     def _gather_batch_sizes(self) -> IntArray:

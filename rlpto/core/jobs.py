@@ -112,7 +112,7 @@ JOB = np.dtype(
         ("data_size", "f8"),
         ("base_progress", "f8"),
         ("type_index", "i8"),
-        ("told_type", "i8"),
+        ("believed_type", "i8"),
         ("measured_accuracy", "f8"),
         ("row", "i8"),
         ("rescales", "i8"),
@@ -131,13 +131,13 @@ Given by the workload:
     submit_time [s], epochs, data_size [samples], requested_gpus, min_gpus, max_gpus, priority,
     type_index (into the speed tables), scale (profile samples / data_size: factor on rates).
     stop_epoch: epochs after which a simulated job has finished, `epochs` unless it stops early; a fact of the future,
-    which nobody is told and no snapshot holds.
+    which no policy knows and no snapshot holds.
 Changed by any cluster:
     gpus (held now), progress [epochs], rescale_left [s], attained_service [GPU-s],
     start_time [s] (first GPU; NaN before), finish_time [s] (NaN before), rescales, peak_gpus (most held so far),
     wait_start [s]: since when the job holds no GPUs (NaN while it holds some).
     reached [s]: when it had first gained each of ACCURACY_LEVELS of the accuracy it can gain (NaN before).
-    told_type: job type in the tables that policies are told of; measured_accuracy: in [0, 1], shown in place of the
+    believed_type: job type in the tables that policies are shown; measured_accuracy: in [0, 1], shown in place of the
     profile's curve; NaN: not measured.
 Changed by the queue:
     risen: classes the job has risen by waiting.
@@ -202,7 +202,7 @@ accuracy_ahead: largest share of all it can gain per share of the work left, ove
 
 @dataclass(frozen=True)
 class EstimateNoise:
-    """Errors of what policies are told, per job of the store ([M] each).
+    """Errors of what policies believe, per job of the store ([M] each).
 
     remaining: factor on the remaining work. speed: factor on the speed at any number of GPUs.
     scaling: exponent e of a further factor k**e on the speed with k GPUs.
@@ -258,7 +258,7 @@ def fill_estimates(
     noise: FloatArray,
     view: AnyArray,
 ) -> None:
-    """Fill the other columns of view [n] VIEW, whose index is filled, with what is told of jobs [M] JOB.
+    """Fill the other columns of view [n] VIEW, whose index is filled, with what is believed of jobs [M] JOB.
 
     types: [T] TYPE. curves: [T, P + 1] accuracy. ahead: [T, P] `SpeedTables.accuracy_ahead`.
     known_remaining: [T, P] or empty: work left is counted in epochs.
@@ -267,7 +267,7 @@ def fill_estimates(
     for i in range(len(view)):
         row = view[i]
         job = jobs[row.index]
-        kind = job.told_type
+        kind = job.believed_type
         epochs = types[kind].epochs
         epoch = min(int(job.progress), epochs - 1)
         left = known_remaining[kind, epoch] if known_remaining.size else job.epochs - job.progress

@@ -1,4 +1,4 @@
-"""What policies are told of the work that a job has left: what it declares, what like jobs needed, or nothing."""
+"""What policies believe of the work that a job has left: what it declares, what like jobs needed, or nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LEAST_EPOCHS = 1.0
 """Of a job that has not trained so long, as much is taken to be left."""
 
 
-def told_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray, index: IntArray) -> FloatArray:
-    """[n] epochs that jobs number `index` [n] of the store are told to have left.
+def believed_remaining(knowledge: RemainingKnowledge, store: JobStore, own: IntArray, index: IntArray) -> FloatArray:
+    """[n] epochs that jobs number `index` [n] of the store are believed to have left.
 
     declared: the truth. unknown: as much again as they have done, which is what a heavy tail suggests. learnt: up to
     the mean length of finished jobs of the same type that were longer than what the job has done, else as if unknown;

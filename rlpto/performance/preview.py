@@ -60,7 +60,7 @@ def predict_training(
     for kind, metric in enumerate(metrics):
         bounds = band or METRICS[metric].band
         seconds = _training_seconds(tables, kind, tables.rates, gpus_per_node)
-        told = _training_seconds(tables, kind, tables.told_rates, gpus_per_node)
+        told = _training_seconds(tables, kind, tables.shown_rates, gpus_per_node)
         utility = told[1] / told[1:] / np.arange(1, len(told))
         best = chosen_gpus(utility, gpus, bounds)
         found += [

@@ -211,22 +211,22 @@ class SpeedTables:
         return self._choices(np.arange(len(self.own)))
 
     @property
-    def told_remaining(self) -> FloatArray:
+    def shown_remaining(self) -> FloatArray:
         """`known_remaining` for compiled code: empty if it is None."""
         return _UNKNOWN if self.known_remaining is None else self.known_remaining
 
     @property
-    def told_speed(self) -> FloatArray:
+    def shown_speed(self) -> FloatArray:
         """`known_speed` for compiled code: empty if it is None."""
         return _UNKNOWN if self.known_speed is None else self.known_speed
 
     @cached_property
     def accuracy_ahead(self) -> FloatArray:
         """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy_ahead`."""
-        return accuracy_ahead(self.accuracy, self.epochs, self.told_remaining)
+        return accuracy_ahead(self.accuracy, self.epochs, self.shown_remaining)
 
     @property
-    def told_rates(self) -> FloatArray:
+    def shown_rates(self) -> FloatArray:
         """[R, P] epochs per second that policies see."""
         return self.rates if self.score_rates is None else self.score_rates
 

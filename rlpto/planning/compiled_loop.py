@@ -30,7 +30,7 @@ class Loop(NamedTuple):
 
     world: the simulators. current: [B] workload that each cluster runs.
     shown: [B, M] `VIEW` of its active jobs in queue order, and speed: [B, M, K + 1] theirs: as `look_around`
-    left them. packed: [T, K + 1] rows of the speed tables, and told_rates: [R, P] theirs. accuracy_ahead: [T, P].
+    left them. packed: [T, K + 1] rows of the speed tables, and shown_rates: [R, P] theirs. accuracy_ahead: [T, P].
     known_remaining, known_speed: as in the speed tables, or empty.
     noise: [W, M, 2 + K + 1] factors on remaining, on speed, and further on speed with 0..K GPUs; or empty.
     reserve: [W, T] GPUs to hold back from second t x `reserve_step` on, or empty.
@@ -46,7 +46,7 @@ class Loop(NamedTuple):
     shown: AnyArray
     speed: FloatArray
     packed: IntArray
-    told_rates: FloatArray
+    shown_rates: FloatArray
     accuracy_ahead: FloatArray
     known_remaining: FloatArray
     known_speed: FloatArray
@@ -73,7 +73,7 @@ def build_loop(
     reserve: IntArray = NO_RESERVE,
     reserve_step: float = 1.0,
 ) -> Loop:
-    """The loop of a world. tables: what policies are told. noise, reserve, reserve_step: as in `Loop`."""
+    """The loop of a world. tables: what policies are shown. noise, reserve, reserve_step: as in `Loop`."""
     count, most = world.jobs.shape
     packed = tables.packed_rows(gpus_per_node)
     return Loop(
@@ -82,10 +82,10 @@ def build_loop(
         shown=np.zeros((count, most), dtype=VIEW),
         speed=np.zeros((count, most, packed.shape[1])),
         packed=packed,
-        told_rates=np.ascontiguousarray(tables.told_rates),
+        shown_rates=np.ascontiguousarray(tables.shown_rates),
         accuracy_ahead=tables.accuracy_ahead,
-        known_remaining=tables.told_remaining,
-        known_speed=tables.told_speed,
+        known_remaining=tables.shown_remaining,
+        known_speed=tables.shown_speed,
         noise=noise,
         reserve=reserve,
         reserve_step=reserve_step,
@@ -109,7 +109,7 @@ def look_around(loop: Loop, b: int) -> None:
     view, speed = loop.shown[b, :n], loop.speed[b, :n]
     fill_estimates(w.jobs[b], w.types, w.accuracy, loop.accuracy_ahead, loop.known_remaining, noise, view)
     # Nothing looks beyond a job's own limit, and every entry is a stride away in memory.
-    fill_speed(view, loop.told_rates, loop.packed, loop.known_speed, noise, 0, speed)
+    fill_speed(view, loop.shown_rates, loop.packed, loop.known_speed, noise, 0, speed)
     if loop.converging[0] < 1:
         shrink_converging(view, loop.converging[0], loop.converging[1])
 

@@ -23,7 +23,7 @@ from rlpto.io.cores import cores
 from rlpto.io.settings import Settings
 from rlpto.planning.compiled_loop import Loop
 from rlpto.planning.rollout import Start, copy_of, roll_out
-from rlpto.planning.scene import Scenes
+from rlpto.planning.rollout_state import RolloutStates
 from rlpto.policies.index import Index
 from rlpto.policies.index_weights import SLOPE_FEATURES, STEERING_FEATURES, IndexWeights, load_weights
 from rlpto.policies.steering import steer
@@ -90,13 +90,13 @@ class Planner(BasePolicy[PlannerOptions]):
         self._named = [load_weights(path)[None] for path in self.options.candidates]
         weights = self.options.weights or reward or RewardWeights()
         known = (queue or QueueSettings(), simulator or SimulatorSettings(), self.options.interval)
-        self._scenes = Scenes(*known, follow_accuracy=weights.shortfall > 0)
+        self._rollout_states = RolloutStates(*known, follow_accuracy=weights.shortfall > 0)
         self._reward = weights.record()
         self.reset(0)
 
     def reset(self, seed: int) -> None:
         """Forget the plan that stands, and the jobs that were planned for."""
-        self._scenes.forget()
+        self._rollout_states.forget()
         self._rng = np.random.default_rng([seed, 3])
         self._plan = self._base
         self._seen: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class Planner(BasePolicy[PlannerOptions]):
         if len(state.jobs) == 1:
             return self._base
         candidates = self._candidates()
-        cost = self._costs(*self._scenes.build(state), candidates)
+        cost = self._costs(*self._rollout_states.build(state), candidates)
         best: FloatArray = candidates[int(np.where(np.isnan(cost), np.inf, cost).argmin())]
         return best
 

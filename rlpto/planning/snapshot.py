@@ -1,8 +1,8 @@
 """The state of a cluster as it is known at one moment, and a scratch cluster that goes on from it.
 
-Known is what policies are told: with exact knowledge the true speeds, with noisy knowledge those with their errors, on
+Known is what policies are shown: with exact knowledge the true speeds, with noisy knowledge those with their errors, on
 a real cluster with `online` what jobs have reported. Nothing else is in a snapshot: no jobs that have yet to come, no
-failures to come, and no speed that nobody was told.
+failures to come, and no speed that was not shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from rlpto.core.cluster import Cluster, ClusterShape, ClusterState, Placement
 from rlpto.core.job_store import JobStore
-from rlpto.core.job_table import Told
+from rlpto.core.job_table import BelievedSpeeds
 from rlpto.core.jobs import Job
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.performance.tables import NO_TYPE, SpeedTables, elapsed_from_rates
@@ -23,7 +23,7 @@ from rlpto.simulator.settings import SimulatorSettings
 IDLE_POINTS = 500
 """Decision points in a row at which no job holds GPUs, after which none is expected to start any more."""
 AT_ONCE = 1e12
-"""Epochs per second where what is told leaves no work to an epoch."""
+"""Epochs per second where what is believed leaves no work to an epoch."""
 
 
 class ScratchCluster(SimulatedCluster):
@@ -49,7 +49,7 @@ class Snapshot:
 
     time [s]. shape: nodes, up and down. index: [n] number of each job in the cluster's workload. jobs: as they were
     submitted. columns: how far they are. placement: where they hold GPUs.
-    tables: speeds as they are told; columns.type_index and columns.scale belong to them.
+    tables: speeds as they are believed; columns.type_index and columns.scale belong to them.
     """
 
     time: float
@@ -74,9 +74,9 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
     rows = np.argsort(state.jobs.index, kind="stable")
     table = state.jobs.reordered(rows, state.jobs.effective_priority[rows])
     columns, placement = table.columns(), cluster.placement(table.index)
-    told = known_speeds(table.told(), state.gpus_per_node)
-    columns.type_index[:] = columns.told_type[:] = told.type_index
-    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = told.scale, placement.pausing, np.nan
+    believed = known_speeds(table.believed(), state.gpus_per_node)
+    columns.type_index[:] = columns.believed_type[:] = believed.type_index
+    columns.scale[:], columns.rescale_left[:], columns.measured_accuracy[:] = believed.scale, placement.pausing, np.nan
     return Snapshot(
         time=state.time,
         shape=state.shape,
@@ -84,24 +84,24 @@ def take_snapshot(cluster: Cluster, state: ClusterState) -> Snapshot:
         jobs=tuple(cluster.jobs[job] for job in table.index.tolist()),
         columns=columns,
         placement=placement,
-        tables=told.tables,
+        tables=believed.tables,
     )
 
 
-def known_speeds(told: Told, gpus_per_node: int) -> Told:
+def known_speeds(believed: BelievedSpeeds, gpus_per_node: int) -> BelievedSpeeds:
     """Tables by which n jobs train as fast as is believed, each of a type of its own; without errors of estimates.
 
     Where the truth is known and the tables are not rewritten as jobs learn, these are the tables as they are.
     """
-    tables, noise = told.tables, told.noise
+    tables, noise = believed.tables, believed.noise
     rewritten = tables.elapsed.size == 0  # as jobs learn, so that a copy is needed
     if noise is None and tables.known_speed is None and not rewritten:
-        return told
-    count = len(told.type_index)
-    choices = tables.variants[told.type_index]
+        return believed
+    count = len(believed.type_index)
+    choices = tables.variants[believed.type_index]
     job, column = np.nonzero(choices != NO_TYPE)  # every job has types of its own, one for each of its variants
     kind, own = choices[job, column], np.searchsorted(job, np.arange(count))
-    present = np.flatnonzero(kind == told.type_index[job])
+    present = np.flatnonzero(kind == believed.type_index[job])
     rates = _known_rates(tables, tables.rates, kind, gpus_per_node)
     score = tables.score_rates
     score = None if score is None else _known_rates(tables, score, kind, gpus_per_node)
@@ -122,14 +122,14 @@ def known_speeds(told: Told, gpus_per_node: int) -> Told:
             speed[:, 1:] *= by_gpus
             remaining *= noise.remaining[job][:, None]
         known = replace(tables_of_jobs, known_speed=speed, known_remaining=remaining)
-        return Told(known, present, np.ones(count), None)
-    return Told(tables_of_jobs, present, told.scale, None)
+        return BelievedSpeeds(known, present, np.ones(count), None)
+    return BelievedSpeeds(tables_of_jobs, present, believed.scale, None)
 
 
 def _known_rates(tables: SpeedTables, table: FloatArray, kind: IntArray, gpus_per_node: int) -> FloatArray:
     """[n, S, K, P] epochs per second of types `kind` [n] by nodes spanned, GPUs from 1 on and epoch, without errors.
 
-    table: [R, P] rates of the tables, or those told; where work and speed are known in units of their own, these count.
+    table: [R, P] rates of the tables, or those shown; work and speed that are known in units of their own go first.
     """
     if tables.known_speed is None or tables.known_remaining is None:
         row, gpus = tables.row[kind].astype(np.int64), np.arange(tables.max_gpus + 1)

@@ -18,7 +18,7 @@ from rlpto.core.records import INTERVAL, AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.errors import ConfigError, JobError
-from rlpto.knowledge.remaining import told_remaining
+from rlpto.knowledge.remaining import believed_remaining
 from rlpto.performance.tables import SpeedTables
 from rlpto.simulator.arrays import CHANGE, build_world, with_jobs
 from rlpto.simulator.failures import schedule_failures
@@ -121,7 +121,7 @@ class SimulatedCluster:
         self._settings = settings
         self._noise, left, beliefs = knowledge.noise, knowledge.remaining, knowledge.beliefs
         self.store = store
-        self._left = None if left == "declared" else partial(told_remaining, left, store, tables.own)
+        self._left = None if left == "declared" else partial(believed_remaining, left, store, tables.own)
         self._online: OnlineJobs | None = None
         if beliefs is not None:
             above, shared = settings.change_batch_above, knowledge.shared_fits
@@ -236,9 +236,9 @@ class SimulatedCluster:
 
     def table_of(self, index: IntArray) -> JobTable:
         """The table of any jobs of the workload, finished ones too."""
-        told = self.tables if self._online is None else self._online.tables
+        shown = self.tables if self._online is None else self._online.tables
         gpus_per_node, classes = self._shape.gpus_per_node, self.store.priority[index]
-        return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
+        return JobTable(self.store, shown, index, classes, gpus_per_node, self._noise, self._left)
 
     def apply(self, state: ClusterState, allocation: Allocation) -> None:
         """Carry out an allocation that `rlpto.core.queues.Queue.admit` has let through for the present state."""
@@ -264,7 +264,7 @@ class SimulatedCluster:
             if allocation.placement is not None and len(self.tables.kinds) > 1:
                 types = self._online.take_kinds(index, kinds_of(allocation.placement, self._shape))
                 choose_types(self._world, 0, index, types)
-                self._online.tell_kinds(index)
+                self._online.show_kinds(index)
             return nobody
         on_kinds = allocation.placement is not None and len(self.tables.kinds) > 1
         if allocation.batch_size is None and allocation.servers is None and not (self._types_chosen or on_kinds):
@@ -318,7 +318,7 @@ class SimulatedCluster:
         self._see(outlook(self._world, 0))
 
     def _learn(self) -> None:
-        """Running jobs look at what they have observed; what policies are told follows."""
+        """Running jobs look at what they have observed; what policies are shown follows."""
         if self._online is None:
             return
         active = self._world.active[0, : self.active_jobs]
@@ -328,7 +328,7 @@ class SimulatedCluster:
             if record["gpus"] and self._online.observe(job, joined=bool(record["grow_left"] == 0)):
                 self._write_row(int(record["row"]), self._online.speeds(job))
                 reread_row(self._world, 0, job)
-        self._online.tell()
+        self._online.refresh()
 
     def _write_row(self, row: int, rates: FloatArray) -> None:
         """Write a job's own row of the speed tables: epochs per second in every epoch."""

@@ -11,9 +11,9 @@ from rlpto.simulator.online import FactsCache
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What policies are told, and what jobs know of themselves; without arguments the truth.
+    """What policies know, and what jobs know of themselves; without arguments the truth.
 
-    noise: errors of what policies are told, or None. remaining: what they are told of remaining work, see
+    noise: errors of what policies believe, or None. remaining: what they believe of remaining work, see
     `knowledge.remaining`. beliefs: what jobs choose from, where they know of their speeds only what they observe, as
     policies do; None: all know the truth. shared_fits: with beliefs, jobs of a type share them.
     """

@@ -1,6 +1,6 @@
-"""Simulated jobs that know themselves: each is told nothing of its speed, but fits what it observes as it trains.
+"""Simulated jobs that know themselves: each knows nothing of its speed at first, and fits what it observes.
 
-The truth is a row of speeds for each job, rewritten whenever its batch may have changed; what policies are told are
+The truth is a row of speeds for each job, rewritten whenever its batch may have changed; what policies are shown are
 speed tables in which every active job is a type of its own.
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 
 from rlpto.core.job_store import JobStore
 from rlpto.core.jobs import Job
-from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.knowledge.beliefs import SPANS, ThroughputBelief, choose, choose_again, follow_choices
+from rlpto.io.arrays import FloatArray, IntArray
+from rlpto.knowledge.beliefs import ThroughputBelief, choose, choose_again, follow_choices
+from rlpto.knowledge.job_types import COPIED, with_job_types
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
@@ -24,7 +25,7 @@ ROWS_PER_JOB = 2
 STAGES = 8
 """Parts of what a job has left, in each of which it is expected to see other gradient statistics."""
 FIRST_SLOTS = 32
-"""Active jobs that the told tables have room for at first; twice as many whenever they run out."""
+"""Active jobs that the shown tables have room for at first; twice as many whenever they run out."""
 
 
 @dataclass
@@ -75,8 +76,8 @@ class OnlineJobs:
     """Beliefs of all jobs of a simulated cluster.
 
     jobs: as in the store. truth: speed tables of the workload. shared: jobs of a type share one fit and what they have
-    seen. change_above: as `SimulatorSettings.change_batch_above`. tables: what policies are told; `told_type` of active
-    jobs in the store are types of it.
+    seen. change_above: as `SimulatorSettings.change_batch_above`. tables: what policies are shown; `believed_type` of
+    active jobs in the store are types of it.
     """
 
     def __init__(
@@ -125,11 +126,11 @@ class OnlineJobs:
         found: IntArray = np.where(kind < 0, types, self._truth.by_kind[types, np.maximum(kind, 0)])
         return found
 
-    def tell_kinds(self, index: IntArray) -> None:
-        """Jobs number `index` are told of as on the kinds of their true types."""
+    def show_kinds(self, index: IntArray) -> None:
+        """Jobs number `index` are shown on the kinds of their true types."""
         slots = np.array([self._slots[job] for job in index.tolist()], dtype=np.int64)
         records = self._store.records
-        records["told_type"][index] = slots + self._truth.kind[records["type_index"][index]]
+        records["believed_type"][index] = slots + self._truth.kind[records["type_index"][index]]
 
     def seen_by(self, job: int) -> tuple[float, float] | None:
         """Gradient statistics (squared norm, variance) that a job saw last, or one like it; None: nobody has."""
@@ -138,10 +139,10 @@ class OnlineJobs:
     # as jobs come and go
 
     def meet(self, active: IntArray) -> None:
-        """Give every active job a type in the told tables, and take it from those that have finished."""
+        """Give every active job a type in the shown tables, and take it from those that have finished."""
         present = set(active.tolist())
         for job in [job for job in self._slots if job not in present]:
-            self._store.records["told_type"][job] = self._store.records["type_index"][job]
+            self._store.records["believed_type"][job] = self._store.records["type_index"][job]
             self._free.append(self._slots.pop(job))
             self.stop(job)
         for job in present - self._slots.keys():
@@ -149,11 +150,11 @@ class OnlineJobs:
                 self._grow()
             slot = self._slots[job] = self._free.pop()
             kind = self._store.records["type_index"][job]
-            self._store.records["told_type"][job] = slot + self._truth.kind[kind]
-            for name in ("accuracy", "epochs", "samples", "rescale_delay"):
+            self._store.records["believed_type"][job] = slot + self._truth.kind[kind]
+            for name in COPIED:
                 getattr(self.tables, name)[slot : slot + self._variants] = getattr(self._truth, name)[kind]
             self.tables.__dict__.pop("facts", None)
-            self._tell(job)
+            self._write(job)
 
     def observe(self, job: int, *, joined: bool) -> bool:
         """True if a running job has trained since it was last asked. It sees its steps and their noise, and fits them
@@ -188,7 +189,7 @@ class OnlineJobs:
         return True
 
     def _note(self, job: int, seen: tuple[float, float], *, refitted: bool) -> None:
-        """A job has seen gradient statistics; whoever believes something else by that is to be told of anew."""
+        """A job has seen gradient statistics; jobs that believe something else by that are to be written again."""
         own = self.type_of(job)
         changed = seen != self._seen.get(job)
         self._seen[job] = self._seen_by_type[own] = seen
@@ -237,15 +238,15 @@ class OnlineJobs:
         self._running.pop(job, None)
         self._joining.pop(job, None)
 
-    def tell(self) -> None:
-        """Bring what policies are told up to date."""
+    def refresh(self) -> None:
+        """Bring what policies are shown up to date."""
         for job in self._stale & self._slots.keys():
-            self._tell(job)
+            self._write(job)
         self._stale.clear()
 
-    # the told tables
+    # the shown tables
 
-    def _tell(self, job: int) -> None:
+    def _write(self, job: int) -> None:
         """Write what a job believes into its rows."""
         seen = self.seen_by(job)
         worth = self._facts.source.epoch_samples(self.type_of(job).model)
@@ -298,43 +299,23 @@ class OnlineJobs:
         count = (len(self.tables.types) - len(self._truth.types)) // self._variants
         before = self.tables
         self.tables = self._with_slots(2 * count)
-        for name in ("accuracy", "epochs", "samples", "rescale_delay"):
+        for name in COPIED:
             old = getattr(before, name)
             getattr(self.tables, name)[: len(old)] = old
         self.tables.rates[: len(before.rates)] = before.rates
 
-    def _with_slots(self, slots: int) -> SpeedTables:
+    def _with_slots(self, jobs: int) -> SpeedTables:
         """The true tables, and behind them types for so many jobs, of each one for every kind of GPU."""
-        truth, spans, most, jobs = self._truth, SPANS, self._truth.max_gpus, slots
-        slots *= self._variants
-        kinds, rows, epochs = len(truth.types), len(truth.rates), truth.rates.shape[1]
-        row = np.zeros((kinds + slots, max(spans, truth.row.shape[1]), most + 1), dtype=np.int32)
-        row[:kinds] = truth.row[:, np.minimum(np.arange(row.shape[1]), truth.row.shape[1] - 1)]
-        own = rows + np.arange(slots * spans * most, dtype=np.int32).reshape(slots, spans, most)
-        row[kinds:, :, 1:] = own[:, np.minimum(np.arange(row.shape[1]), spans - 1)]
-        taken = set(self._slots.values())
-        firsts = kinds + self._variants * np.arange(jobs)
+        truth, taken = self._truth, set(self._slots.values())
+        types, kinds, sizes = len(truth.types), np.arange(self._variants), _sizes_of(truth)
+        firsts = types + self._variants * np.arange(jobs)
         self._free = [slot for slot in firsts[::-1].tolist() if slot not in taken]
-
-        def room(column: AnyArray) -> AnyArray:
-            return np.concatenate([column, np.repeat(column[:1], slots, axis=0)])
-
-        return SpeedTables(
-            types=(*truth.types, *(JobType("", -1 - slot) for slot in range(slots))),
-            own=np.concatenate([np.arange(kinds), np.repeat(firsts, self._variants)]),
-            batch_size=np.zeros(kinds + slots, dtype=np.int64),
-            kinds=truth.kinds,
-            kind=np.concatenate([truth.kind, np.tile(np.arange(self._variants), jobs)]),
-            node_gpus=np.concatenate([truth.node_gpus, np.tile(_sizes_of(truth), jobs)]),
-            rates=np.concatenate([truth.rates, np.ones((slots * spans * most, epochs))]),
-            elapsed=np.zeros((0, 0)),
-            row=row,
-            accuracy=room(truth.accuracy),
-            epochs=room(truth.epochs),
-            samples=room(truth.samples),
-            rescale_delay=room(truth.rescale_delay),
-            exact_keys=np.zeros(0, dtype=np.int64),
-            exact_rows=np.zeros(0, dtype=np.int32),
+        known = replace(truth, elapsed=np.zeros((0, 0)), known_remaining=None, known_speed=None, score_rates=None)
+        return replace(
+            with_job_types(known, jobs, self._variants),
+            own=np.concatenate([np.arange(types), np.repeat(firsts, self._variants)]),
+            kind=np.concatenate([truth.kind, np.tile(kinds, jobs)]),
+            node_gpus=np.concatenate([truth.node_gpus, np.tile(sizes, jobs)]),
         )
 
 

@@ -24,9 +24,9 @@ from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import prepare
 from rlpto.io.arrays import FloatArray
 from rlpto.io.errors import ConfigError
-from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
+from rlpto.knowledge.remaining import RemainingKnowledge, believed_remaining
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.scene import Scenes
+from rlpto.planning.rollout_state import RolloutStates
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
@@ -184,7 +184,7 @@ def test_a_scratch_cluster_runs_to_the_declared_end(left: RemainingKnowledge) ->
     give(cluster, [1])
     advance_to(cluster, 300.0)
     state = Queue(QueueSettings()).order(cluster.state())
-    rollout, _ = Scenes(QueueSettings(), SimulatorSettings()).build(state)
+    rollout, _ = RolloutStates(QueueSettings(), SimulatorSettings()).build(state)
     assert np.array_equal(rollout.world.jobs["stop_epoch"], rollout.world.jobs["epochs"])
     snapshot = take_snapshot(cluster, state)
     assert np.array_equal(snapshot.columns.stop_epoch, snapshot.columns.epochs)
@@ -198,10 +198,10 @@ def test_what_finished_jobs_trained_is_learnt_from() -> None:
     tables = flat_tables()
     store = JobStore.from_jobs([job(0, epochs=10.0, stop=StopRule(after=0.5)), job(1, epochs=10.0)], tables)
     store.finish_time[0], store.progress[0] = 700.0, store.stop_epoch[0]
-    (told,) = told_remaining("learnt", store, tables.own, np.array([1]))
+    (told,) = believed_remaining("learnt", store, tables.own, np.array([1]))
     assert told == store.stop_epoch[0] < 10
     store.progress[1] = 9.0  # longer than any that has finished
-    assert told_remaining("learnt", store, tables.own, np.array([1])).tolist() == [9.0]
+    assert believed_remaining("learnt", store, tables.own, np.array([1])).tolist() == [9.0]
 
 
 @given(

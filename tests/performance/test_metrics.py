@@ -72,8 +72,8 @@ def test_the_less_efficiency_counts_the_larger_the_batch_and_the_smaller_the_pro
 def test_goodput_and_efficiency_have_the_same_speeds_and_policies_are_told_the_truth() -> None:
     plain, efficient = tables_of("goodput"), tables_of("efficiency")
     np.testing.assert_array_equal(plain.rates, efficient.rates)
-    assert plain.told_rates is plain.rates
-    assert efficient.told_rates is efficient.rates
+    assert plain.shown_rates is plain.rates
+    assert efficient.shown_rates is efficient.rates
 
 
 def one_gpu(tables: SpeedTables) -> FloatArray:
@@ -83,7 +83,7 @@ def one_gpu(tables: SpeedTables) -> FloatArray:
 def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None:
     goodput, throughput = tables_of("goodput"), tables_of("throughput")
     alone, rows = one_gpu(throughput), throughput.packed_rows(4)
-    np.testing.assert_allclose(throughput.told_rates[alone], throughput.rates[alone])
+    np.testing.assert_allclose(throughput.shown_rates[alone], throughput.rates[alone])
     assert np.all(throughput.rates[1:] <= goodput.rates[1:] * (1 + 1e-12)), "progress is true"
     profiles = load_profiles(None)
     found = choose_batch(
@@ -95,21 +95,21 @@ def test_policies_are_told_the_score_in_units_of_the_rate_with_one_gpu() -> None
         None,
         0.0,
     )
-    told = throughput.told_rates[rows[2, [1, 16]], 0]
+    told = throughput.shown_rates[rows[2, [1, 16]], 0]
     assert told[1] / told[0] == pytest.approx(found.score[1, 15, 0] / found.score[0, 0, 0])
 
 
 def test_tables_of_several_metrics_leave_those_of_goodput_as_they_were() -> None:
     types = [JobType("cifar10", None, name) for name in METRIC_NAMES]
     mixed, plain = (compile_tables(load_profiles(None), some, 8, 4) for some in (types, types[:1]))
-    for rates, expected in ((mixed.rates, plain.rates), (mixed.told_rates, plain.rates)):
+    for rates, expected in ((mixed.rates, plain.rates), (mixed.shown_rates, plain.rates)):
         np.testing.assert_array_equal(rates[mixed.row[0]], expected[plain.row[0]])
 
 
 def test_a_fixed_batch_has_the_same_speeds_by_every_metric() -> None:
     plain, named = (tables_of(metric, batch_size=2048) for metric in ("goodput", "throughput"))
     np.testing.assert_array_equal(named.rates, plain.rates)
-    assert named.told_rates is named.rates
+    assert named.shown_rates is named.rates
 
 
 def test_batch_sizes_that_a_policy_chooses_are_told_by_the_metric() -> None:
@@ -117,7 +117,7 @@ def test_batch_sizes_that_a_policy_chooses_are_told_by_the_metric() -> None:
     for metric, best_is_largest in (("goodput", False), ("throughput", True)):
         tables = tables_of(metric, choose_batches=True, batch_size=128)
         rows = tables.packed_rows(4)[tables.batch_choices[0]]
-        told = tables.told_rates[rows[:, 4], 0]
+        told = tables.shown_rates[rows[:, 4], 0]
         assert (int(told.argmax()) == len(told) - 1) == best_is_largest
         assert told[0] == pytest.approx(tables.rates[rows[0, 4], 0]), "the job's own batch is told as it is"
 
@@ -149,7 +149,7 @@ def test_measured_speeds_by_metric(measured_folder: Path, batch: int | None) -> 
     if batch is None:
         assert np.any(throughput.rates < goodput.rates * 0.99)
     alone = one_gpu(throughput)
-    np.testing.assert_allclose(throughput.told_rates[alone], throughput.rates[alone])
+    np.testing.assert_allclose(throughput.shown_rates[alone], throughput.rates[alone])
 
 
 def test_a_job_advances_by_its_true_progress() -> None:

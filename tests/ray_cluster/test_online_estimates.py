@@ -123,7 +123,7 @@ class TestSpeed:
         seen = sizes((1, 1, 500.0), (4, 2, 1800.0))
         found = told(estimates(program, metric="throughput"), throughput=seen, noise_scale=10.0)
         rows = found.tables.packed_rows(PER_NODE)[0, [1, 4]]
-        assert found.tables.told_rates[rows, 0] * SAMPLES == pytest.approx([500.0, 1800.0])
+        assert found.tables.shown_rates[rows, 0] * SAMPLES == pytest.approx([500.0, 1800.0])
         assert packed(found)[3] * SAMPLES == pytest.approx(1800.0 * (10 + BATCH) / (10 + 4 * BATCH))
 
     def test_only_notable_news_is_worth_a_fit_and_one_at_a_time(self) -> None:

@@ -126,7 +126,7 @@ def test_jobs_that_share_what_they_see_expect_the_noise_that_others_met_later() 
             give(cluster, [4] * cluster.active_jobs)
             cluster.advance()
         row = cluster.state().jobs
-        known = row.told()
+        known = row.believed()
         rates = known.tables.rates[known.tables.packed_rows(4)[known.type_index[-1], 4]]
         ahead[shared] = rates[80] / rates[2]
     truth = tables().rates[tables().packed_rows(4)[tables().types.index(JobType("cifar10")), 4]]

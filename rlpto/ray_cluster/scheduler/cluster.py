@@ -18,7 +18,7 @@ from rlpto.core.records import AllocationChanges
 from rlpto.core.server_slots import check_servers_fit
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.errors import ClusterError, JobError, RlptoError
-from rlpto.knowledge.remaining import RemainingKnowledge, told_remaining
+from rlpto.knowledge.remaining import RemainingKnowledge, believed_remaining
 from rlpto.performance.tables import NO_TYPE, SpeedTables
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Nodes, Plan
 from rlpto.ray_cluster.scheduler.backend import Backend, NodeInfo
@@ -108,7 +108,7 @@ class RayCluster:
         self._commands = CommandLog(backend, database, self._specs, self._nodes.claims)
         self._rules = rules
         self._noise, self.estimates = knowledge.noise, knowledge.estimates
-        left_work = partial(told_remaining, knowledge.remaining, self.store, tables.own)
+        left_work = partial(believed_remaining, knowledge.remaining, self.store, tables.own)
         self._left = None if knowledge.remaining == "declared" else left_work
         if self.estimates is not None:
             self._tell_anew(self.estimates)
@@ -453,14 +453,14 @@ class RayCluster:
 
     def _tell_anew(self, estimates: OnlineEstimates) -> None:
         """Policies are told what is believed of each job now: jobs are of other types, by number."""
-        self.store.told_type[:] = estimates.type_of
+        self.store.believed_type[:] = estimates.type_of
         self.columns.delay = estimates.tables.rescale_delay[estimates.type_of]
         entries = self._commands.claims.entries
         self._take_planned_types({job: entries[job].planned for job in self.ids if job in entries})
 
     def _take_types(self, index: IntArray, types: IntArray) -> None:
         """What jobs number `index` [n] are told to be from now on: of types [n], by their batch sizes."""
-        self.store.told_type[index] = types
+        self.store.believed_type[index] = types
         if self.estimates is None:
             self.store.type_index[index] = types
 

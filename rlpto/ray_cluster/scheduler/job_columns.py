@@ -76,7 +76,7 @@ class JobColumns:
         self.accuracy: FloatArray = self.store.measured_accuracy
         self._first = self.tables.accuracy[kinds, 0]
         own = self.store.take(np.arange(len(kinds)))
-        own.told_type[:] = kinds  # of these tables, whatever policies are told of
+        own.believed_type[:] = kinds  # of these tables, whatever policies are told of
         self._curve = JobTable(own, self.tables, np.arange(len(kinds)), self.store.priority.copy(), 1)
         self._gainable = np.maximum(self._curve.final_accuracy - self._first, 1e-9)
 

@@ -55,7 +55,7 @@ class ServingCluster(RayCluster):
         self.columns.take_tables(tables)
         self.store = self.columns.store
         if self.estimates is None:
-            self.store.told_type[:] = self.store.type_index
+            self.store.believed_type[:] = self.store.type_index
 
     def _take_in(self) -> None:
         """Jobs and orders that have become known."""

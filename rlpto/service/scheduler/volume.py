@@ -154,5 +154,5 @@ def sampled_futures(futures: Futures, cluster: ServingCluster, state: ClusterSta
     """The futures as the predictor takes them. state: that the snapshot was taken of."""
     estimates = cluster.estimates
     measured = [estimates is None or estimates.is_measured(number) for number in snapshot.index.tolist()]
-    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.told_type)
+    found = as_believed(snapshot.tables.types, futures, cluster.jobs, state.jobs.store.believed_type)
     return Sampled(len(found.arrivals), found.jobs, np.where(measured, MEASURED, GUESSED))
