@@ -68,7 +68,7 @@ class GeneratedImages(ResNet):
     """Each class is a random picture; samples are that picture, faint, under noise.
 
     samples: for training. size: pixels of a side. channels, classes: of the data. signal: strength of the picture
-    beside noise of 1. data_seed: of the pictures. width, blocks, learning_rate: of the network.
+    relative to noise of 1. data_seed: of the pictures. width, blocks, learning_rate: of the network.
     """
 
     def __init__(

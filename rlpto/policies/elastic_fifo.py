@@ -217,7 +217,7 @@ def grow_on_nodes(
 def grant_surplus(
     guaranteed: IntArray, held: IntArray, most: IntArray, seconds: FloatArray, delay: FloatArray, capacity: int
 ) -> IntArray:
-    """GPUs [n] with those that nobody can count on granted, in row order.
+    """GPUs [n] including granted surplus that is not guaranteed to any job, in row order.
 
     First rows keep what they hold beyond what they are `guaranteed`, so that none is taken back for another. Then rows
     grow to `most`, running ones only if that pays. seconds: [n, K + 1] to finish by GPUs. delay: [n] s of a change.
@@ -233,7 +233,7 @@ def grant_surplus(
         grown = min(most[row], gpus[row] + free)
         if gpus[row] == 0 or grown <= gpus[row]:
             continue
-        # A job that is changed in any case pays the delay whatever it grows to.
+        # A job that is changed in any case pays the delay for any growth.
         if gpus[row] != held[row] or pays(seconds[row], gpus[row], grown, delay[row]):
             free -= grown - gpus[row]
             gpus[row] = grown

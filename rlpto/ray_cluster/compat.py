@@ -17,7 +17,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.experimental import internal_kv
 
 TESTED_RAY = "2.60"
-"""Versions of Ray with which this was tested begin so."""
+"""Prefix of the Ray versions with which this was tested."""
 Node = node.Node
 """A head or a node of a cluster, started by this process."""
 
@@ -67,7 +67,7 @@ def takes_token(address: str, timeout: float) -> bool:
 
 
 def actor_states(actor_id: str | None = None) -> dict[str, Any]:
-    """What the head knows of one actor; None: of each, by id."""
+    """The head's record of one actor; None: of all actors, by id."""
     found: dict[str, Any] = _state.actors(actor_id=actor_id)
     return found
 
@@ -79,7 +79,7 @@ def drivers() -> Sequence[dict[str, Any]]:
 
 
 def free_resources() -> dict[str, dict[str, float]]:
-    """Resources of every node that nobody holds, by the node's id."""
+    """Free resources of every node, by the node's id."""
     found: dict[str, dict[str, float]] = _state.available_resources_per_node()
     return found
 

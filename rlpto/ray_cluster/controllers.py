@@ -1,6 +1,7 @@
-"""Job controllers from outside: where they live, finding them by name, asking them, and ending them for certain.
+"""Job controllers from outside: their node, finding them by name, calling them, and ending them reliably.
 
-Below the scheduler, what measures, and whatever else commands jobs; it needs neither torch nor the controller's code.
+Used by the scheduler, by measurements and by anything else that commands jobs; needs neither torch nor the controller's
+code.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ KILL_TIMEOUT_S = 10.0
 """Longest wait for a job controller that was killed to be gone."""
 
 CONTROLLER_TITLE = "JobController"
-"""What the command line of a controller's process has in it: Ray writes the actor's class there."""
+"""Text in the command line of a controller's process: Ray writes the actor's class there."""
 
 
 ACCELERATOR_RESOURCE = "accelerator_type:"
-"""Begin of the name of the resource by which Ray tells what accelerator a node has."""
+"""Prefix of the name of Ray's resource for a node's type of accelerator."""
 
 
 @dataclass(frozen=True)
 class ControllerProcess:
-    """What Ray knows of a controller. alive: it has started, and has not ended since. pid, node: of its process."""
+    """Ray's record of a controller. alive: it has started and has not ended. pid, node: of its process."""
 
     alive: bool
     pid: int
@@ -52,7 +53,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def kind_of(resources: Iterable[str]) -> str:
-    """Kind of GPU of a node with these Ray resources: the one it was given, else Ray's accelerator, in lower case."""
+    """Kind of GPU of a node with these Ray resources: the configured one, else Ray's accelerator, in lower case."""
     given = [name.removeprefix(KIND_RESOURCE) for name in resources if name.startswith(KIND_RESOURCE)]
     found = [
         name.removeprefix(ACCELERATOR_RESOURCE).lower() for name in resources if name.startswith(ACCELERATOR_RESOURCE)
@@ -68,7 +69,7 @@ def kind_at(node: str) -> str:
 
 
 def control_node() -> str:
-    """Ray's id of the node that controllers live on: one that is kept for them, the head, else one without GPUs.
+    """Ray's id of the node that controllers run on: one reserved for them, the head, else one without GPUs.
 
     Raises ClusterError if no node is alive.
     """
@@ -93,7 +94,7 @@ def controller_exists(session: str, job: str) -> bool:
 
 
 def all_controllers(sessions: str = "") -> dict[tuple[str, str], Any]:
-    """Handles of the controllers there are of sessions whose names begin with `sessions`, by session and job."""
+    """Handles of existing controllers of sessions whose names begin with `sessions`, by session and job."""
     import ray
     from ray.util import list_named_actors
 
@@ -108,12 +109,12 @@ def all_controllers(sessions: str = "") -> dict[tuple[str, str], Any]:
 
 
 def find_controllers(session: str) -> dict[str, Any]:
-    """Handles of all controllers of a session that there are, by job."""
+    """Handles of all existing controllers of a session, by job."""
     return {job: handle for (own, job), handle in all_controllers(session).items() if own == session}
 
 
 def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
-    """What a controller answers to a call. Raises JobError if it does not within `timeout` s, or is gone."""
+    """A controller's answer to a call. Raises JobError if none comes within `timeout` s, or the controller is gone."""
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError
 
@@ -127,7 +128,7 @@ def answer_of(call: Any, timeout: float = START_TIMEOUT_S) -> JobReport:
 
 
 def process_of(handle: Any) -> ControllerProcess:
-    """What Ray knows of a controller now, whether it answers or not."""
+    """Ray's present record of a controller, whether it answers or not."""
     from rlpto.ray_cluster.compat import actor_states
 
     known = actor_states(handle._actor_id.hex())
@@ -137,9 +138,9 @@ def process_of(handle: Any) -> ControllerProcess:
 
 
 def kill_controller(handle: Any) -> Any:
-    """Kill a controller; Ray's answer to wait for, None if it has no process. Its workers end with it.
+    """Kill a controller and its workers; returns Ray's answer to wait for, None if it has no process.
 
-    The process is killed by its id, on its node: one that is stopped does not hear Ray's request to end.
+    The process is killed by its id, on its node, because a stopped process does not receive Ray's request to end.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -1,4 +1,4 @@
-"""What the scheduler and job controllers say to each other: plain values, the border between the two.
+"""Messages between the scheduler and job controllers: plain values, the interface of the two.
 
 A job's controller is an actor (`rlpto.ray_cluster.job.controller.JobController`) in namespace `NAMESPACE`, named by
 `controller_name`.
@@ -26,7 +26,7 @@ from rlpto.io.errors import JobError
 from rlpto.performance.tables import ONE_KIND
 
 KIND_RESOURCE = "gpu_kind:"
-"""Begin of the name of the Ray resource that says which kind of GPU a node has, such as `gpu_kind:t4`."""
+"""Prefix of the name of the Ray resource for a node's kind of GPU, such as `gpu_kind:t4`."""
 NAMESPACE = "rlpto"
 """Ray namespace of all named actors."""
 
@@ -38,7 +38,7 @@ JobState = Literal["waiting", "starting", "running", "finished", "failed"]
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""What ids are made of: they are parts of the names of actors and folders."""
+"""Allowed characters of ids, which are parts of the names of actors and folders."""
 
 
 def job_id(number: int) -> str:
@@ -57,11 +57,11 @@ Nodes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job is given: one worker on each of `nodes`, none while it waits.
+    """The allocation of a job: one worker on each of `nodes`, none while it waits.
 
     batch_size: samples of a step, all workers together; None: the job's own choice. servers: Ray's node id of every
-    parameter server, in order of the parts of the weights that they hold; none: as many as the job's specification
-    says, beside its controller.
+    parameter server, in order of the parts of the weights that they hold; none: the number in the job's specification,
+    next to its controller.
     """
 
     nodes: Nodes = ()
@@ -71,27 +71,27 @@ class Plan:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """Everything a controller needs to know about its job. Raises JobError for values that make no sense.
+    """Everything a controller needs to know about its job. Raises JobError for invalid values.
 
-    id: the job within its session, made by the scheduler (`job_id`): names of actors and folders are made of it.
+    id: the job within its session, made by the scheduler (`job_id`): part of the names of actors and folders.
     name: a label for people, any text. session: the run of the scheduler that the job belongs to.
     training: class of the training program, "package.module:Class". options: its keyword arguments.
     folder: of this job alone, on the controller's node: checkpoints and the log of failures.
     architecture: workers average gradients among themselves, or through `servers` server actors, which apply every
         gradient as it comes if `asynchronous`.
-    batch_size: samples of a step, all workers together, with one worker. batch_rule: that number whatever the number
-        of workers ("fixed"), or that number for each of them ("per_worker").
+    batch_size: samples of a step, all workers together, with one worker. batch_rule: that number for any number
+    of workers ("fixed"), or that number for each of them ("per_worker").
     lr_rule: how the learning rate follows a global batch that differs from `batch_size`.
     epochs: scale-invariant epochs to train. data_size: samples of an epoch. seed: of initial weights, order of data
         and every random number of training.
     checkpoint_interval: s between checkpoints. heartbeat_timeout: s without a sign of life after which a worker is
-        replaced. start_timeout: s after which a job that trains gives up workers and servers that have not come up, and
-        goes on as before. retries: failures in a row, without progress in between, after which the job has failed.
+        replaced. start_timeout: s to wait for new workers and servers; after that the job continues with
+        those it has. retries: failures in a row, without progress in between, after which the job has failed.
         backoff: s before the first retry, doubled for each further one.
-    float64: train in double precision. device: where workers train ("auto": CUDA where there is some).
-    stop: when the job finishes before its epochs are done, as its accuracy has flattened; None: never.
-    pace: s to which a step is stretched at one worker, for logical GPUs; None: as fast as it goes.
-    logs: keep what rank 0 prints, and how training goes, in the folder.
+    float64: train in double precision. device: where workers train ("auto": CUDA if available).
+    stop: rule for finishing early once accuracy has flattened; None: never.
+    pace: s to which a step is stretched at one worker, for logical GPUs; None: full speed.
+    logs: keep the output of rank 0 and the progress of training in the folder.
     """
 
     id: str
@@ -131,11 +131,11 @@ class JobSpec:
                 raise JobError(f"job {self.name!r}: {key} is {value}: expected a positive number")
 
     def to_json(self) -> str:
-        """As one line of JSON. Raises JobError if `options` holds what JSON cannot say."""
+        """As one line of JSON. Raises JobError if `options` holds values that JSON cannot represent."""
         try:
             values = asdict(self) | {"options": dict(self.options)}
             values.pop("stop")
-            # Not said where they are as usual, so that sessions are found again that began without them.
+            # Defaults are left out, so that earlier sessions without these keys still match.
             if self.stop is not None:
                 values["stop"] = self.stop.model_dump()
             if not self.logs:
@@ -165,7 +165,7 @@ class Checkpoint:
 class Measured:
     """Throughput of one size of a job: samples per second over `count` measured steps on `nodes` nodes.
 
-    servers: parameter servers beside the workers, 0 where workers average gradients among themselves. gpu: kind of GPU.
+    servers: parameter servers, 0 if workers average gradients among themselves. gpu: kind of GPU.
     """
 
     workers: int
@@ -178,26 +178,26 @@ class Measured:
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a controller says about its job at one moment. Numbers that are not known are NaN.
+    """A controller's report on its job at one moment. Unknown numbers are NaN.
 
-    job: its id. generation: of the newest command taken. applied: newest generation that is wholly in force.
-    holding: node id of every worker that is alive or being started: the truth about GPUs in use.
+    job: its id. generation: of the newest command taken. applied: newest generation that is completely in force.
+    holding: node id of every worker that is alive or being started: the authoritative list of GPUs in use.
     training_on: node ids of the workers that train together now. serving_on: node ids of the parameter servers that are
-        alive or being started. rolled_back: newest generation whose new workers and servers have not come up in time:
-        it was given up, and the job goes on with those it had. batch_size: samples of their steps; 0: none yet.
+        alive or being started. rolled_back: newest generation whose new workers and servers did not come up in time:
+        it was given up, and the job continues with those it had. batch_size: samples of their steps; 0: none yet.
     step: steps done. progress: scale-invariant epochs. loss: mean over the newest steps. accuracy: of the newest
         evaluation. samples_per_second: over the newest steps. noise_scale: gradient noise scale in samples.
     accuracy_curve: (epochs, accuracy) of evaluations, thinned out to a bounded number.
-    throughput: what was measured for each size so far, at batch sizes of the job's own choice.
+    throughput: measurements for each size so far, at batch sizes of the job's own choice.
     rescales: changes of the group of workers while the job trained. rescale_seconds: time without a training step
-        those cost. pauses: the newest of them, s each.
+    during them. pauses: the newest of them, s each.
     checkpoint: newest one on disk. recoveries: faults survived. recovery_seconds: the newest of them, s each, from
         noticing to training again.
     failure: text of the newest failure, kept after recovery; empty if there was none.
-    note: that the job has stopped early, and where; empty for all others.
+    note: set if the job has stopped early, with the epoch; empty for all others.
     staleness: mean number of updates between pull and push of a gradient (asynchronous parameter servers).
-    pid: of the controller's process. time: when this was said, s since the epoch of `time.time`; that clock may jump.
-    number: of the question that this answers, counted up by the scheduler: it orders the reports of a job.
+    pid: of the controller's process. time: of the report, s since the epoch of `time.time`; that clock may jump.
+    number: of the scheduler's request, counted up: it orders the reports of a job.
     """
 
     job: str
@@ -232,5 +232,5 @@ class JobReport:
 
     @property
     def ended(self) -> bool:
-        """True once the job neither trains nor ever will."""
+        """True once the job has ended and will not train again."""
         return self.state in ("finished", "failed")

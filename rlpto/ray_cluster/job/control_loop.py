@@ -1,7 +1,7 @@
-"""What a controller does: start and release workers, group them, have them train, and recover from faults.
+"""The work of a controller: start and release workers, group them, have them train, and recover from faults.
 
-One task does all of it, in turns. A turn ends wherever the group of workers has to change; what changes the group
-(a command, a worker that is warm, a fault) is looked at between chunks of training, where nothing is in flight.
+One task does all of it, in turns. A turn ends when the group of workers has to change; reasons for a change
+(a command, a warm worker, a fault) are checked between chunks of training, when nothing is in flight.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class ControlLoop:
                 self._group.fault_since = time.monotonic()
             self._outcome, self._note = kept["outcome"], kept.get("note", "")
 
-    # What the scheduler asks.
+    # Calls of the scheduler.
 
     @property
     def _nodes(self) -> Nodes:
-        """Where workers are to be."""
+        """Nodes commanded for workers."""
         return self._plan.nodes
 
     def command(self, generation: int, plan: Plan) -> None:
@@ -89,7 +89,7 @@ class ControlLoop:
         self._wake.set()
 
     def report(self) -> JobReport:
-        """How the job is."""
+        """The job's present report."""
         statistics = self._statistics
         if self._in_force():
             self._applied = self._generation
@@ -116,7 +116,7 @@ class ControlLoop:
     # The work.
 
     async def run(self) -> None:
-        """Work until the controller is stopped. What goes wrong here, not in training, fails the job at once."""
+        """Work until the controller is stopped. An error here, outside training, fails the job at once."""
         try:
             while not self._stopping:
                 try:
@@ -162,7 +162,7 @@ class ControlLoop:
     # Starting and releasing workers.
 
     async def _shrink(self) -> None:
-        """Let go of workers that the command has no place for; the last one leaves its state behind."""
+        """Release workers without a place in the command; the last one hands over its state."""
         leave = self._roster.misplaced(self._nodes)
         if not leave:
             return
@@ -176,11 +176,11 @@ class ControlLoop:
             self._roster.release(worker)
         if not self._nodes:
             self._servers.kill()  # a job that waits takes no CPU slots
-        # After a fault those who are left have to meet again whoever leaves now.
+        # After a fault the remaining workers have to regroup in any case.
         self._group.regroup = (self._group.regroup or bool(going)) and bool(self._roster.training)
 
     def _start_missing(self) -> None:
-        """Start workers and servers that the command asks for, if it is time to; give them up if they take too long."""
+        """Start the commanded workers and servers when due; give them up if they take too long."""
         self._roll_back_if_late()
         if self._nodes and self._retry.may_start_workers():
             self._group.ensure_servers(self._plan)  # they are up by the time the workers are
@@ -191,7 +191,7 @@ class ControlLoop:
             self._roster.start_missing(self._nodes)
 
     def _roll_back_if_late(self) -> None:
-        """Give up workers and servers that were to join those which train, and have not come up in time."""
+        """Give up workers and servers that did not come up in time to join the training ones."""
         kept = None if self._group.fault_since is not None else self._growth.given_up(self._plan, self._retry.gave_up)
         if kept is not None:
             self._plan, self._rolled_back = kept, self._generation
@@ -204,17 +204,17 @@ class ControlLoop:
         for worker, reason in self._roster.failed_starts():
             self._start_failed(worker, reason)
         if self._roster.training and self._servers.differ(self._plan) and not self._servers.all_up(self._plan):
-            return []  # they join when the servers change, so that the job is held up but once
+            return []  # they join when the servers change, so that the job pauses only once
         return self._roster.ready_to_join()
 
     def _servers_are_ready(self) -> bool:
-        """True if other servers are to serve, and all of them are up, as are the workers that join with them."""
+        """True if a change of servers is due, and all new servers and the workers that join with them are up."""
         if not self._servers.differ(self._plan) or not self._servers.all_up(self._plan):
             return False
         return all(worker.ready is not None for worker in self._roster.starting)
 
     def _start_failed(self, worker: Worker, reason: Failure | WorkerLostError) -> None:
-        """A worker did not come to be."""
+        """A worker could not be started."""
         if isinstance(reason, Failure):
             self._count_failure(reason.text if reason.lasting else reason.trace, "start", reason.lasting)
         elif not reason.unplaced:
@@ -262,7 +262,8 @@ class ControlLoop:
             self._group.checkpoint_if_due()
 
     def _has_flattened(self, chunk: Chunk) -> bool:
-        """True if the job is to stop early, by what rank 0 has just measured. Evaluations outlive the controller."""
+        """True if the job should stop early, by the newest measurement of rank 0. Evaluations outlive the
+        controller."""
         rule = self._spec.stop
         new = rule is not None and not math.isnan(chunk.accuracy)
         return rule is not None and new and self._statistics.has_flattened(rule, self._spec.epochs)
@@ -277,7 +278,7 @@ class ControlLoop:
     # State and its safety.
 
     def _record(self) -> dict[str, Any]:
-        """What a restarted controller has to know."""
+        """The record for a restarted controller."""
         return {
             "generation": self._generation,
             "nodes": list(self._plan.nodes),
@@ -298,10 +299,10 @@ class ControlLoop:
         self._checkpointer.write_record()
         await self._release_all()
 
-    # What goes wrong.
+    # Faults.
 
     async def _recover(self, fault: FaultError) -> None:
-        """Keep those who are well, let go of the others, and go on from the newest state that is left."""
+        """Keep healthy workers, release the others, and continue from the newest remaining state."""
         self._growth.cancel()
         for failure in fault.failures[:1]:
             for at, line in failure.output:
@@ -311,7 +312,7 @@ class ControlLoop:
         self._count_failure(fault.text, "died" if died else "raised", lasting, reached)
 
     def _count_failure(self, text: str, kind: FailureKind, lasting: bool, reached: int = 0) -> None:
-        """Count a failure, and decide whether to try again. reached: a step that is done, if that is known."""
+        """Count a failure, and decide whether to try again. reached: the last completed step, if known."""
         self._job_folder.log_failure(text)
         step = max(reached, self._statistics.step)
         if self._retry.failed(kind, step, lasting, bool(self._roster.training)):

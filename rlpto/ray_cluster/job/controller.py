@@ -1,6 +1,6 @@
-"""The job controller: an actor that owns the job's workers and keeps them training as commanded, whatever fails.
+"""The job controller: an actor that owns the job's workers and keeps them training as commanded, despite faults.
 
-It is detached (a driver that ends does not take it along), uses no GPU, and is pinned to the node it was started on, so
+It is detached (it outlives its driver), uses no GPU, and is pinned to the node it was started on, so
 that it finds its files again when Ray restarts it. Workers are actors with one GPU each and hard node affinity rather
 than placement groups: those cannot be resized, and would have to be one per worker.
 """
@@ -31,9 +31,9 @@ class JobController:
     def __init__(self, spec: JobSpec, resume: bool) -> None:
         context = ray.get_runtime_context()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own, of what it calls inside
+            warnings.simplefilter("ignore", DeprecationWarning)  # Ray's own warnings about its internal calls
             restarted = bool(context.was_current_actor_reconstructed)
-        # Here, for it needs torch: whoever only starts and asks controllers does without.
+        # Imported here because it needs torch, which processes that only start and call controllers do not need.
         from rlpto.ray_cluster.job.control_loop import ControlLoop
 
         self._loop = ControlLoop(spec, context.get_node_id(), resume, restarted)
@@ -45,7 +45,7 @@ class JobController:
         return self._loop.report()
 
     async def report(self) -> JobReport:
-        """How the job is."""
+        """The job's present report."""
         return self._loop.report()
 
     async def stop(self) -> JobReport:

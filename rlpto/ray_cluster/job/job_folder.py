@@ -1,6 +1,6 @@
-"""What outlives a controller, in the job's folder: checkpoints, what it was told and counted, a log of failures.
+"""State in the job's folder that outlives a controller: checkpoints, its commands and counts, a log of failures.
 
-Checkpoints get onto disk while the job goes on training.
+Checkpoints are written to disk while the job goes on training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlpto.ray_cluster.worker.actor import Failure
 from rlpto.store.logs import OutputLog
 
 KEPT_CHECKPOINTS = 2
-"""Checkpoints that stay: if the newest turns out to be damaged, there is the one before."""
+"""Number of checkpoints kept, so that the previous one is available if the newest is damaged."""
 
 _NAME = re.compile(r"step-(\d{12})-([0-9a-f]{64})\.ckpt")
 
@@ -43,7 +43,7 @@ def write_checkpoint(folder: Path, step: int, state: bytes) -> Checkpoint:
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:
-    """All checkpoints of a folder by name, newest first; whether they are sound is not looked at."""
+    """All checkpoints of a folder by name, newest first, without checking that they are sound."""
     if not folder.is_dir():
         return []
     found = ((path, _NAME.fullmatch(path.name)) for path in folder.iterdir())
@@ -102,7 +102,7 @@ FAILURES = "failures.log"
 class JobFolder:
     """The job's folder. checkpoint: newest one. failure: text of the newest failure. log: of its output, if it is kept.
 
-    Training goes on where the disk refuses: that is a failure that is noted, no more.
+    If the disk refuses a write, the failure is noted and training goes on.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -112,9 +112,9 @@ class JobFolder:
         self.failure = ""
 
     def begin(self, resume: bool) -> dict[str, Any] | None:
-        """What an earlier controller of the job remembered, if there was one and it is to go on; else its traces go.
+        """The record of the job's earlier controller if the job continues from it; else its files are removed.
 
-        Raises CheckpointError if they stay: the job would go on from what is not its own.
+        Raises CheckpointError if they cannot be removed: the job would continue from another job's state.
         """
         if not resume:
             drop_checkpoints(self._folder)
@@ -149,7 +149,7 @@ class JobFolder:
                 self.log_failure(str(stays))
 
     def newest_state(self) -> tuple[int, bytes] | None:
-        """Step and content of the newest sound checkpoint; None if there is none, in which case the job starts over."""
+        """Step and content of the newest sound checkpoint; None if there is none, so that the job starts over."""
         try:
             found = read_newest(self._folder)
         except CheckpointError as damaged:
@@ -170,20 +170,20 @@ class JobFolder:
         self.checkpoint = write_checkpoint(self._folder, step, state)
 
     def _note_deleted(self, consequence: str) -> None:
-        """Note it if somebody has deleted the newest checkpoint."""
+        """Note it if the newest checkpoint was deleted from outside."""
         if self.checkpoint is not None and not Path(self.checkpoint.path).exists():
             self.log_failure(f"{self.checkpoint.path}: the checkpoint was deleted: {consequence}")
             self.checkpoint = None
 
     def write_record(self, kept: dict[str, Any]) -> None:
-        """Keep what a restarted controller has to know."""
+        """Keep the record for a restarted controller."""
         try:
             write_text(self._folder / RECORD, json.dumps(kept, allow_nan=False), "the controller's record")
         except CheckpointError as refused:
             self.log_failure(str(refused))
 
     def say(self, text: str, at: float | None = None) -> None:
-        """A line for those who follow the job, if its output is kept. at: when, on the clock of `time.time`."""
+        """Append a line to the job's log, if its output is kept. at: when, on the clock of `time.time`."""
         if self.log is not None:
             self.log.write(text, at)
 
@@ -203,9 +203,9 @@ class JobFolder:
 class Checkpointer:
     """Writes checkpoints and the controller's record.
 
-    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`). record: what
-    a restarted controller has to know, asked whenever it is written. Where the disk refuses that is noted, and training
-    goes on.
+    interval: longest s between two checkpoints; after a fault they are closer for a while (see `shorten`). record:
+    called for the state a restarted controller needs, at every write. If the disk refuses a write, that is noted, and
+    training goes on.
     """
 
     def __init__(self, job_folder: JobFolder, interval: float, record: Callable[[], dict[str, Any]]) -> None:
@@ -223,7 +223,7 @@ class Checkpointer:
     def shorten(self, trained: float) -> None:
         """Workers have died after `trained` s of training: the next checkpoint comes in half of that time.
 
-        So a job whose workers keep dying comes further each time. Every checkpoint doubles the wait for the next one.
+        So a job whose workers keep dying still makes progress. Every checkpoint doubles the wait for the next one.
         """
         self._interval = min(self._interval, trained / 2)
 

@@ -23,12 +23,12 @@ RECENT_CHUNKS = 20
 """Chunks over which the present loss and speed are taken; also pauses and recoveries that are kept."""
 
 CHUNK_TARGET_S = 0.12
-"""s that a chunk should take: long enough that its overhead does not count, short enough to react."""
+"""Target duration of a chunk in s: long enough to make its overhead negligible, short enough to react."""
 
 MAX_CHUNKS_IN_FLIGHT = 2
 """Chunks handed to the workers at once: they need not wait for the controller."""
 LONG_STEP_S = 0.3
-"""Seconds of a step from which on waiting for the controller counts for little."""
+"""Seconds of a step above which waiting for the controller is negligible."""
 
 _COUNTS = ("step", "rescales", "rescale_seconds", "recoveries")
 """Sums that reports have by the same names, and that outlive the controller."""
@@ -48,8 +48,8 @@ class TrainingStatistics:
     """Running figures of one job.
 
     rescales, recoveries, pauses, ... are those of `JobReport`. step_seconds: duration of a step in the present group,
-    a guess until one was measured. batch_size: samples of the newest steps. ended: when the newest step was done, on
-    this process's monotonic clock, as are all moments here: no other clock is sure not to jump.
+    estimated until measured. batch_size: samples of the newest steps. ended: when the newest step was done, on
+    this process's monotonic clock, like all times here, because other clocks may jump.
     """
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class TrainingStatistics:
             self._paused_since = self._paused_since or self.ended
 
     def released(self) -> None:
-        """The job goes back to the queue: that it does not train from here on is no pause."""
+        """The job goes back to the queue; its time there does not count as a pause."""
         self.ended = None
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Take in what all workers of the group did; `chunks[0]` is that of rank 0."""
+        """Add the results of all workers of the group; `chunks[0]` is that of rank 0."""
         first = self._on_own_clock(chunks[0])
         self.step, self.samples_done = first.position.step, first.position.progress
         if not math.isnan(first.accuracy):
@@ -125,7 +125,7 @@ class TrainingStatistics:
         return replace(chunk, first=chunk.first + self._behind, ended=chunk.ended + self._behind)
 
     def has_flattened(self, rule: StopRule, declared: float) -> bool:
-        """True if the newest evaluation says that a job of so many declared epochs is to stop."""
+        """True if by the newest evaluation a job with these declared epochs should stop."""
         points = np.array(self.curve, dtype=np.float64).reshape(-1, 2)
         return has_flattened(rule, declared, points[:, 0], points[:, 1])
 
@@ -147,7 +147,7 @@ class TrainingStatistics:
         )
 
     def figures(self) -> dict[str, Any]:
-        """What a report says of training, by the names that `JobReport` has for it."""
+        """The training fields of a report, by their names in `JobReport`."""
         plain = (*_COUNTS, "loss", "accuracy", "noise_scale", "staleness")
         return {name: getattr(self, name) for name in plain} | {
             "accuracy_curve": tuple(self.curve),
@@ -157,7 +157,7 @@ class TrainingStatistics:
         }
 
     def lasting(self) -> dict[str, Any]:
-        """What outlives the controller, as JSON can hold it."""
+        """The statistics that outlive the controller, as JSON values."""
         return {name: getattr(self, name) for name in _COUNTS} | {
             "samples_done": self.samples_done,
             "curve": self.curve,
@@ -168,7 +168,7 @@ class TrainingStatistics:
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Back from `lasting`."""
+        """Restore the result of `lasting`."""
         for name in (*_COUNTS, "samples_done"):
             setattr(self, name, kept[name])
         self.curve = [(float(epochs), float(accuracy)) for epochs, accuracy in kept["curve"]]
@@ -177,7 +177,8 @@ class TrainingStatistics:
         self.accuracy = math.nan if kept["accuracy"] is None else kept["accuracy"]
 
     def _began(self, chunk: Chunk, step: float) -> None:
-        """The first chunk of a group ends a pause: what its first step took beyond an ordinary one belongs to that."""
+        """The first chunk of a group ends a pause, which includes the extra time of its first step over an ordinary
+        one."""
         self._first = False
         if step > 0:
             self.step_seconds = step
@@ -200,7 +201,7 @@ class TrainingStatistics:
 
     def _evaluated(self, epochs: float, accuracy: float) -> None:
         self.accuracy = accuracy
-        # After a fault the job may pass epochs again: what it reaches then is what counts.
+        # After a fault the job may repeat epochs: the newer results count.
         self.curve = [point for point in self.curve if point[0] < epochs]
         if len(self.curve) >= MAX_CURVE_POINTS:
             self.curve = self.curve[::2]

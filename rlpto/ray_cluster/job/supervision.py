@@ -1,4 +1,4 @@
-"""Faults of a job: telling workers apart that are gone, hang or raised, and when the job is tried again."""
+"""Faults of a job: distinguishing workers that are gone, hang or raised, and deciding when to retry the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlpto.ray_cluster.messages import JobSpec
 from rlpto.ray_cluster.worker.actor import Failure, Ready, WorkerHeartbeat
 
 FAULT_GATHER_S = 0.5
-"""Time for the other workers to notice a fault too, before they are told."""
+"""Time for the other workers to notice a fault too, before they are aborted."""
 
 HEARTBEAT_INTERVAL_S = 0.5
 """Time between heartbeats asked of workers that are silent."""
@@ -28,7 +28,7 @@ class FaultError(Exception):
 
     @property
     def text(self) -> str:
-        """Why a worker is gone, else what was raised first: others only notice that it left."""
+        """The reason why a worker is gone, else the first exception: later ones only follow from it."""
         if self.lost:
             return next(iter(self.lost.values()))
         first = min(self.failures, key=lambda failure: failure.when)
@@ -36,7 +36,7 @@ class FaultError(Exception):
 
 
 async def prepared(worker: Worker, heartbeat: float) -> Ready | Failure:
-    """Have a worker get warm, however long that takes, as long as it gives signs of life.
+    """Prepare a worker, without a time limit as long as it gives signs of life.
 
     heartbeat: s without one after which it is given up. Raises WorkerLostError if it is gone, or was never there.
     """
@@ -56,7 +56,7 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
     """Results of one call to each of the workers.
 
     heartbeat: s after which a worker that does not answer is given up. limit: s after which one that answers, but
-    gets nowhere, is. Raises FaultError if a worker is lost, hangs or raised.
+    makes no progress, is given up. Raises FaultError if a worker is lost, hangs or raised.
     """
     tasks = [asyncio.ensure_future(result_of(call)) for call in calls]
     heartbeats: asyncio.Task[list[Any]] | None = None
@@ -90,8 +90,8 @@ async def collect(workers: Sequence[Worker], calls: Sequence[Any], heartbeat: fl
 def hanging(
     workers: Sequence[Worker], heartbeats: Sequence[WorkerHeartbeat | BaseException], limit: float
 ) -> dict[Worker, str]:
-    """Workers to give up, and why: those that do not answer; else, if all that are busy got nowhere for `limit`
-    seconds, those that the others wait for; all of them where that cannot be told.
+    """Workers to give up, and why: those that do not answer; else, if no busy worker made progress for `limit`
+    seconds, those that the others wait for; all of them if that is unknown.
     """
     silent = {
         worker: f"the worker on node {worker.node[:8]} does not answer: {heartbeat}"
@@ -130,9 +130,10 @@ FailureKind = Literal["raised", "died", "start"]
 class RetryPolicy:
     """Failures of one job since it last made progress. gave_up: it keeps the workers it has, and starts no others.
 
-    What counts as progress depends on what failed. Code that raised has to pass the step at which it did. The death of
-    a worker says nothing about the code: any step after it is progress, although the job may have gone back further.
-    Starts that fail count until all workers train, because those that train already make no start more likely.
+    What counts as progress depends on the failure. Code that raised has to pass the step at which it did. The death of
+    a worker is not evidence against the code: any step after it is progress, although the job may have gone back
+    further. Failed starts count until all workers train, because workers already training do not make a start more
+    likely.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -144,7 +145,7 @@ class RetryPolicy:
         self.gave_up = False
 
     def reset(self) -> None:
-        """A new command: what failed under the old one does not count."""
+        """A new command resets the count of failures."""
         self._count, self._start_after, self.gave_up = 0, 0.0, False
 
     def may_start_workers(self) -> bool:
@@ -152,11 +153,11 @@ class RetryPolicy:
         return not self.gave_up and time.monotonic() >= self._start_after
 
     def node_gone(self) -> None:
-        """A node is gone, which is no fault of the job's."""
+        """A node is gone, which is not counted as the job's failure."""
         self._start_after = time.monotonic() + NODE_GONE_RETRY_S
 
     def failed(self, kind: FailureKind, step: int, lasting: bool, trains: bool) -> bool:
-        """Count a failure at `step`. lasting: trying again will not help. trains: some workers still do.
+        """Count a failure at `step`. lasting: a retry will not help. trains: some workers still train.
 
         Returns whether the job has failed.
         """
@@ -173,7 +174,7 @@ class RetryPolicy:
         return False
 
     def stepped(self, step: int, whole: bool) -> None:
-        """Step `step` is done. whole: by all workers that the job is to have."""
+        """Step `step` is done. whole: by all workers that the job was given."""
         if step > self._must_pass:
             self._progress = True
             if whole:

@@ -24,18 +24,19 @@ from rlpto.ray_cluster.worker.sampling import Position
 from rlpto.ray_cluster.worker.training import Chunk
 
 HANG_HEARTBEAT_TIMEOUTS, HANG_STEPS = 3.0, 10.0
-"""Heartbeat timeouts plus usual steps without a step after which a worker that answers is taken to hang."""
+"""Heartbeat timeouts and usual step times, added up, without a step after which a worker that answers counts as
+hanging."""
 
 BETWEEN_STEPS_TIMEOUT_S = 60.0
-"""Longest time for what workers do between steps: meeting in a group, waiting for servers, handing over their state."""
+"""Longest time for operations between steps: meeting in a group, waiting for servers, handing over state."""
 
 
 class TrainingGroup:
-    """The present group of a job's workers, and what the next one needs to go on from it.
+    """The present group of a job's workers, and the state from which the next one continues.
 
     number: of the group. regroup: workers that train have to meet again. reset: servers hold no weights yet. fresh:
     survivors of a fault that lack the newest step. state: step and state that the last group left behind. sent: newest
-    step that workers were told to do. chosen: batch size in force; None: the job's own. fault_since: when a fault was
+    step handed out to workers. chosen: batch size in force; None: the job's own. fault_since: when a fault was
     noticed from which the job has not recovered. trains_since: since when it trains without a fault. Both are on the
     monotonic clock.
     """
@@ -62,7 +63,7 @@ class TrainingGroup:
         self.trains_since = time.monotonic()
 
     async def form(self, arrived: list[Worker], plan: Plan) -> None:
-        """Make a group of those who train already and those who have arrived."""
+        """Make a group of the training workers and the new ones."""
         before = list(self._roster.training)
         self._roster.add_to_group(arrived)
         rollback = not before or (bool(self._servers.handles) and self.reset)
@@ -97,7 +98,7 @@ class TrainingGroup:
         self.regroup, self.reset, self.fault_since, self.state = False, False, None, None
 
     async def _load(self) -> None:
-        """Give all workers the newest state there is: what the last group left behind, or the newest checkpoint."""
+        """Give all workers the newest state: that of the last group, or the newest checkpoint."""
         self.reset, loaded = True, False
         while not loaded:
             state = self.state or await asyncio.to_thread(self._job_folder.newest_state)
@@ -119,7 +120,7 @@ class TrainingGroup:
                 await self._all([worker.handle.recover.remote() for worker in self._roster.training])
 
     async def _load_position(self, fresh: set[Worker]) -> None:
-        """Tell newcomers where the job stands: servers have its weights for them, but not its position."""
+        """Send the job's position to new workers: servers provide its weights, but not its position."""
         _, state = await self.take_state()
         shared = ray.put(state)
         newcomers = [worker for worker in self._roster.training if worker in fresh]
@@ -127,7 +128,7 @@ class TrainingGroup:
         await self._collect(newcomers, calls)
 
     async def switch_servers(self, plan: Plan) -> None:
-        """Let the servers of the plan serve: they get weights and optimizer state from those that did."""
+        """Switch to the servers of the plan, which get weights and optimizer state from the previous ones."""
         if self._roster.training and self.state_is_whole():
             self.state = await self.take_state()
         self._servers.switch(plan)
@@ -147,7 +148,7 @@ class TrainingGroup:
             self.chosen = chosen
 
     async def chunks(self, calls: list[Any]) -> list[Chunk]:
-        """The same of calls that train, which have to get somewhere sooner."""
+        """The same for training calls, which have a shorter time limit."""
         return await collect(self._roster.training, calls, self._spec.heartbeat_timeout, self._limit())
 
     async def _all(self, calls: list[Any]) -> list[Any]:
@@ -155,19 +156,19 @@ class TrainingGroup:
         return await self._collect(self._roster.training, calls)
 
     async def _collect(self, workers: Sequence[Worker], calls: list[Any]) -> list[Any]:
-        """The same of any workers."""
+        """The same for any workers."""
         limit = max(self._limit(), BETWEEN_STEPS_TIMEOUT_S)
         return await collect(workers, calls, self._spec.heartbeat_timeout, limit)
 
     def _limit(self) -> float:
-        """s after which a step that is not done is taken to hang."""
+        """s after which an unfinished step counts as hanging."""
         warm = [worker.ready for worker in self._roster.training if worker.ready is not None]
         slowest = max((ready.step_seconds + ready.evaluation_seconds for ready in warm), default=0.0)
         slowest = max(slowest, self._spec.pace or 0.0, self._statistics.step_seconds)
         return HANG_HEARTBEAT_TIMEOUTS * self._spec.heartbeat_timeout + HANG_STEPS * slowest
 
     def say_how_it_goes(self, chunk: Chunk) -> None:
-        """What rank 0 has printed, and what it has just measured, for those who follow the job."""
+        """Log the output of rank 0 and its newest measurements."""
         for at, line in chunk.output:
             self._job_folder.say(line, at)
         if not math.isnan(chunk.accuracy):
@@ -186,7 +187,7 @@ class TrainingGroup:
         return step, state
 
     def saves_apart(self) -> bool:
-        """True if a checkpoint is due that has to be taken while no worker trains: servers would go on changing."""
+        """True if a checkpoint is due that needs a pause of training, because servers would go on changing."""
         servers = bool(self._servers.handles) and self.state_is_whole()
         return servers and bool(self._roster.training) and self._checkpointer.due()
 
@@ -200,7 +201,7 @@ class TrainingGroup:
             self._checkpointer.save_from(self._roster.training[0].handle.state.remote())
 
     async def keep_survivors(self, fault: FaultError) -> tuple[bool, bool, int]:
-        """Keep workers that are well after a fault, and let go of the others.
+        """Keep healthy workers after a fault, and release the others.
 
         Returns whether a worker or server has died, whether training code raised (no worker is kept then), and the
         furthest step that a worker had done, which may be beyond the last chunk handed over.
@@ -219,7 +220,7 @@ class TrainingGroup:
         well = {worker: said for worker, said in zip(doubtful, answers, strict=True) if isinstance(said, Position)}
         raised = not fault.lost and len(well) == len(members)
         if self._servers.handles and self._job_folder.checkpoint is None:
-            raised = True  # what servers hold is lost, and there is nothing to go back to but the start
+            raised = True  # the servers' state is lost, and the only state to return to is the start
         for worker in members:
             if raised or worker not in well:
                 self._roster.release(worker)

@@ -1,4 +1,4 @@
-"""The actors of one job: starting workers and parameter servers on their nodes, and releasing them for certain."""
+"""The actors of one job: starting workers and parameter servers on their nodes, and releasing them reliably."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKER_CALL_TIMEOUT_S = 2.0
 
 
 class WorkerLostError(Exception):
-    """A worker is gone, or does not answer. unplaced: its node is gone, so that it never was."""
+    """A worker is gone, or does not answer. unplaced: its node is gone, so that it never started."""
 
     def __init__(self, message: str, unplaced: bool = False) -> None:
         super().__init__(message)
@@ -33,8 +33,8 @@ class WorkerLostError(Exception):
 
 @dataclass(eq=False)
 class Worker:
-    """One worker actor. pid: of its process, 0 until there is one. preparing: ends when it is warm, or never will be.
-    ready: what it said once it was warm. warm_since: `time.monotonic()` when it said so."""
+    """One worker actor. pid: of its process, 0 before it exists. preparing: ends when it is warm or has failed.
+    ready: its answer once warm. warm_since: `time.monotonic()` of that answer."""
 
     node: str
     handle: Any
@@ -45,7 +45,7 @@ class Worker:
 
 
 async def result_of(reference: Any, seconds: float | None = None) -> Any:
-    """Result of an actor's call. Raises WorkerLostError if the actor is gone or says nothing for so long."""
+    """Result of an actor's call. Raises WorkerLostError if the actor is gone or does not answer in time."""
     try:
         return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(reference.future())), seconds)
     except TimeoutError:
@@ -107,9 +107,9 @@ class ServerActor(NamedTuple):
 
 
 class ParameterServers:
-    """The servers of a job that has some, on the nodes of its plan; without such, all beside the controller on `node`.
+    """The parameter servers of a job, on the nodes of its plan; if it names none, all on the controller's `node`.
 
-    A change of them is made in two steps: `start_missing`, beside those that serve, and `switch` once all are up.
+    A change takes two steps: `start_missing`, while the old ones serve, and `switch` once all are up.
     """
 
     def __init__(self, spec: JobSpec, node: str) -> None:
@@ -120,12 +120,12 @@ class ParameterServers:
 
     @property
     def handles(self) -> tuple[Any, ...]:
-        """Those that serve."""
+        """The serving servers."""
         return tuple(server.handle for server in self._serving)
 
     @property
     def nodes(self) -> Nodes:
-        """Where those are."""
+        """Nodes of the serving servers."""
         return tuple(server.node for server in self._serving)
 
     @property
@@ -134,7 +134,7 @@ class ParameterServers:
         return tuple(server.node for server in [*self._serving, *self._starting])
 
     def wanted(self, plan: Plan) -> Nodes:
-        """Where servers are to be by a plan."""
+        """Nodes of a plan's servers."""
         return plan.servers or self._own if self._own else ()
 
     def differ(self, plan: Plan) -> bool:
@@ -155,7 +155,7 @@ class ParameterServers:
         return True
 
     def start_missing(self, plan: Plan) -> None:
-        """Start servers that the plan asks for beside those that serve; let go of others that were being started."""
+        """Start the plan's missing servers while the old ones serve; release others that were being started."""
         missing = Counter(self.wanted(plan)) - Counter(self.nodes)
         kept = []
         for server in self._starting:
@@ -173,7 +173,7 @@ class ParameterServers:
         return f"a parameter server on node {gone[0].node[:8]} is gone: {gone[0].up.exception()}" if gone else ""
 
     def switch(self, plan: Plan) -> None:
-        """Serve with those that the plan asks for, all of which are up; they have to be given the weights."""
+        """Switch to the plan's servers, which are all up; they still need the weights."""
         left = Counter(self.wanted(plan))
         chosen = []
         for server in [*self._serving, *self._starting]:
@@ -198,7 +198,7 @@ class ParameterServers:
         )  # of the CPUs of a node that the plan names; beside the controller it takes none
         handle = actor.options(num_cpus=slots, max_restarts=0, scheduling_strategy=here).remote(self._spec.asynchronous)
         up = asyncio.ensure_future(result_of(handle.alive.remote()))
-        up.add_done_callback(lambda task: task.cancelled() or task.exception())  # of whom nobody waits for any more
+        up.add_done_callback(lambda task: task.cancelled() or task.exception())  # no longer waited for
         return ServerActor(node, handle, up)
 
     async def end_group(self) -> None:

@@ -18,7 +18,7 @@ JOIN_WAIT_S = 5.0
 """Longest time that a warm worker waits for others that are still starting."""
 
 STARTUP_HEARTBEAT_TIMEOUTS = 4.0
-"""Heartbeat timeouts that a worker which is being started may be silent: imports leave it little room to answer."""
+"""Heartbeat timeouts for which a starting worker may be silent: imports often keep it from answering."""
 
 
 class WorkerRoster:
@@ -46,11 +46,11 @@ class WorkerRoster:
 
     @property
     def releasing(self) -> bool:
-        """True while a worker is on its way out."""
+        """True while a worker is being released."""
         return bool(self._releasing)
 
     def misplaced(self, nodes: Iterable[str]) -> list[Worker]:
-        """Workers that have no place on `nodes` (one entry a worker); those that train have it first."""
+        """Workers without a place on `nodes` (one entry a worker); training workers have precedence."""
         room, found = Counter(nodes), []
         for worker in [*self.training, *self.starting]:
             room[worker.node] -= 1
@@ -59,7 +59,7 @@ class WorkerRoster:
         return found
 
     def start_missing(self, nodes: Iterable[str]) -> None:
-        """Start what is missing, on no node more than in `nodes`, counting those that are about to leave."""
+        """Start missing workers, on no node more than in `nodes`, counting those that are about to leave."""
         for node in (Counter(nodes) - Counter(self.holding)).elements():
             worker = worker_actors.start_worker(self._spec, node)
             worker.preparing = asyncio.ensure_future(
@@ -68,7 +68,7 @@ class WorkerRoster:
             self.starting.append(worker)
 
     def failed_starts(self) -> list[tuple[Worker, Failure | WorkerLostError]]:
-        """Take note of who is warm now; returns those that never will be, which are released, and why."""
+        """Note the workers that are warm now; returns failed ones, which are released, with reasons."""
         failed: list[tuple[Worker, Failure | WorkerLostError]] = []
         for worker in [worker for worker in self.starting if worker.ready is None and worker.preparing.done()]:
             try:
@@ -93,7 +93,7 @@ class WorkerRoster:
         return warm if len(warm) == len(self.starting) or waited > JOIN_WAIT_S else []
 
     def add_to_group(self, arrived: list[Worker]) -> None:
-        """Let newcomers train, ranked after those that do already."""
+        """Let new workers train, ranked after the present ones."""
         self.starting = [worker for worker in self.starting if worker not in arrived]
         self.training = [*self.training, *arrived]
 
@@ -143,7 +143,7 @@ class Growth:
         self._since = time.monotonic() if self._is_ahead(plan) else None
 
     def cancel(self) -> None:
-        """A fault came between: what is missing now is no growth."""
+        """A fault intervened: missing workers no longer count as growth."""
         self._since = None
 
     def _is_ahead(self, plan: Plan) -> bool:
@@ -153,9 +153,10 @@ class Growth:
         return bool(present[0]) and present != wanted and all(a <= b for a, b in zip(present, wanted, strict=True))
 
     def given_up(self, plan: Plan, gave_up: bool) -> Plan | None:
-        """Let go of what has not come up in time; returns the plan of what trains. None: there is no reason to.
+        """Release workers and servers that did not come up in time; returns the plan of those training. None: no
+        change.
 
-        gave_up: starts have failed so often that there will be no other attempt.
+        gave_up: starts have failed so often that there is no other attempt.
         """
         if self._since is None or not self._roster.training:
             return None

@@ -1,4 +1,4 @@
-"""Jobs that this process commands itself, rather than a scheduler, and how long their changes take."""
+"""Jobs commanded by this process instead of a scheduler, and the duration of their changes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlpto.ray_cluster.controllers import answer_of, control_node, stop_controll
 from rlpto.ray_cluster.messages import JobReport, JobSpec, Plan
 
 POLL_INTERVAL_S = 0.02
-"""Time between two looks at a job: what a delay may be off by."""
+"""Time between two checks of a job: the error of a measured delay."""
 CHANGE_TIMEOUT_S = 300.0
 """Longest time for a change to take effect."""
 OTHER_JOBS_INTERVAL_S = 0.5
-"""Time between two looks at the jobs that are not waited for."""
+"""Time between two checks of the jobs that are not waited for."""
 
 Placement = tuple[str, ...]
 """Node id of every worker."""
@@ -28,9 +28,9 @@ ChangeKind = Literal["start", "restart", "grow", "shrink", "move"]
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a job's workers. start: the job's first; restart: from no worker. workers: afterwards; new: of them
-    started for it. seconds: from the decision until all of them train. pause: of them without a training step, NaN
-    where the job did not train before."""
+    """A change of a job's workers. start: the job's first; restart: from no worker. workers: number afterwards; new:
+    workers started for it. seconds: from the decision until all of them train. pause: seconds without a training step,
+    NaN if the job did not train before."""
 
     kind: ChangeKind
     workers: int
@@ -55,13 +55,13 @@ class CommandedJob:
         self.controller: Any = start_controller(spec, control_node(), resume)
 
     def report(self) -> JobReport:
-        """What the controller says."""
+        """The controller's report."""
         return answer_of(self.controller.report.remote())
 
     def command(
         self, nodes: Sequence[str], wait: bool = True, batch_size: int | None = None, servers: Sequence[str] = ()
     ) -> JobReport:
-        """Command workers on `nodes`. wait: until the command is wholly in force and all of them train.
+        """Command workers on `nodes`. wait: until the command is completely in force and all of them train.
 
         batch_size: of all workers together; None: the job's own choice. servers: as in `Plan`.
         """
@@ -76,7 +76,7 @@ class CommandedJob:
         return report
 
     def until(self, holds: Callable[[JobReport], bool], timeout: float = CHANGE_TIMEOUT_S) -> JobReport:
-        """The first report of which something holds. Raises JobError if that takes too long, or once the job failed."""
+        """The first report that meets a condition. Raises JobError if that takes too long, or once the job failed."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             report = self.report()
@@ -94,7 +94,7 @@ class CommandedJob:
             raise JobError(f"{self.spec.training} fails: {lines[-1] if lines else 'without a word'}")
 
     def steps(self, more: int) -> JobReport:
-        """The report after so many more steps."""
+        """The report after `more` more steps."""
         start = self.report().step
         return self.until(lambda now: now.step >= start + more)
 
@@ -123,7 +123,7 @@ class CommandedJob:
         self.until(lambda now: not Counter(now.holding) - Counter(left))
 
     def train(self, seconds: float, steps: int) -> None:
-        """Let it train at its present size for so long, and until its speed rests on so many steps."""
+        """Let it train at its present size for a time, and until its speed is measured over enough steps."""
         size = (len(self.placement), len(set(self.placement)))
         earliest = time.monotonic() + seconds
 
@@ -139,7 +139,7 @@ class CommandedJob:
 
 
 class CommandedJobs(ExitStack):
-    """Jobs that train at the same time; to be used with `with`, at whose end they are gone with their workers."""
+    """Jobs that train at the same time, as a context manager that ends them and their workers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,17 +153,17 @@ class CommandedJobs(ExitStack):
         return self.jobs[-1]
 
     def rest(self, seconds: float) -> None:
-        """Let all jobs train so long."""
+        """Let all jobs train for a time."""
         by = time.monotonic() + seconds
         while time.monotonic() < by:
             self.look()
             time.sleep(POLL_INTERVAL_S)
 
     def look(self) -> None:
-        """Look at all jobs, now and then. Raises JobError once any of them has failed."""
+        """Check all jobs from time to time. Raises JobError once any of them has failed."""
         now = time.monotonic()
         if now >= self._looked + OTHER_JOBS_INTERVAL_S:
             self._looked = now
             for job in self.jobs:
-                if job.generation:  # until the first command its controller may not be able to answer
+                if job.generation:  # before the first command its controller may be unable to answer
                     job.refuse_failure(job.report())

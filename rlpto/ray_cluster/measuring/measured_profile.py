@@ -23,9 +23,9 @@ from rlpto.ray_cluster.settings import ProgramSettings
 def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasurements, source: str) -> Profile:
     """All fits of one program. source: where it was measured, in words.
 
-    rescale_delay is the time from a decision until new workers train, the median over starts and growth: where another
-    job has to make room for them, if that was measured. What a job loses meanwhile the simulator's `growth` says: on
-    Ray it trains on with the workers it has.
+    rescale_delay is the time from a decision until new workers train, the median over starts and growth; only changes
+    for which another job makes room count, if those were measured. On Ray a job meanwhile trains on with the workers it
+    has; the simulator's `growth` setting models that.
     Raises ProfileError if too little was measured.
     """
     steps = steps_of(program, measured.sizes)
@@ -58,7 +58,7 @@ def fit_program(name: str, program: ProgramSettings, measured: ProgramMeasuremen
 
 
 def describe(program: ProgramSettings) -> str:
-    """What was measured, in words: a profile of other settings is one of another program."""
+    """Description of the measured program; other settings count as another program."""
     options = "".join(f" {key}={value}" for key, value in sorted(program.options.items()))
     pace = "" if program.pace is None else f", steps paced to {program.pace:g} s at one worker"
     servers = "" if program.architecture == "all_reduce" else f", {program.servers} parameter servers"
@@ -66,10 +66,10 @@ def describe(program: ProgramSettings) -> str:
 
 
 def steps_of(program: ProgramSettings, sizes: tuple[Measured, ...]) -> StepMeasurements:
-    """Steps as the fit of the throughput wants them. Raises ProfileError if one worker was not measured.
+    """Steps in the form that the throughput fit needs. Raises ProfileError if one worker was not measured.
 
-    What of a step is synchronisation was not measured. With a batch for each worker it is what a step takes beyond that
-    of one worker; with one batch for all, only one worker's step says how long computing takes.
+    The synchronisation part of a step was not measured. With a batch for each worker it is the step time beyond that
+    of one worker; with one batch for all, only one worker's step shows the time of computing.
     """
     alone = next((size for size in sizes if size.workers == 1), None)
     if alone is None:
@@ -89,7 +89,7 @@ def steps_of(program: ProgramSettings, sizes: tuple[Measured, ...]) -> StepMeasu
 
 
 def batch_limits(program: ProgramSettings, most: int) -> BatchLimits:
-    """A batch that stays however many workers share it, or one for each of up to `most` workers."""
+    """A batch independent of the number of workers, or one for each of up to `most` workers."""
     batch = program.batch_size
     if program.batch_rule == "per_worker":
         return BatchLimits(base=batch, largest=batch * most, min_local=batch, max_local=batch)
@@ -118,7 +118,7 @@ def by_epoch(name: str, points: tuple[tuple[float, float], ...]) -> FloatArray:
 
 
 def _noise(program: ProgramSettings, measured: ProgramMeasurements) -> tuple[NoiseCurve, float]:
-    """Noise scale by epoch, and the error of the fit; that of the settings' guess where nothing was measured."""
+    """Noise scale by epoch, and the error of the fit; the guess from the settings if nothing was measured."""
     if not measured.noise_scale:
         return NoiseCurve((0.0,), (program.guess.noise_scale,)), 0.0
     epochs, values = np.array(measured.noise_scale, dtype=np.float64).T

@@ -1,8 +1,8 @@
-"""Measuring what training programs do on the cluster at hand: speed by size and placement, delays, learning.
+"""Measuring training programs on the cluster at hand: speed by size and placement, delays, learning.
 
-Runs of a program that nobody schedules: one learns as fast as it can with one worker, which tells the accuracy
-curve and the gradient noise; one is moved through sizes and placements, which tells speeds and pauses; and some share
-the cluster and hand each other GPUs, which tells how long a decision takes to become training where all is in use.
+Three kinds of runs without a scheduler: one learns at full speed with one worker, which gives the accuracy
+curve and the gradient noise; one moves through sizes and placements, which gives speeds and pauses; and several share
+the cluster and hand each other GPUs, which gives the time from a decision to training on a full cluster.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from rlpto.ray_cluster.measuring.commanded_job import Change, CommandedJob, Comm
 from rlpto.ray_cluster.messages import JobSpec, Measured
 
 LOOK_INTERVAL_S = 0.1
-"""Seconds between two looks at a job that learns."""
+"""Seconds between two checks of a job that learns."""
 MIN_MEASURED_STEPS = 20
-"""Steps that a speed must rest on, however long they take."""
+"""Fewest steps over which a speed is measured, however long they take."""
 MAX_SHARING_JOBS, MAX_SHARED_GPUS = 4, 8
-"""Jobs that hand each other GPUs at most, and GPUs they share: what starts on one machine wait for each other."""
+"""Most jobs that hand each other GPUs, and most GPUs they share: processes starting on one machine delay each other."""
 HAND_OVER_INTERVAL_S = 3.0
 """Time between two of their changes, or that of training at a size if it is shorter."""
 
 
 @dataclass(frozen=True)
 class ProgramMeasurements:
-    """All that was measured of one program.
+    """All measurements of one program.
 
-    sizes: speed by workers and nodes. changes: of workers, of a job that is alone. handed: of workers that train where
-    another job's did; none where there is one GPU only. untrained: accuracy before training. accuracy: after so many
-    epochs. noise_scale: in samples, likewise. complete: the training that tells them went through all epochs.
+    sizes: speed by workers and nodes. changes: of workers, of a job that is alone. handed: of workers that take over
+    another job's GPUs; empty with one GPU only. untrained: accuracy before training. accuracy: by epochs.
+    noise_scale: in samples, by epochs. complete: the training that measured them finished all epochs.
     """
 
     sizes: tuple[Measured, ...]
@@ -54,7 +54,8 @@ def sizes_up_to(most: int) -> list[int]:
 
 
 def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
-    """Where to measure: every size on as few nodes as it fits, and those that fit on one node spread over two as well.
+    """Placements to measure: every size on as few nodes as possible, and sizes that fit on one node also spread over
+    two.
 
     gpus: of every node. most: workers at most. A size follows the smaller ones, and keeps their workers in place as far
     as nodes allow.
@@ -71,14 +72,14 @@ def placements(gpus: Mapping[str, int], most: int) -> list[Placement]:
 
 
 def visits(gpus: Mapping[str, int], most: int) -> list[Placement]:
-    """The way of the job whose speed is measured: up through all placements, down to one worker, none, and half."""
+    """Placements of the job whose speed is measured: up through all sizes, down to one worker, none, and half."""
     way = placements(gpus, most)
     return [*way, way[0], (), way[(len(way) - 1) // 2]]
 
 
 @dataclass(frozen=True)
 class HandOver:
-    """A decision by which job `giver` keeps `left` only, and job `taker` has `place` from then on."""
+    """A decision after which job `giver` keeps only `left`, and job `taker` has `place`."""
 
     giver: int
     left: Placement
@@ -87,7 +88,7 @@ class HandOver:
 
 
 def shares(gpus: Mapping[str, int]) -> list[Placement]:
-    """What jobs have that share up to `MAX_SHARED_GPUS` GPUs: two each or more; of two or three GPUs the first has one.
+    """Shares of jobs on up to `MAX_SHARED_GPUS` GPUs: two each or more; of two or three GPUs the first job has one.
     None if there is one GPU only. gpus: of every node.
     """
     slots = _slots(gpus)[:MAX_SHARED_GPUS]
@@ -99,9 +100,9 @@ def shares(gpus: Mapping[str, int]) -> list[Placement]:
 
 
 def hand_overs(parts: Sequence[Placement]) -> list[HandOver]:
-    """How jobs with `parts` hand each other GPUs. At first job 0 is not there, and job 1 has its part too.
+    """Hand-overs among jobs with `parts`. At first job 0 does not exist, and job 1 has its part too.
 
-    Job 0 starts on what job 1 gives up. Then every other job that can gives it a worker, and gets it back.
+    Job 0 starts on the GPUs that job 1 gives up. Then every other job that can gives it a worker, and gets it back.
     """
     if not parts:
         return []
@@ -119,8 +120,8 @@ def measure_program(
     """Measure one program on the cluster that this process is connected to.
 
     spec: of a whole training; its folder is used for files that are left behind. gpus: of every node. most: workers.
-    seconds: to train at every size. learning: longest s for the training that tells the accuracy. tell: is told what
-    comes next, `stages` times. Raises JobError if the program fails.
+    seconds: to train at every size. learning: longest s for the training that measures the accuracy. tell: called with
+    the next stage, `stages` times. Raises JobError if the program fails.
     """
     tell("learning")
     untrained = _untrained(spec)
@@ -143,7 +144,7 @@ def measure_program(
 
 
 def stages(gpus: Mapping[str, int], most: int) -> int:
-    """How often `measure_program` tells what comes next."""
+    """Number of stages that `measure_program` announces."""
     return 1 + len(visits(gpus, most)) + len(hand_overs(shares(gpus)))
 
 
@@ -155,7 +156,7 @@ def _part(spec: JobSpec, name: str) -> JobSpec:
 def _share_gpus(
     spec: JobSpec, parts: Sequence[Placement], rest: float, tell: Callable[[str], None]
 ) -> tuple[Change, ...]:
-    """What changes take among jobs that have all GPUs, from the decision until those who were given some train."""
+    """Durations of changes among jobs that use all GPUs, from the decision until the receiving job trains on them."""
     handed = []
     with CommandedJobs() as sharing:
         specs = [replace(_part(spec, f"sharing-{number}"), epochs=1e9) for number in range(len(parts))]

@@ -1,4 +1,4 @@
-"""What Ray runs with here: environment variables of drivers and of nodes that we start, and signals of drivers."""
+"""Environment of Ray: variables of drivers and of nodes that we start, and signals of drivers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlpto.io.errors import ClusterError
 VARIABLES: Mapping[str, str] = {
     # Nothing is sent anywhere.
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What nodes write about workers and nodes that died would land between the lines of a driver, which hears of it
+    # Messages of nodes about dead workers and nodes would land between the lines of a driver, which learns of them
     # anyway: the filter of repeated lines takes all of them for such.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Workers share the machine's cores; each thread of its own would only make them wait for each other.
+    # Workers share the machine's cores, so more threads per worker would only make them wait for each other.
     "OMP_NUM_THREADS": "1",
     # Ray would run workers at niceness 15, behind anything else on the machine.
     "RAY_worker_niceness": "0",
-    # Ray would start a process for every core with the first driver; here nobody would use them.
+    # Ray would start a process for every core with the first driver; they would be unused here.
     "RAY_prestart_worker_first_driver": "0",
     # On a busy machine Ray's own 30 s are short.
     "RAY_gcs_server_port_wait_time_s": "120",
@@ -38,18 +38,18 @@ VARIABLES: Mapping[str, str] = {
     "RAY_health_check_failure_threshold": "4",
     "RAY_health_check_initial_delay_ms": "1000",
 }
-"""What is set where the user has not set it."""
+"""Defaults of variables that the user has not set."""
 
 CONTROL = "rlpto_control"
-"""Ray resource of a node that is kept for job controllers."""
+"""Ray resource of a node reserved for job controllers."""
 LOOPBACK = "127.0.0.1"
 """Address of all nodes of a local cluster."""
 TOKEN_FILE = "token"
-"""File of a local cluster's folder with the token that Ray asks everybody for who connects."""
+"""File of a local cluster's folder with the token that Ray requires of every client."""
 AUTH_MODE, AUTH_TOKEN, AUTH_TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-"""Ray's settings of its authentication. The token itself comes before the path of a file with it."""
+"""Ray's settings of its authentication. The token itself takes precedence over the path of its file."""
 INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-"""Where a user says which network interface workers talk through; on a local cluster it is that of their node."""
+"""Variable with the network interface of workers; on a local cluster it is that of their node."""
 EXTERNAL_ADDRESS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's setting whether 127.0.0.1 stands for the external address of this machine, at which a local cluster does not
 answer."""
@@ -62,8 +62,9 @@ def ray_environment(
     """Inside, this process has the variables with which Ray is started or joined: `VARIABLES` where they are not set.
 
     folder: of a local cluster (see `nodes.folders`), whose token and interface count then, whatever is set. None: a
-    cluster that others have started, whose token the user names in Ray's own variables; who names one wants it used.
-    loopback: that one can be reached from this machine only, as all those with a folder. more: further variables.
+    cluster started by others; if the user sets a token in Ray's own variables, it is used.
+    loopback: that cluster can be reached from this machine only, like all clusters with a folder. more: further
+    variables.
     Raises ClusterError if this process is connected to a cluster.
     """
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
@@ -86,16 +87,16 @@ def ray_environment(
 
 
 HEAD_LOOK_S, HEAD_LOOKS = 1.0, 3
-"""Time between two looks whether the head still listens, and refusals in a row after which it is gone."""
+"""Time between checks that the head listens, and refusals in a row after which it counts as gone."""
 EXIT_WITHOUT_HEAD = 2
 """Exit status of a driver that has lost its head."""
 
 
 class HeadWatch(threading.Thread):
-    """Ends this process in one line once nobody listens at the head's `address` any more: until `stop`.
+    """Until `stop`, ends this process with a one-line message once nothing listens at the head's `address`.
 
-    Every call of Ray's would wait for the head for a minute, out of reach of signals, and then abort the process.
-    on_lost: what is to be done before.
+    Otherwise every Ray call would wait a minute for the head, ignoring signals, and then abort the process.
+    on_lost: called before.
     """
 
     def __init__(self, address: str, on_lost: Callable[[], None]) -> None:
@@ -138,7 +139,7 @@ def driver(address: str, on_lost: Callable[[], None] = lambda: None) -> Iterator
     """Inside, this process is a driver of the cluster at `address`; yields its HOST:PORT. Raises what Ray raises.
 
     on_lost: called before this process ends because the head is gone. SIGTERM raises KeyboardInterrupt there, so that
-    what is to be done after Ctrl-C is done then too: Ray's own handler would end the process.
+    the clean-up after Ctrl-C runs then too: Ray's own handler would end the process.
     """
     import ray
 
@@ -167,7 +168,7 @@ def set_variables(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if "ray" in sys.modules:  # it has read them, and would go on with what they were
+    if "ray" in sys.modules:  # Ray has read them, and would keep the old values
         from rlpto.ray_cluster.compat import reread_environment
 
         reread_environment(EXTERNAL_ADDRESS)

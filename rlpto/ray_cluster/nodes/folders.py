@@ -18,7 +18,7 @@ from rlpto.ray_cluster.nodes.environment import TOKEN_FILE
 from rlpto.ray_cluster.nodes.processes import of_folder, start_time
 
 NAME = re.compile(r"rl-([0-9a-f]+)-([0-9a-f]+)-\d+")
-"""Process that has made the folder, and its start time: so a folder tells whose it is from the moment it is made.
+"""Process that has made the folder, and its start time, so that a folder has a known owner from its creation.
 Names are short, because paths of sockets in it have at most 107 characters."""
 
 
@@ -38,12 +38,12 @@ def make_folder(folder: Path, token: str | None = None) -> None:
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A random token."""
     return secrets.token_hex(32)
 
 
 def mark_of(token: str) -> str:
-    """What may be known of a token: it shows whether a folder is that of the cluster with this token."""
+    """Public mark of a token: it shows whether a folder belongs to the cluster with this token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -58,10 +58,10 @@ def is_folder_of(folder: Path, mark: str) -> bool:
 
 
 def remove_dead_folders() -> None:
-    """Remove folders of this user's clusters of which nothing is alive any more."""
+    """Remove folders of this user's dead clusters."""
     for folder in Path(tempfile.gettempdir()).glob("rl-*"):
         match = NAME.fullmatch(folder.name)
-        with suppress(OSError):  # somebody else removes it too
+        with suppress(OSError):  # another process removes it too
             if match and folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
                 owner_lives = start_time(int(match[1], 16)) == int(match[2], 16)
                 if not (owner_lives or of_folder(str(folder)) or _answers(folder)):

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes inside one process: for tests, and for evaluations that are given no address."""
+"""A Ray cluster of several nodes owned by one process: for tests, and for evaluations without an address."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 class LocalCluster(ExitStack):
     """Starts a head without GPUs and one raylet for every entry of `gpus`, and connects this process to it.
 
-    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. slots: of each node of `gpus` in
-    place of that, where it is not 0: as many as parameter servers may take. kinds: what kind each's GPUs are taken for,
-    None: all alike. on_progress: is told what comes next. Nobody from another
-    machine reaches the cluster, and nobody connects without its token. To be used with `with`, or ended by `close`:
-    every process it has started is then gone, and so is its folder. Raises ClusterError if this process is connected to
-    Ray already, or a node does not start.
+    gpus: logical GPUs of each node. cpus: CPU slots of each, None: as many as need be. slots: CPU slots of each node of
+    `gpus` that replace `cpus` unless 0: the number that parameter servers may take. kinds: kind of each node's GPUs,
+    None: all alike. on_progress: called with each next step. The cluster cannot be reached from another machine, or
+    without its token. Use it with `with`, or end it by `close`: all its processes and its folder are then gone. Raises
+    ClusterError if this process is connected to Ray already, or a node does not start.
 
     folder: of the token, and of Ray's sockets and logs. address: HOST:PORT that other drivers connect to.
     """
@@ -107,7 +106,7 @@ class LocalCluster(ExitStack):
             self.remove_node(node_id)
 
     def kill_node(self, node_id: str) -> None:
-        """Let a node die as if its machine lost power: SIGKILL to its raylet, and its zombie reaped."""
+        """Kill a node as if its machine lost power: SIGKILL to its raylet, whose zombie is reaped."""
         process = self._nodes.pop(node_id).raylet
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

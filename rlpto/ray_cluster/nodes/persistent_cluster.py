@@ -1,7 +1,7 @@
 """A Ray cluster of several nodes on this machine that stays up: `rlpto cluster up`, `status` and `down`.
 
-A state file names the cluster's folder before anything of it is there, so that whatever a command leaves that is killed
-is found by the next one. `down` ends the processes of that folder and nothing else.
+A state file names the cluster's folder before it is created, so that the next command finds the remains of a killed
+one. `down` ends only the processes of that folder.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from rlpto.ray_cluster.nodes.processes import (
 )
 
 HEADLESS_TIMEOUT_S = 900
-"""So long the nodes of a durable cluster wait for their head; Ray's own 60 s are short for somebody who has to come and
-restart it."""
+"""Time that the nodes of a durable cluster wait for their head; Ray's own 60 s are too short for a manual
+restart."""
 WATCH_INTERVAL_S = 2.0
-"""Time between two looks whether nodes have died."""
+"""Time between checks for dead nodes."""
 NODE_RESOURCE = "rlpto_node_"
-"""Begin of the name of the Ray resource that says which of its cluster's nodes a node is."""
+"""Prefix of the name of the Ray resource with a node's number in its cluster."""
 Progress = Callable[[str], None]
-"""Is told what comes next."""
+"""Called with each next step."""
 
 
 @dataclass(frozen=True)
 class StartedCluster:
-    """What `up` has started.
+    """A cluster started by `up`.
 
     address: HOST:PORT of the head; empty while it starts. folder: of the token, and of Ray's sockets and logs. gpus: of
     each node. cpus: CPU slots of each node. durable: the head's state is on disk. mark: of the token, which shows that
@@ -70,7 +70,7 @@ class StartedCluster:
 
     @property
     def alive(self) -> int:
-        """How many of its processes there still are, without the watch over its nodes."""
+        """Number of its live processes, not counting the one that watches its nodes."""
         return sum(__name__ not in arguments_of(pid) for pid in of_folder(self.folder))
 
 
@@ -115,7 +115,7 @@ def start_cluster(
     """Start a head without GPUs and one node for each entry of `gpus`.
 
     cpus: slots of each. durable: the head keeps its state on disk, so that it can be restarted under running jobs (see
-    `restart_head`); job controllers are on a node of their own then. What an earlier start has left that was killed is
+    `restart_head`); job controllers are on a node of their own then. Remains of an earlier start that was killed are
     ended first.
 
     Raises ClusterError if there is one already, or Ray does not come up; nothing is left behind then.
@@ -134,7 +134,7 @@ def start_cluster(
         _note(started)
         try:
             make_folder(Path(started.folder), token)
-            # A head that is to come back has to come back at the same port.
+            # A restarted head must use the same port.
             address = _start_nodes(
                 started, free_ports(1)[0] if durable else 0, head_only=False, on_progress=on_progress
             )
@@ -159,7 +159,7 @@ def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None
     with _only_command():
         if head_is_alive(started.folder):
             raise ClusterError(f"the head at {started.address} is alive: expected one that has ended")
-        # What is left of the head's processes would be taken for a head that is still there.
+        # Remaining processes of the head would look like a live head.
         end_processes(head_family(started.folder))
         port = int(started.address.rpartition(":")[2])
         _start_nodes(started, port, head_only=True, on_progress=on_progress)
@@ -167,7 +167,7 @@ def restart_head(started: StartedCluster, on_progress: Progress = lambda _: None
 
 
 def stop_cluster() -> StartedCluster | None:
-    """End every process of the noted cluster, remove its folder, and forget it: what it was, None if there was none.
+    """End every process of the noted cluster, remove its folder, and forget it; returns it, None if there was none.
 
     Raises ClusterError if the state file is broken, or another command is at work on the cluster.
     """
@@ -243,7 +243,7 @@ def watch_nodes(started: StartedCluster) -> None:
     while is_folder_of(Path(started.folder), started.mark):
         time.sleep(WATCH_INTERVAL_S)
         if missing_nodes(started) and head_is_alive(started.folder):
-            time.sleep(WATCH_INTERVAL_S)  # a node that is being ended with all others is none to start again
+            time.sleep(WATCH_INTERVAL_S)  # a node that ends with all others must not be started again
             for number in missing_nodes(started) if head_is_alive(started.folder) else ():
                 print(f"node {number} of {len(started.gpus)} is gone: starting it again", flush=True)
                 _start_again(started, number)
@@ -257,7 +257,7 @@ def _start_again(started: StartedCluster, number: int) -> None:
             resources = {f"{NODE_RESOURCE}{number}": 1}
             gpus = started.gpus[number - 1]
             start_node(started.address, gpus=gpus, cpus=started.cpus, resources=resources, stays=True)
-        except Exception as error:  # Ray raises nothing more special; the next look tries again
+        except Exception as error:  # Ray raises nothing more specific; the next check tries again
             print(f"node {number} does not start: {error}", flush=True)
 
 

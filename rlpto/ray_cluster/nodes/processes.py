@@ -16,7 +16,7 @@ from rlpto.io.cores import cores
 TERMINATE_TIMEOUT_S = 4.0
 """Time for processes to end by themselves before they are killed."""
 END_ROUNDS = 5
-"""How often to look whether processes that were ended had started others."""
+"""Number of checks for further processes started by those that were ended."""
 
 
 def end_processes(family: Mapping[int, int]) -> None:
@@ -31,7 +31,7 @@ def end_processes(family: Mapping[int, int]) -> None:
 
 
 def end_cluster(folder: str) -> None:
-    """End all processes of the cluster with a folder of ours, also those that others of them have yet to start."""
+    """End all processes of the cluster with a folder of ours, including those started meanwhile."""
     for _ in range(END_ROUNDS):
         family = family_of(folder)
         if not family:
@@ -55,7 +55,7 @@ def head_is_alive(folder: str) -> bool:
 
 
 def load_factor() -> float:
-    """Processes that want a core, for each core there is; at least 1. Timeouts are for a quiet machine, times this."""
+    """Runnable processes per core; at least 1. Timeouts for an idle machine are multiplied by it."""
     return max(1.0, os.getloadavg()[0] / cores())
 
 
@@ -65,7 +65,7 @@ def _timed(pids: Collection[int]) -> dict[int, int]:
 
 
 def _is_of_head(arguments: list[str]) -> bool:
-    """The raylet of the head is told so; the others are programs that only a head has."""
+    """The raylet of the head is started with `--head`; the others are programs that only a head has."""
     programs = ("gcs_server", "dashboard.py", "monitor.py")
     return "--head" in arguments or any(one.endswith(programs) and "log_monitor" not in one for one in arguments[:4])
 
@@ -79,7 +79,7 @@ def arguments_of(pid: int) -> list[str]:
 
 
 TITLE = "TrainWorker"
-"""What the command lines of jobs' workers have in them: Ray writes the actor's class there."""
+"""Text in the command lines of jobs' workers: Ray writes the actor's class there."""
 
 
 def kill_titled(pid: int, title: str) -> None:
@@ -89,14 +89,14 @@ def kill_titled(pid: int, title: str) -> None:
 
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""First and last of the ports that the system gives to whoever connects."""
+"""First and last of the system's ephemeral ports."""
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens on now, all different.
+    """`count` different ports on which no process listens now.
 
-    If possible they lie below those that the system gives to whoever connects: of these, one may be taken before it is
-    listened on, and a node that cannot listen takes Ray half a minute to give up.
+    If possible they lie below the ephemeral ports, any of which may be taken before the node listens on it. Ray needs
+    half a minute to give up a node that cannot listen.
     """
     lowest = int(EPHEMERAL.read_text().split()[0]) if EPHEMERAL.exists() else 0
     below = range(max(lowest - 10_000, 10_000), lowest)
@@ -114,8 +114,8 @@ def free_ports(count: int) -> list[int]:
 
 
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""Ports of a node's agents, by the names of Ray's parameters. They are given, because a raylet that has to learn them
-from its agents waits 15 s for these to start and then aborts, which on a busy machine is too short."""
+"""Ports of a node's agents, by the names of Ray's parameters. They are set, because a raylet that has to learn them
+from its agents waits 15 s for these to start and then aborts, which is too short on a busy machine."""
 
 
 def agent_ports() -> dict[str, int]:
@@ -126,7 +126,7 @@ def agent_ports() -> dict[str, int]:
 CLUSTER_VARIABLE = "RLPTO_CLUSTER_FOLDER"
 """Environment variable with the folder of the cluster that a process was started for: all its descendants have it."""
 RAY_TITLE = "ray::"
-"""What the names of Ray's agents and workers start with, once they have given themselves one."""
+"""Prefixes of the process titles that Ray's agents and workers set."""
 
 
 @contextmanager
@@ -144,16 +144,17 @@ def started_for(folder: str) -> Iterator[None]:
 
 
 def of_folder(folder: str) -> set[int]:
-    """Processes that were started for the cluster with this folder; whoever only names it in an argument is none.
+    """Processes that were started for the cluster with this folder; a process that only names it in an argument is
+    none.
 
-    Ray's agents and workers overwrite their environment with their title; what gives them away is that they have files
-    of the folder open.
+    Ray's agents and workers overwrite their environment with their title; they are recognised by their open files of
+    the folder.
     """
     mark, inside = f"\0{CLUSTER_VARIABLE}={folder}\0".encode(), f"{folder}/"
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError):  # it has ended since, or is somebody else's
+            with suppress(OSError):  # it has ended since, or belongs to another user
                 marked = mark in b"\0" + (entry / "environ").read_bytes() + b"\0"
                 if marked or any(file.startswith(inside) for file in _files_of_titled(entry)):
                     found.add(int(entry.name))
@@ -161,7 +162,7 @@ def of_folder(folder: str) -> set[int]:
 
 
 def _files_of_titled(process: Path) -> Iterator[str]:
-    """Paths of the open files of an agent or worker of Ray's; none of another process."""
+    """Paths of the open files of an agent or worker of Ray; empty for other processes."""
     if (process / "comm").read_text().startswith(RAY_TITLE):
         for entry in (process / "fd").iterdir():
             with suppress(OSError):  # closed
@@ -217,4 +218,4 @@ def signal_to(pid: int, how: signal.Signals) -> None:
     try:
         os.kill(pid, how)
     except ProcessLookupError:
-        return  # it was quicker
+        return  # it has already ended

@@ -1,6 +1,6 @@
-"""One Ray node of this machine: its raylet and agents, which nobody from another machine can reach.
+"""One Ray node of this machine: its raylet and agents, which cannot be reached from another machine.
 
-Ray's own command line is of no use for that: it replaces the loopback address by an external one.
+Ray's own command line cannot do this: it replaces the loopback address by an external one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OBJECT_STORE_BYTES = 80 * 1024 * 1024
 CPU_SLOTS = 4
 """CPU slots of a node. Workers take none: slots only decide how many tasks and processes start at once."""
 REGISTER_TIMEOUT_S = 60.0
-"""Longest wait of a quiet machine for a node to join its cluster."""
+"""Longest wait, on an idle machine, for a node to join its cluster."""
 START_ATTEMPTS = 3
 """Attempts to start a node."""
 
@@ -60,7 +60,7 @@ class RayNode(Node):
             "node_manager_port": 0,
             "include_dashboard": False,
             "no_monitor": True,  # that of an autoscaler
-            "include_log_monitor": False,  # that of what is printed, which no driver of ours shows
+            "include_log_monitor": False,  # the monitor of printed output, which no driver of ours shows
             **agent_ports(),
         }
         if port:
@@ -102,6 +102,6 @@ def start_node(head_address: str | None = None, **options: Any) -> RayNode:
     for _ in range(START_ATTEMPTS - 1):
         try:
             return RayNode(head_address, **options)
-        except Exception:  # Ray raises nothing more special
+        except Exception:  # Ray raises nothing more specific
             time.sleep(1.0)
     return RayNode(head_address, **options)

@@ -1,1 +1,1 @@
-"""What jobs train: the base class of programs, and those that come with RLPTO."""
+"""Training programs of jobs: the base class, and the programs included in RLPTO."""

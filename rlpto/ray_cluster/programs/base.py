@@ -1,4 +1,4 @@
-"""What a job trains: a small class that users bring in a module of their own."""
+"""Training programs of jobs: a small class that users write in their own module."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TrainingProgram(ABC):
     """A model, its optimizer, and data that are found by index.
 
     Options of a job are the keyword arguments of its class. Random numbers come from torch alone, whose generators
-    are seeded before every step: a step that is repeated, wherever that is, is repeated exactly. With a batch that is
-    fixed they do not depend on the number of workers either, within the limits of `worker.random_numbers`; a program
-    that draws none in its first step is taken to draw none at all. Tensors are made on the CPU in single precision;
-    whoever trains moves them.
+    are seeded before every step: a step that is repeated, wherever that is, is repeated exactly. With a fixed batch
+    they do not depend on the number of workers either, within the limits of `worker.random_numbers`; a program
+    that draws none in its first step is assumed to draw none at all. Tensors are made on the CPU in single precision;
+    the trainer moves them.
     """
 
     data_size: int
@@ -32,14 +32,15 @@ class TrainingProgram(ABC):
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A new model. Its weights are those of the seed, which is set before the call."""
+        """A new model. Its weights depend on the seed, which is set before the call."""
 
     @abstractmethod
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         """A new optimizer. With parameter servers it must treat every element alike (SGD, Adam, ...)."""
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:  # noqa: ARG002
-        """What changes the learning rate after every step, None: nothing. steps: of the whole job at its batch size."""
+        """The scheduler of the learning rate, called after every step; None: a constant rate. steps: of the whole job
+        at its batch size."""
         return None
 
     @abstractmethod

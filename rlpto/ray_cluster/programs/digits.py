@@ -32,7 +32,7 @@ class Digits(Classifier):
 def _read() -> NDArray[np.float32]:
     """Rows of 64 pixels (0 to 16) and a label: the file that scikit-learn brings along.
 
-    Its package is found but not imported: that takes longer than a worker needs for all else it does before training.
+    Its package is located but not imported, because the import takes longer than the rest of a worker's start.
     """
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:

@@ -1,4 +1,4 @@
-"""The worker actor: one GPU's training process, told by its job's controller what to do next."""
+"""The worker actor: one GPU's training process, commanded by its job's controller."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GroupPlace:
-    """A place in a worker group. number: of the group, counted up by the controller. fresh: ranks that have no state
-    yet and get that of rank 0. host, port: where the controller's store is. servers: parameter server actors, if there
-    are any; reset: they take their weights from rank 0.
+    """A place in a worker group. number: of the group, counted up by the controller. fresh: ranks without state,
+    which get that of rank 0. host, port: address of the controller's store. servers: parameter server actors, if any;
+    reset: they take their weights from rank 0.
     """
 
     number: int
@@ -56,8 +56,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something raised. lasting: bad input, which trying again does not mend. when: `time.time()`. output: as that of a
-    `Chunk`."""
+    """An exception in a worker. lasting: bad input, so that a retry would fail too. when: `time.time()`. output: as
+    that of a `Chunk`."""
 
     text: str
     trace: str
@@ -78,9 +78,9 @@ class WorkerHeartbeat:
 
 
 class TrainWorker:
-    """Actor with two threads of control: one trains, the other answers while it does.
+    """Actor with two threads of control: one trains, the other answers meanwhile.
 
-    Whatever raises comes back as a `Failure`; after one, everything but `recover` does nothing.
+    Exceptions are returned as a `Failure`; after one, all calls except `recover` do nothing.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -96,7 +96,7 @@ class TrainWorker:
             self._printed.install()
 
     def prepare(self) -> Ready | Failure:
-        """Make the model and train two steps for the sake of warmth, which are undone."""
+        """Make the model and train two warm-up steps, which are undone."""
         return self._guarded("prepare", self._prepare)
 
     def load(self, state: bytes) -> Failure | None:
@@ -112,7 +112,7 @@ class TrainWorker:
         return self._guarded("run", lambda: replace(self.trainer.run(until, batch_size), output=self._printed.take()))
 
     def state(self) -> tuple[int, bytes] | Failure:
-        """Step, and everything that later ones depend on."""
+        """Step, and the complete state that later steps depend on."""
         return self._guarded("state", lambda: (self.trainer.position.step, self.trainer.state()))
 
     def recover(self) -> Position:
@@ -131,7 +131,7 @@ class TrainWorker:
 
     @ray.method(concurrency_group="control")
     def heartbeat(self) -> WorkerHeartbeat:
-        """What the training thread does now."""
+        """The present activity of the training thread."""
         if self._trainer is None:
             return WorkerHeartbeat(self._busy, "own", time.monotonic() - self._moved)
         step = self._trainer.position.step
@@ -147,7 +147,7 @@ class TrainWorker:
 
     @property
     def trainer(self) -> Trainer:
-        """What `prepare` has made."""
+        """The trainer made by `prepare`."""
         if self._trainer is None:
             raise RuntimeError("the worker was not prepared")
         return self._trainer
@@ -179,7 +179,7 @@ class TrainWorker:
             self._store = TCPStore(place.host, place.port, is_master=False)
         store = PrefixStore(f"group-{place.number}", self._store)
         together = AllReduceGroup(trainer.network, trainer.optimizer, store, place.rank, place.world, place.timeout)
-        # Known to `abort` from here on, for the others may be lost while this worker waits for them.
+        # Visible to `abort` from here on, because the others may be lost while this worker waits for them.
         trainer.join(together)
         if place.fresh:
             state = together.share(trainer.state() if place.rank == 0 else None)
@@ -217,7 +217,7 @@ def use_few_threads(device: Device) -> None:
 
 
 def warm_group(trainer: Trainer) -> None:
-    """Make a group of one and train a step in it, which is undone: the first one of a process is slow."""
+    """Make a group of one and train a step in it, which is undone, because the first group of a process is slow."""
     start = trainer.state()
     group = AllReduceGroup(trainer.network, trainer.optimizer, HashStore(), 0, 1, 60.0)
     group.wrap()

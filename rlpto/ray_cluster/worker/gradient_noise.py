@@ -2,8 +2,8 @@
 
 Estimators of Pollux (Qiao et al., OSDI 2021, section 3 and appendix): the squared norm of a gradient over b samples is
 |G|^2 + tr(S)/b in expectation, for the true gradient G and the covariance S of one sample's gradient. The norms of the
-workers' own gradients and of their mean are two equations for the two unknowns. A single worker takes two successive
-gradients for those of two workers.
+workers' own gradients and of their mean are two equations for the two unknowns. A single worker uses two successive
+gradients in place of two workers' gradients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NoiseMeter:
     weight: float = 0.0
 
     def add(self, norms: SquaredNorms, steps: int = MEASURE_EVERY_STEPS) -> None:
-        """Take in one measurement that stands for `steps` steps. Gradients that are not finite say nothing."""
+        """Add one measurement that represents `steps` steps. Gradients that are not finite are ignored."""
         square, trace = estimate(norms)
         if not (math.isfinite(square) and math.isfinite(trace)):
             return
@@ -58,7 +58,7 @@ class NoiseMeter:
 
     @property
     def noise_scale(self) -> float:
-        """tr(S) / |G|^2 in samples; NaN before the first estimate, infinite where no signal is left."""
+        """tr(S) / |G|^2 in samples; NaN before the first estimate, infinite if no signal is left."""
         if self.weight == 0.0:
             return math.nan
         if self.square <= 0.0:
@@ -66,9 +66,10 @@ class NoiseMeter:
         return max(self.trace, 0.0) / self.square
 
     def gain(self, scale: float, batch_size: int) -> float:
-        """Steps of `batch_size` samples that one of `scale` times as many is worth: 1 (all signal) to `scale`.
+        """Number of steps of `batch_size` samples equivalent to one of `scale` times the size: 1 (all signal) to
+        `scale`.
 
-        Without an estimate a larger batch is worth no more than a small one, a smaller one its share of samples.
+        Without an estimate a larger batch counts as one step, a smaller one as its share of samples.
         """
         noise = self.noise_scale
         if scale == 1.0:

@@ -1,4 +1,4 @@
-"""How workers of a group find and reach each other: through one network interface, and a store that listens there."""
+"""Network of a worker group: one network interface, and a store that listens there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import TCPStore
 
 
 def start_store(host: str) -> TCPStore:
-    """Where workers find each other: it listens at `host` alone, not on all interfaces as torch's own socket would."""
+    """Store through which workers find each other: it listens at `host` alone, not on all interfaces like torch's own
+    socket."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         port = listener.getsockname()[1]
         descriptor = listener.detach()

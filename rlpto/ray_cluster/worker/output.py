@@ -1,4 +1,4 @@
-"""What a training program prints, kept by its worker until the controller takes it."""
+"""Printed output of a training program, kept by its worker until the controller takes it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections import deque
 from typing import Any, TextIO
 
 MOST_LINES, LONGEST_LINE = 2000, 4000
-"""Lines that wait at most, and characters of one; further lines push out the oldest, the rest of a line is cut off."""
+"""Most kept lines, and most characters of one; further lines replace the oldest, longer lines are cut."""
 Lines = tuple[tuple[float, str], ...]
 """When a line was printed (`time.time()`), and the line."""
 
 
 class PrintedLines:
-    """Takes the lines that Python code of this process prints, and passes them on to where they went before.
+    """Records the lines that Python code of this process prints, and passes them on to their former destination.
 
-    What libraries write past Python's `sys.stdout` and `sys.stderr` is not seen.
+    Output of libraries that bypass Python's `sys.stdout` and `sys.stderr` is not recorded.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Tee:
     def write(self, text: str) -> int:
         *whole, self._rest = (self._rest + text).replace("\r\n", "\n").split("\n")
         for line in whole:
-            self._noted.add(line.rpartition("\r")[2])  # of a bar that is drawn over and over, the last state
+            self._noted.add(line.rpartition("\r")[2])  # the last state of a progress bar that is redrawn
         if len(self._rest) > 2 * LONGEST_LINE:
             self._rest = self._rest[-LONGEST_LINE:]
         return self._stream.write(text)

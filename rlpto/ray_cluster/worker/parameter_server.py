@@ -1,8 +1,8 @@
 """Training through parameter servers (Li et al., OSDI 2014): servers hold parts of the weights and update them.
 
-All weights in a row are cut into as many parts as there are servers. Workers push gradients and pull weights. The
-workers of a synchronous group wait for each other in every step, which gives what averaging among themselves does. An
-asynchronous one updates with every gradient as it comes; a worker is held up only where it is more than
+The vector of all weights is split into one part per server. Workers push gradients and pull weights. The
+workers of a synchronous group wait for each other in every step, which is equivalent to averaging gradients. An
+asynchronous one updates with every gradient as it comes; a worker is held up only if it is more than
 `MAX_STEPS_AHEAD` steps ahead of the slowest (stale synchronous parallel, Ho et al., NeurIPS 2013).
 """
 
@@ -82,7 +82,7 @@ class ParameterServer:
         self._changed = asyncio.Condition()
 
     async def alive(self) -> bool:
-        """True: it is there."""
+        """Always True: the server answers."""
         return True
 
     async def load(self, group: int, optimizer: Optimizer) -> None:
@@ -148,7 +148,7 @@ class ParameterServer:
             return Pull(self._weights, stale=stale)
 
     def _slowest(self) -> int:
-        """Step that the slowest worker pushes or has pushed last; one that has not begun yet holds up nobody."""
+        """Step that the slowest worker pushes or has pushed last; a worker that has not begun delays no other."""
         return min(self._steps.values())
 
     def _update(self, gradient: Numbers, options: dict[str, Any]) -> None:
@@ -177,9 +177,10 @@ class ParameterServer:
 
 
 class ParameterServerGroup:
-    """A worker's side: pushes its gradients, and takes over what the servers make of them.
+    """A worker's side: pushes its gradients, and pulls the updated weights.
 
-    Raises JobError if the optimizer treats some parameters unlike others, which a part of the row cannot know.
+    Raises JobError if the optimizer treats parameters differently, because a part of the vector does not know its
+    parameters.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class ParameterServerGroup:
                 self._optimizer.state[parameter][key] = piece
 
     def abort(self) -> None:
-        """The controller ends the servers' group, which wakes whoever waits there."""
+        """The controller ends the servers' group, which wakes all waiting workers."""
 
     def close(self) -> None:
         """Nothing to leave: the servers end a group when the next one begins."""
@@ -275,7 +276,7 @@ class ParameterServerGroup:
         return {key: value for key, value in self._optimizer.param_groups[0].items() if key != "params"}
 
     def _cut(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """What belongs to parameters, all in a row, as a part for each server."""
+        """Values of all parameters as one vector, split into a part for each server."""
         return list(torch.tensor_split(torch.cat([part.flatten().cpu() for part in parts]), len(self._servers)))
 
     def _take(self, parts: Sequence[Numbers]) -> None:
@@ -288,7 +289,7 @@ class ParameterServerGroup:
 
 
 def _is_cut(value: Any) -> bool:
-    """True for what an optimizer keeps for every element of a parameter; the rest is the same for all of them."""
+    """True for optimizer state kept for every element of a parameter; other state is common to all elements."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 

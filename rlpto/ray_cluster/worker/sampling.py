@@ -1,4 +1,4 @@
-"""Which samples a training step takes: the same ones however many workers share it."""
+"""The samples of a training step, which do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rlpto.io.arrays import IntArray
 
 @dataclass(frozen=True)
 class Position:
-    """How far a job has come. step: steps done. epoch, offset: passes over the data, and samples of the present one.
+    """Position of a job in training. step: steps done. epoch, offset: passes over the data, and samples of the present
+    one.
 
-    progress: scale-invariant samples: those trained, each counted by what it was worth beside a sample of a step of
-    the job's own batch size.
+    progress: scale-invariant samples: those trained, each weighted by its efficiency relative to the job's own batch
+    size.
     """
 
     step: int = 0
@@ -59,7 +60,7 @@ class DataOrder:
 
 
 def shard(batch: IntArray, rank: int, world: int) -> IntArray:
-    """What worker `rank` of `world` takes of a global batch; empty where there are fewer samples than workers."""
+    """The part of a global batch for worker `rank` of `world`; may be empty if there are fewer samples than workers."""
     return batch[rank::world]
 
 
@@ -97,7 +98,7 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return first // self._own if isinstance(first, int) and first % self._own == 0 else 0
 
     def _for_all(self, argument: Any) -> Any:
-        """An argument as it would be for the whole batch; what stands there for samples of others has no effect."""
+        """An argument expanded to the whole batch; its values for other workers' samples have no effect."""
         entries = self._entries(argument)
         if not entries:
             return argument
@@ -108,7 +109,7 @@ class DrawForWholeBatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return whole.flatten(0, 1)
 
     def _own_part(self, whole: Tensor) -> Tensor:
-        """This worker's part of what was drawn for the whole batch."""
+        """This worker's part of the random numbers drawn for the whole batch."""
         entries = len(whole) // self._samples
         return whole.reshape(self._samples, entries, *whole.shape[1:])[self._rows].flatten(0, 1).contiguous()
 

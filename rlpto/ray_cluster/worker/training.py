@@ -1,4 +1,4 @@
-"""Training of one worker, step by step, without anything of Ray: alone it is a plain torch loop."""
+"""Training of one worker, step by step, without Ray: a single worker is a plain torch loop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rlpto.ray_cluster.worker.worker_group import SingleWorker, WorkerGroup, lea
 EVALUATION_SHARE = 0.01
 """Largest share of a worker's time that evaluations take while the job trains."""
 LOOKS_PER_WINDOW = 5
-"""Evaluations, at ends of epochs, in what a rule for early stopping looks back on, whatever time they take."""
+"""Evaluations, at ends of epochs, within the window of a rule for early stopping, regardless of their cost."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one worker did in one go.
+    """The work of one worker between two hand-overs.
 
-    position: how far it has come. steps, samples: of all workers together. batch_size: samples of a step; chosen: true
-    if a scheduler chose it. loss: this worker's part
+    position: its position in training. steps, samples: of all workers together. batch_size: samples of a step; chosen:
+    true if a scheduler chose it. loss: this worker's part
     of the mean loss over the steps; the mean over workers is the job's. accuracy: of the last evaluation, with the
     epochs of progress it was made at; NaN if there was none. finished: the job has all its epochs. first, ended:
     `time.monotonic()` of its machine after the first step, and after the last. output: lines that were printed since
@@ -57,8 +57,8 @@ class Chunk:
 class Trainer:
     """Model, optimizer, scheduler and position of one worker.
 
-    phase: "own" while the program computes, "shared" while gradients of several workers become one: whoever waits for
-    a worker that hangs is in the latter.
+    phase: "own" while the program computes, "shared" while gradients of several workers are combined: a worker that
+    waits for a hanging one is in the latter.
 
     Raises JobError if the program cannot be made, or has fewer samples than the job asks for.
     """
@@ -158,7 +158,7 @@ class Trainer:
         self._seed()
         self._guard()
         group.begin(self.position.step, len(own), len(everyone))
-        # A worker without a sample takes part all the same, with gradients that count nothing.
+        # A worker without a sample takes part too, with gradients of weight 0.
         taken = torch.from_numpy(own if len(own) else everyone[:1])
         self.optimizer.zero_grad()
         together = DrawForWholeBatch(group.rank, group.world, len(everyone))
@@ -210,7 +210,7 @@ class Trainer:
         return written.getvalue()
 
     def load(self, state: bytes) -> None:
-        """Go on from what `state` gave. Raises CheckpointError if it is not of this job's program."""
+        """Continue from the result of `state`. Raises CheckpointError if it is not of this job's program."""
         try:
             held = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
             self.network.load_state_dict(held["model"])
@@ -234,7 +234,7 @@ class Trainer:
         self._interrupted = None
 
     def undo(self) -> None:
-        """Forget a step that was interrupted before its update: what the forward pass left in buffers."""
+        """Undo a step that was interrupted before its update: restore the buffers that the forward pass changed."""
         if self._interrupted is not None:
             with torch.no_grad():
                 for buffer, kept in zip(self.network.buffers(), self._interrupted, strict=True):
@@ -242,7 +242,8 @@ class Trainer:
             self._interrupted = None
 
     def warm_up(self) -> tuple[float, float]:
-        """Do what is slow the first time, and undo its effect. Seconds that a step and an evaluation take then."""
+        """Run the slow first step and evaluation, and undo their effect. Returns seconds of a warm step and
+        evaluation."""
         start = self.state()
         self._paced = False
         self._seed()
@@ -284,14 +285,15 @@ class Trainer:
         return self.position.epoch != epoch and (time.perf_counter() >= self._evaluation_due or self._may_stop())
 
     def _may_stop(self) -> bool:
-        """True if a rule for early stopping wants to know the accuracy: from one window before the job may stop on."""
+        """True if a rule for early stopping needs the accuracy: starting one window before the job may stop."""
         rule, declared = self.spec.stop, self.spec.epochs
         if rule is None or self.epochs_done < (rule.after - rule.over) * declared:
             return False
         return abs(self.epochs_done - self._evaluated_at) >= rule.over * declared / LOOKS_PER_WINDOW
 
     def _keep_pace(self, began: float, scale: float) -> None:
-        """Stretch the step to its pace, which more workers share; at most one step of lost time is made up for."""
+        """Stretch the step to its pace, which is divided among workers; at most one step of lost time is made up
+        for."""
         if self.spec.pace is None or not self._paced:
             return
         due = self.spec.pace * scale / self.group.world

@@ -1,6 +1,6 @@
-"""Workers that train one model together: how their gradients become one, and one update.
+"""Workers that train one model together: averaging of gradients, and the update.
 
-A group is made for a number of workers and thrown away when that number changes; the model outlives it.
+A group is made for a fixed number of workers and discarded when that number changes; the model outlives it.
 """
 
 import math
@@ -26,7 +26,7 @@ from rlpto.ray_cluster.worker.gradient_noise import MEASURE_EVERY_STEPS, Squared
 
 
 class WorkerGroup(Protocol):
-    """What training needs of a group. rank: of this worker among `world`. model: what the loss is to call."""
+    """Interface of a group for training. rank: of this worker among `world`. model: the one that the loss calls."""
 
     rank: int
     world: int
@@ -39,7 +39,7 @@ class WorkerGroup(Protocol):
         """After the gradients: change the weights, with the learning rate times `factor`. Norms, if measured."""
 
     def gather(self) -> None:
-        """Bring what others hold of the model and its optimizer to this worker."""
+        """Fetch the state of the model and its optimizer that other processes hold."""
 
     def abort(self) -> None:
         """Wake the thread that waits for another worker; called from another thread, it does not wait itself."""
@@ -66,7 +66,7 @@ class SingleWorker:
         self._step, self._samples = step, samples
 
     def update(self, factor: float) -> SquaredNorms | None:
-        """Compare with the gradients of the step before, where it is their turn, and update."""
+        """Compare with the gradients of the previous step, if noise is measured in this step, and update."""
         norms = self._compare()
         with scaled(self._optimizer, factor):
             self._optimizer.step()
@@ -99,10 +99,10 @@ class SingleWorker:
         self._kept_step, self._kept_samples = self._step, self._samples
 
     def gather(self) -> None:
-        """All is here."""
+        """All state is in this worker."""
 
     def abort(self) -> None:
-        """There is nobody to wait for."""
+        """There is no other worker to wait for."""
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -114,8 +114,8 @@ class AllReduceGroup:
     store: where the workers of this group alone find each other. Raises RuntimeError if they do not within `timeout`
     seconds, or one of them is lost while another waits for it.
 
-    With nccl a wait ends by `abort` alone: torch's own watchdog would end the process, and with it the newest state.
-    What was interrupted then seems to have gone well, so that every step asks before it changes weights.
+    With nccl only `abort` ends a wait: torch's own watchdog would end the process and lose the newest state.
+    An interrupted operation then looks successful, so every step checks for an abort before it changes weights.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class AllReduceGroup:
         self.model = model
 
     def wrap(self) -> None:
-        """Start averaging. All workers hold the same weights by now, so that none need be sent."""
+        """Start averaging. All workers already hold the same weights, so none are sent."""
         wrapped = DistributedDataParallel(self._bare, init_sync=False)
         wrapped.register_comm_hook(self, AllReduceGroup._average)
         self.model = wrapped
@@ -193,13 +193,13 @@ class AllReduceGroup:
         return norms
 
     def gather(self) -> None:
-        """Every worker holds all."""
+        """Every worker holds the whole state."""
 
     def abort(self) -> None:
         """End all waiting for other workers: nccl's own way, or by cutting the connections.
 
-        Nothing that gloo offers wakes a thread that waits for a frozen process: aborting has no effect there, and
-        leaving the group waits itself. An end of the connection does.
+        No call of gloo wakes a thread that waits for a frozen process: aborting has no effect there, and
+        leaving the group waits too. Closing the connection wakes it.
         """
         self._aborted = True
         if self._device.type == "cuda":
@@ -213,7 +213,7 @@ class AllReduceGroup:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all connections: whoever waits for this worker learns of it at once."""
+        """Close all connections, so that workers waiting for this one notice at once."""
         if not self._open:
             return
         self._open = False
@@ -224,7 +224,7 @@ class AllReduceGroup:
             dist.destroy_process_group()
 
     def _wait(self) -> None:
-        """Wait until what was sent has come. Raises RuntimeError if the group was aborted meanwhile."""
+        """Wait until the sent data has arrived. Raises RuntimeError if the group was aborted meanwhile."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         if self._aborted:
@@ -234,7 +234,7 @@ class AllReduceGroup:
 def _all_reduce(
     tensor: Tensor, then: Callable[[torch.futures.Future[list[Tensor]]], Tensor]
 ) -> torch.futures.Future[Tensor]:
-    """Sum over workers, in place and without waiting; `then` makes of it what the gradients become."""
+    """Sum over workers, in place and without waiting; `then` turns the sum into the gradients."""
     work = dist.all_reduce(tensor, async_op=True)
     future: torch.futures.Future[Tensor] = work.get_future().then(then)
     return future
