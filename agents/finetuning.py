@@ -28,7 +28,7 @@ from rlpto.envs.settings import EnvSettings
 from rlpto.io.errors import ConfigError
 
 
-class Stop(BaseCallback):
+class StopRollout(BaseCallback):
     """Ends a rollout after the present step once it is asked for: here a rollout takes minutes."""
 
     def __init__(self, asked: Callable[[], bool]) -> None:
@@ -103,11 +103,11 @@ def fine_tune(
     run = Training(setup, settings, folder, identity, model, terms, None, on_progress)
     if archive is None:
         run.tell("starting")
-        total, callback = compat.begin_learning(model, settings.steps, [terms, Stop(stop or _never)])
+        total, callback = compat.begin_learning(model, settings.steps, [terms, StopRollout(stop or _never)])
     else:
         # Its first observation comes with the checkpoint: a second reset would begin a second episode.
         run.notes = restore(model, archive, folder / LAST, new_episode=True)
-        total, callback = compat.resume_learning(model, settings.steps, [terms, Stop(stop or _never)])
+        total, callback = compat.resume_learning(model, settings.steps, [terms, StopRollout(stop or _never)])
     return run.loop(callback, total, texts or {}, stop, begun=archive is not None, save_each_update=True)
 
 

@@ -94,7 +94,7 @@ LOOK = 3.0
 """s of training between two looks at most: in longer gaps a job stood still, which takes nothing back."""
 
 
-class Point(NamedTuple):
+class ReportedPoint(NamedTuple):
     """A job at one look. time: `time.time()`. trained: s it has trained for, those taken back left out."""
 
     time: float
@@ -122,7 +122,7 @@ class Watcher:
         self.samples = 0
         self.most_held = 0
         self._handles: dict[str, Any] = {}
-        self._history: dict[str, list[Point]] = {}
+        self._history: dict[str, list[ReportedPoint]] = {}
         self._held: dict[str, Counter[str]] = {}
         self._processes: dict[str, set[int]] = {}
         self._began = time.monotonic()
@@ -213,9 +213,9 @@ class Watcher:
                 self.corrupted.discard(job)
                 history[:] = kept
             if report.training_on and (not history or report.progress > history[-1].progress):
-                last = history[-1] if history else Point(report.time, 0.0, 0.0)
+                last = history[-1] if history else ReportedPoint(report.time, 0.0, 0.0)
                 since = min(report.time - last.time, LOOK)
-                history.append(Point(report.time, last.trained + since, report.progress))
+                history.append(ReportedPoint(report.time, last.trained + since, report.progress))
 
 
 def query(database: Path, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:

@@ -25,7 +25,7 @@ OTHERS = 6
 
 
 @dataclass(frozen=True)
-class Case:
+class SeriesCase:
     """A series, and where its test part begins."""
 
     name: str
@@ -62,8 +62,8 @@ def ratio(own: float, best: float) -> float:
     return own / best
 
 
-def split(name: str, series: TimeSeries) -> Case:
-    return Case(name, series, len(series) - tested(series))
+def split(name: str, series: TimeSeries) -> SeriesCase:
+    return SeriesCase(name, series, len(series) - tested(series))
 
 
 def tested(series: TimeSeries) -> int:
@@ -71,7 +71,7 @@ def tested(series: TimeSeries) -> int:
     return round(0.2 * len(series))
 
 
-def given(path: Path, time: str, value: str | None, every: str) -> Case:
+def given(path: Path, time: str, value: str | None, every: str) -> SeriesCase:
     """A csv file of counts, or of arrivals if there is no column of values. Ends the program over bad input."""
     try:
         table = pd.read_csv(_common.needed(path))
@@ -100,7 +100,7 @@ def given(path: Path, time: str, value: str | None, every: str) -> Case:
     return split(path.stem, as_series(counts.resample(f"{step:g}s").sum(), min_points=100))
 
 
-def real(only: list[str] | None) -> list[Case]:
+def real(only: list[str] | None) -> list[SeriesCase]:
     """The six series of the reference page, or those whose names contain one of `only`."""
     folder = _common.needed(None, "traces")
     venus = venus_counts(folder)
@@ -114,7 +114,7 @@ def real(only: list[str] | None) -> list[Case]:
     return chosen(cases, only)
 
 
-def chosen(cases: list[Case], only: list[str] | None) -> list[Case]:
+def chosen(cases: list[SeriesCase], only: list[str] | None) -> list[SeriesCase]:
     return [case for case in cases if not only or any(part in case.name for part in only)]
 
 
@@ -135,7 +135,7 @@ def counted(jobs: pd.DataFrame, every: str) -> TimeSeries:
     return as_series(pd.Series(1.0, index=times).sort_index().resample(every).sum())
 
 
-def others(only: list[str] | None) -> list[Case]:
+def others(only: list[str] | None) -> list[SeriesCase]:
     """Series to choose constants on: synthetic ones, and what comes before the test parts of real ones."""
     cases = [split(name, TimeSeries(synthetic(name), 3600.0, MONDAY)) for name in SYNTHETIC]
     folder = _common.needed(None, "traces")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from _results_numbers import Numbers, shown
-from _results_plan import AGENT, Plan, Study
+from _results_plan import AGENT, Study, StudyPlan
 from _results_runs import GAINED, kept_cells, make, specs_of, with_mean_agent
 from scipy.stats import spearmanr
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     jobs: tuple[Job, ...]
 
 
-def data(plan: Plan, study: Study) -> Numbers:
+def data(plan: StudyPlan, study: Study) -> Numbers:
     """Peak GPUs of jobs that differ in their data alone."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -123,7 +123,7 @@ def _peaks(done: FinishedCell) -> dict[str, object]:
     }
 
 
-def converge(plan: Plan, study: Study) -> Numbers:
+def converge(plan: StudyPlan, study: Study) -> Numbers:
     """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -235,7 +235,7 @@ def _effect(shrunk: FinishedCell, whole: FinishedCell) -> dict[str, object]:
 
 
 def run_cases(
-    plan: Plan, config: Config, cases: dict[str, Case], specs: Sequence[str], name: str
+    plan: StudyPlan, config: Config, cases: dict[str, Case], specs: Sequence[str], name: str
 ) -> list[FinishedCell]:
     """Every policy on every case, kept like the cells of an evaluation; policies in order, cases inside."""
     outcome = prepare(config).outcome() | {"cases": {key: repr(case) for key, case in cases.items()}}

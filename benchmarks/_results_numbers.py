@@ -9,7 +9,7 @@ import _common
 import large
 import numpy as np
 import pandas as pd
-from _results_plan import AGENT, START, TUNED, Plan, Study
+from _results_plan import AGENT, START, TUNED, Study, StudyPlan
 from _results_runs import MEMBER, agents, billed, cells_of
 
 from rlpto.evaluation.metrics import LOWER_BOUND
@@ -40,7 +40,7 @@ class Numbers:
     saved: Mapping[str, pd.DataFrame]
 
 
-def reward(plan: Plan, study: Study) -> Numbers:
+def reward(plan: StudyPlan, study: Study) -> Numbers:
     """Total reward of every policy, and how far the agent is ahead of the best of the others."""
     cells = cells_of(plan, study)
     verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places(study)])
@@ -57,7 +57,7 @@ def reward(plan: Plan, study: Study) -> Numbers:
     return Numbers(shown, {"reward-cells": cells, "reward": verdicts})
 
 
-def jct(plan: Plan, study: Study) -> Numbers:
+def jct(plan: StudyPlan, study: Study) -> Numbers:
     """Mean JCT of the agent that is rewarded for time alone, relative to others."""
     cells = cells_of(plan, study)
     rows = []
@@ -79,7 +79,7 @@ def jct(plan: Plan, study: Study) -> Numbers:
     return Numbers({"ratios": found, "claims": claims, "limits": JCT_LIMITS}, {"jct-cells": cells, "jct": found})
 
 
-def ablations(plan: Plan, study: Study) -> Numbers:
+def ablations(plan: StudyPlan, study: Study) -> Numbers:
     """The agent without one of its parts, against the whole agent."""
     cells = cells_of(plan, study)
     cells = cells[cells["policy"] == AGENT].drop(columns="policy").rename(columns={"label": "policy"})
@@ -98,7 +98,7 @@ def ablations(plan: Plan, study: Study) -> Numbers:
     return Numbers({"differences": found, **facts}, {"ablations": cells})
 
 
-def scale(plan: Plan, study: Study) -> Numbers:
+def scale(plan: StudyPlan, study: Study) -> Numbers:
     """The agent on other sizes of cluster, without training it anew."""
     cells = cells_of(plan, study).rename(columns={"label": "gpus"}).drop(columns=["workload", "load"])
     rows = pd.DataFrame([_normalised(int(gpus), mine) for gpus, mine in cells.groupby("gpus", sort=False)])

@@ -38,7 +38,7 @@ class Variant(NamedTuple):
 MAIN = Variant("main")
 
 
-class Run(Settings):
+class PlannedRun(Settings):
     """A group of cells of a study; its keys are explained in studies.yaml."""
 
     policies: tuple[str, ...]
@@ -54,7 +54,7 @@ class Run(Settings):
 class Study(Settings):
     """One study: what is run, and where."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     workloads: Literal["home", "all"] = "home"
     loads: Literal["busy", "all"] = "busy"
     contenders: int = 0
@@ -75,7 +75,7 @@ def load_studies(path: Path = STUDIES) -> dict[str, Study]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What to run, and where results go.
 
     windows: at most. draws: of every test window, with other models and work of the jobs, where policies are compared

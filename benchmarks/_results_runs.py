@@ -19,7 +19,7 @@ from typing import Any
 import _common
 import numpy as np
 import pandas as pd
-from _results_plan import AGENT, MAIN, START, Plan, Run, Study, Variant, config_file
+from _results_plan import AGENT, MAIN, START, PlannedRun, Study, StudyPlan, Variant, config_file
 
 from rlpto.core.cluster import Allocation, ClusterState
 from rlpto.core.policy import Policy
@@ -46,7 +46,7 @@ MEMBER = re.compile(rf"({AGENT}|{START})-\d+")
 
 
 @contextmanager
-def billed(plan: Plan, what: str) -> Iterator[None]:
+def billed(plan: StudyPlan, what: str) -> Iterator[None]:
     """Add the CPU time of a block, its processes included, to the account of `what`."""
     before = _cpu_seconds()
     try:
@@ -57,7 +57,7 @@ def billed(plan: Plan, what: str) -> Iterator[None]:
         write_text(plan.folder / "cpu.json", json.dumps(account, indent=1) + "\n", "the account of CPU time")
 
 
-def cpu_account(plan: Plan) -> dict[str, float]:
+def cpu_account(plan: StudyPlan) -> dict[str, float]:
     """CPU seconds so far, by what they went into; work that was found done costs nothing."""
     path, expected = plan.folder / "cpu.json", "an account of CPU time"
     if not path.is_file():
@@ -71,12 +71,12 @@ def _cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def agents(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
+def agents(plan: StudyPlan, workload: str, variant: Variant = MAIN) -> list[str]:
     """Specs of the agents of all seeds, labelled agent-0, agent-1 ..., each trained if that is not done yet."""
     return [f"agent:label={AGENT}-{seed},run={trained(plan, workload, variant, seed)}" for seed in plan.seeds]
 
 
-def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
+def starts(plan: StudyPlan, workload: str, variant: Variant = MAIN) -> list[str]:
     """Specs of the agents of all seeds before PPO has learned anything: the warm starts, kept as first checkpoints.
 
     Where all seeds start from one and the same file, the first stands for all.
@@ -85,7 +85,7 @@ def starts(plan: Plan, workload: str, variant: Variant = MAIN) -> list[str]:
     return [f"agent:label={START}-{seed},file={trained(plan, workload, variant, seed) / FIRST}" for seed in seeds]
 
 
-def trained(plan: Plan, workload: str, variant: Variant, seed: int) -> Path:
+def trained(plan: StudyPlan, workload: str, variant: Variant, seed: int) -> Path:
     """Folder of a training; it is run, or resumed, only if it is not finished.
 
     Raises ConfigError if it fails, or if the folder holds a training of something else.
@@ -117,7 +117,7 @@ def _train(run: Path, config: Path, seed: int, overrides: Sequence[str]) -> None
         raise ConfigError(f"{run}: training ended with exit code {code}")
 
 
-def cells_of(plan: Plan, study: Study) -> pd.DataFrame:
+def cells_of(plan: StudyPlan, study: Study) -> pd.DataFrame:
     """Metrics of all runs of a study: one row a policy, window and draw, with label, workload and load.
 
     With contenders, the first draw of each window is for all policies; its best ones, the agents and their start go on
@@ -140,7 +140,7 @@ def cells_of(plan: Plan, study: Study) -> pd.DataFrame:
     return pd.concat(tables)
 
 
-def specs_of(plan: Plan, config: Config, workload: str, run: Run) -> list[str]:
+def specs_of(plan: StudyPlan, config: Config, workload: str, run: PlannedRun) -> list[str]:
     """Specs of the policies of a run, KEEPING before each where no job is to give up a GPU."""
     variant = Variant(run.variant, tuple(_filled(run.overrides, workload)))
     own = {label_of(spec): spec for spec in config.policies}
@@ -162,7 +162,7 @@ def _filled(texts: Iterable[str], workload: str) -> list[str]:
     return [text.format(configs=_common.CONFIGS, workload=workload, gained=GAINED) for text in texts]
 
 
-def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str, draws: int = 1) -> pd.DataFrame:
+def evaluated(plan: StudyPlan, config: Config, specs: Sequence[str], name: str, draws: int = 1) -> pd.DataFrame:
     """Metrics of policies on the config's windows: one row a policy, window and draw, the lower bound among them.
 
     The sample is windows: agents of several seeds are there one by one and, averaged in every window, as AGENT
@@ -176,7 +176,7 @@ def evaluated(plan: Plan, config: Config, specs: Sequence[str], name: str, draws
 
 
 def kept_cells(
-    plan: Plan,
+    plan: StudyPlan,
     cells: Sequence[Cell],
     run: Callable[[Cell], RunRecord],
     outcome: dict[str, Any],

@@ -26,7 +26,7 @@ from rlpto.performance.compile import compile_tables, load_profiles
 from rlpto.performance.efficiency import BatchLimits, choose_batch, efficiency
 from rlpto.performance.fitted import SPANS, FittedProfiles, choices_by_size
 from rlpto.performance.metrics import EFFICIENCY_BAND, METRIC_NAMES, METRICS, STOCK_BAND, MetricName, UtilityBand
-from rlpto.performance.preview import Prediction, chosen_gpus, predict_training
+from rlpto.performance.preview import TrainingEstimate, chosen_gpus, predict_training
 from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import ThroughputParams
@@ -311,14 +311,14 @@ def _threshold_checks(source: ProfileSource, measured: bool) -> tuple[list[Check
     return of_measurements * measured + checks, {"A4: raised thresholds, whole nodes of 4 GPUs": rows}
 
 
-def _chosen(by_gpus: Sequence[Prediction], band: UtilityBand) -> Prediction:
+def _chosen(by_gpus: Sequence[TrainingEstimate], band: UtilityBand) -> TrainingEstimate:
     utility = np.zeros(max(row.gpus for row in by_gpus))
     utility[[row.gpus - 1 for row in by_gpus]] = [row.utility for row in by_gpus]
     best = chosen_gpus(utility, [row.gpus for row in by_gpus], band)
     return next(row for row in by_gpus if row.gpus == best)
 
 
-def _grown(by_gpus: Sequence[Prediction]) -> int:
+def _grown(by_gpus: Sequence[TrainingEstimate]) -> int:
     """Pairs of thresholds of which those that are nowhere lower choose more GPUs."""
     steps = [round(0.05 * i, 2) for i in range(2, 21)]
     bands = [UtilityBand(low, high) for low, high in itertools.combinations(steps, 2)]

@@ -74,7 +74,7 @@ class Outcome:
     back: float
 
 
-class Watched:
+class WatchedPolicy:
     """A policy whose states are looked at. back: most epochs by which the progress of a job fell between two."""
 
     def __init__(self, policy: Policy) -> None:
@@ -227,7 +227,7 @@ def _played(law: ServerParams, freed: float, policy: Policy) -> Outcome:
     load = BackgroundLoad(gpus=shape.capacity - WORKERS, cpus=shape.cpu_slots - SERVERS, until=freed)
     settings = SimulatorSettings(interval=INTERVAL_S)
     cluster = SimulatedCluster(NODES, [job], _tables(law), settings, background=place_background([load], shape))
-    watched = Watched(policy)
+    watched = WatchedPolicy(policy)
     record = run(cluster, watched, QueueSettings(), RewardWeights())
     events = tuple(policy.events) if isinstance(policy, ConfigurationManager) else ()
     return Outcome(

@@ -61,7 +61,7 @@ SWITCH_AT_S = (120.0, 240.0, 360.0)
 
 
 @dataclass(frozen=True)
-class Decision:
+class TracedDecision:
     """What a policy decided: who, when, and for running jobs whether it left them as they are.
 
     time: s. job, node: [n] jobs that start, and the node of each that has most of its GPUs. touched: running jobs that
@@ -75,13 +75,13 @@ class Decision:
     touched: int
 
 
-class Watched:
+class DecisionTrace:
     """Decides as another policy does, and notes what it decided."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self._policy = switching(policy)
-        self.decisions: list[Decision] = []
+        self.decisions: list[TracedDecision] = []
 
     def reset(self, seed: int) -> None:
         self._policy.reset(seed)
@@ -96,7 +96,7 @@ class Watched:
             starts = np.flatnonzero(~running & (allocation.gpus > 0))
             touched = (allocation.placement != state.held_nodes).any(axis=1) & running
             self.decisions.append(
-                Decision(
+                TracedDecision(
                     state.time,
                     self._policy.present(state.time).name,
                     state.jobs.index[starts],
@@ -328,11 +328,11 @@ def mixed(load: float, seed: int) -> list[Job]:
     return [job(f"job{i}", *given) for i, given in enumerate(zip(submits, models, gpus, strict=True))]
 
 
-def play(jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None) -> tuple[RunRecord, Watched]:
+def play(jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None) -> tuple[RunRecord, DecisionTrace]:
     """Let a policy schedule the jobs. Without settings a change of a job's GPUs takes `RESTART_S`."""
     settings = settings or SimulatorSettings(interval=1.0, rescale_delay=RESTART_S)
     cluster = SimulatedCluster((Node(GPUS),) * SERVERS, jobs, speed_tables(), settings)
-    watched = Watched(make_policy(spec))
+    watched = DecisionTrace(make_policy(spec))
     return run(cluster, watched, QueueSettings(), RewardWeights()), watched
 
 
@@ -362,7 +362,7 @@ def start_inversions(record: RunRecord) -> int:
     return int(np.triu(start[:, None] > start[None, :], 1).sum())
 
 
-def spread_over_servers(watched: Watched) -> int:
+def spread_over_servers(watched: DecisionTrace) -> int:
     """Difference between the most and the fewest jobs that were started on a server."""
     nodes = np.concatenate([decision.node for decision in watched.decisions])
     return int(np.ptp(np.bincount(nodes, minlength=SERVERS)))

@@ -21,7 +21,7 @@ from pathlib import Path
 import _common
 import numpy as np
 import torch
-from _forecasting_cases import HORIZON, Case, FloatArray, given, others, ratio, real, venus_counts
+from _forecasting_cases import HORIZON, FloatArray, SeriesCase, given, others, ratio, real, venus_counts
 from scipy.optimize import nnls
 
 from rlpto.forecasting.base import targets
@@ -37,7 +37,7 @@ STEP_LIMIT, FIT_LIMIT = 5.0, 60.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ForecastRun:
     """One seed on one case. scores: MASE (h1, h12) by method; coverage of 80 % intervals; CPU-s to fit; ms a step."""
 
     seed: int
@@ -72,7 +72,7 @@ def main() -> None:
     _common.finish(checks, options.json)
 
 
-def wanted(options: argparse.Namespace) -> list[Case]:
+def wanted(options: argparse.Namespace) -> list[SeriesCase]:
     if options.series:
         return [given(options.series, options.time, options.value, options.every)]
     return others(options.only) if options.others else real(options.only)
@@ -93,7 +93,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def other_methods(case: Case, options: argparse.Namespace) -> dict[str, FloatArray]:
+def other_methods(case: SeriesCase, options: argparse.Namespace) -> dict[str, FloatArray]:
     """[N, HORIZON] forecasts by method; taken from the folder of --keep if they were put there before."""
     kept = options.keep / f"{case.name.replace(' ', '-')}.npz" if options.keep else None
     if kept is not None and kept.exists():
@@ -117,7 +117,7 @@ def other_methods(case: Case, options: argparse.Namespace) -> dict[str, FloatArr
     return found
 
 
-def automatic(case: Case, python: str) -> dict[str, FloatArray]:
+def automatic(case: SeriesCase, python: str) -> dict[str, FloatArray]:
     program = Path(__file__).with_name("_forecasting_rivals.py")
     with tempfile.TemporaryDirectory() as folder:
         source, destination = Path(folder) / "in.npz", Path(folder) / "out.npz"
@@ -129,7 +129,7 @@ def automatic(case: Case, python: str) -> dict[str, FloatArray]:
             return dict(answer)
 
 
-def boosted(case: Case) -> FloatArray:
+def boosted(case: SeriesCase) -> FloatArray:
     """LightGBM, absolute error, on log1p counts relative to a recent level: the features of our own linear member."""
     import lightgbm
 
@@ -160,7 +160,7 @@ def boosted(case: Case) -> FloatArray:
     return np.expm1(np.maximum(found, 0.0))
 
 
-def one_seed(case: Case, rivals: dict[str, FloatArray], seed: int) -> Run:
+def one_seed(case: SeriesCase, rivals: dict[str, FloatArray], seed: int) -> ForecastRun:
     series = case.series
     begin = time.process_time()
     model = HybridForecaster(seed=seed).fit(series.head(case.test))
@@ -175,11 +175,11 @@ def one_seed(case: Case, rivals: dict[str, FloatArray], seed: int) -> Run:
     known = ~np.isnan(case.truth)
     inside = (case.truth >= bounds[..., 0] - 1e-9) & (case.truth <= bounds[..., 1] + 1e-9)
     scores = {name: case.mase(forecasts) for name, forecasts in compared.items()}
-    return Run(seed, scores, float(inside[known].mean()), fit, milliseconds(model, series.values[case.test :]))
+    return ForecastRun(seed, scores, float(inside[known].mean()), fit, milliseconds(model, series.values[case.test :]))
 
 
 def mixed(
-    case: Case, model: HybridForecaster, trees: FloatArray | None, parts: dict[str, FloatArray]
+    case: SeriesCase, model: HybridForecaster, trees: FloatArray | None, parts: dict[str, FloatArray]
 ) -> dict[str, FloatArray]:
     """Combinations that are fixed before the test: the mean of three, and weights fitted on the validation part."""
     validation = np.arange(case.test - round(0.12 * len(case.series)), case.test)
@@ -208,7 +208,7 @@ def milliseconds(model: HybridForecaster, new: FloatArray) -> float:
     return statistics.median(taken)
 
 
-def show(case: Case, runs: list[Run]) -> None:
+def show(case: SeriesCase, runs: list[ForecastRun]) -> None:
     print(f"\n{case.name}: {len(case.series):,} intervals of {case.series.step:g} s, {len(case.origins):,} tested")
     counts, times = np.unique(case.series.values[case.test :], return_counts=True)
     # Few counts that come again and again are what coverage cannot be fine-tuned on.
@@ -222,7 +222,7 @@ def show(case: Case, runs: list[Run]) -> None:
     sys.stdout.flush()
 
 
-def checks_of(case: Case, runs: list[Run], rivals: list[str], wins: list[bool]) -> list[_common.Check]:
+def checks_of(case: SeriesCase, runs: list[ForecastRun], rivals: list[str], wins: list[bool]) -> list[_common.Check]:
     checks = []
     beside = {name for run in runs for name in run.scores if name in rivals or name.startswith(("stack", "mean of"))}
     for run in runs:

@@ -58,7 +58,7 @@ LARGE_JOBS, LARGE_LIMIT_MS = 10_000, 100.0
 Rows = list[dict[str, object]]
 
 
-class Progress(list[dict[str, object]]):
+class StudyProgress(list[dict[str, object]]):
     """Rows of a table, each shown on stderr as soon as it is measured: a table takes many minutes."""
 
     def append(self, row: dict[str, object]) -> None:
@@ -123,7 +123,7 @@ def tuned_for_jct(workload: str) -> Path:
 
 def windows(limit: int | None, noisy: bool, workloads: Sequence[str] = tuple(WINDOWS)) -> tuple[list[Check], Rows]:
     """The twelve cells under weighted classes, each against the index tuned for JCT."""
-    rows: Rows = Progress()
+    rows: Rows = StudyProgress()
     ratios = []
     for workload, load in itertools.product(workloads, LOADS):
         base = tuned_for_jct(workload)
@@ -159,7 +159,7 @@ def above(one: FloatArray, other: FloatArray) -> tuple[float, float, float]:
 
 def reward(limit: int | None, workloads: Sequence[str] = tuple(WINDOWS)) -> tuple[list[Check], Rows]:
     """The twelve cells by total reward: against every policy of the configs, and against the planner's own base."""
-    rows: Rows = Progress()
+    rows: Rows = StudyProgress()
     ahead = beyond = 0
     for workload, load in itertools.product(workloads, LOADS):
         experiment = cell(workload, load, limit)

@@ -17,7 +17,7 @@ import _common
 import _results_cases as cases
 import _results_numbers as numbers
 import pandas as pd
-from _results_plan import WORKLOADS, Plan, Study, load_studies
+from _results_plan import WORKLOADS, Study, StudyPlan, load_studies
 from _results_runs import cpu_account
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         studies = load_studies()
         options = arguments(studies).parse_args()
-        plan = Plan(
+        plan = StudyPlan(
             folder=options.folder,
             workloads=chosen("--workloads", options.workloads, WORKLOADS),
             loads=tuple(float(load) for load in options.loads.split(",")),
@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def run_study(plan: Plan, name: str, study: Study) -> None:
+def run_study(plan: StudyPlan, name: str, study: Study) -> None:
     """Run what a study still lacks, and keep what the page shows of it as JSON, and its tables as CSV."""
     found = numbers_of(name)(plan, study)
     for file, table in found.saved.items():
@@ -64,9 +64,9 @@ def run_study(plan: Plan, name: str, study: Study) -> None:
     write_text(plan.folder / "numbers" / f"{name}.json", json.dumps(found.shown, indent=1, default=plain), "numbers")
 
 
-def numbers_of(name: str) -> Callable[[Plan, Study], numbers.Numbers]:
+def numbers_of(name: str) -> Callable[[StudyPlan, Study], numbers.Numbers]:
     """The function that computes the numbers of a study."""
-    compute: Callable[[Plan, Study], numbers.Numbers] = vars(numbers).get(name) or vars(cases)[name]
+    compute: Callable[[StudyPlan, Study], numbers.Numbers] = vars(numbers).get(name) or vars(cases)[name]
     return compute
 
 
@@ -75,7 +75,7 @@ def plain(value: pd.DataFrame | pd.Series[float]) -> object:
     return value.to_dict("records") if isinstance(value, pd.DataFrame) else value.item()
 
 
-def page_text(plan: Plan, studies: Iterable[str], template: str) -> str:
+def page_text(plan: StudyPlan, studies: Iterable[str], template: str) -> str:
     """What a template makes of the studies that have been run. Raises ConfigError if one cannot be read."""
     found = dict.fromkeys(studies)
     for name in found:

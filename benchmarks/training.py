@@ -60,7 +60,7 @@ class FreeEnv(SB3ClusterEnv):
 
 
 @dataclass
-class Split:
+class TimeSplit:
     """CPU seconds of one rollout and update. env: part of the rollout that the environment's steps took."""
 
     rollout: float
@@ -92,7 +92,7 @@ class Nothing(BaseCallback):
         return True
 
 
-class Trainer:
+class MeasuredTrainer:
     """PPO on an environment, a rollout and an update at a time."""
 
     def __init__(self, env: Any, settings: AgentSettings) -> None:
@@ -101,14 +101,14 @@ class Trainer:
         _, self._callback = begin_learning(self._model, 10**9, Nothing())
         self._timed = env.step_wait = Timed(env.step_wait)
 
-    def step(self) -> Split:
+    def step(self) -> TimeSplit:
         """Time of one rollout and one update."""
         model, self._timed.seconds = self._model, 0.0
         start = time.process_time()
         model.collect_rollouts(model.env, self._callback, model.rollout_buffer, model.n_steps)
         rolled = time.process_time()
         model.train()
-        return Split(rolled - start, self._timed.seconds, time.process_time() - rolled)
+        return TimeSplit(rolled - start, self._timed.seconds, time.process_time() - rolled)
 
 
 def make_setup() -> EnvSetup:
@@ -132,7 +132,7 @@ def main() -> None:
     setup = make_setup()
     env = SB3ClusterEnv(setup, settings.envs, 0)
     torch.set_num_threads(1)
-    trainers = Trainer(FreeEnv(setup, settings.envs), settings), Trainer(env, settings)
+    trainers = MeasuredTrainer(FreeEnv(setup, settings.envs), settings), MeasuredTrainer(env, settings)
     for trainer in trainers:
         trainer.step()
     # In turns: the machine may be faster at one time than at another.

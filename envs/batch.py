@@ -27,7 +27,7 @@ class BaselineRollout(NamedTuple):
     decisions: IntArray
 
 
-class Steps(NamedTuple):
+class BatchSteps(NamedTuple):
     """What one step of all environments gave. parts: [B, 4] the reward's terms, as they are.
 
     reward: [B] what is learned from. elapsed: [B] seconds that passed. ended, cut: [B] episode over
@@ -92,7 +92,7 @@ class EnvBatch:
             self._begin(b)
         return self._copy()
 
-    def step(self, actions: AnyArray) -> tuple[Observation, Steps]:
+    def step(self, actions: AnyArray) -> tuple[Observation, BatchSteps]:
         """Carry out actions [B, ...]. Raises ValueError if they have another shape or are not finite."""
         weights = action_weights(self.setup.start, actions, (self.count, len(ACTION_FEATURES)))
         parts, reward = np.zeros((self.count, PARTS)), np.zeros(self.count)
@@ -119,11 +119,11 @@ class EnvBatch:
         last = self._copy()
         if self._next_step:
             self._waiting = ended | cut
-            return last, Steps(reward, parts, elapsed, ended, cut, last)
+            return last, BatchSteps(reward, parts, elapsed, ended, cut, last)
         over = np.flatnonzero(ended | cut)
         for b in over:
             self._begin(int(b))
-        return self._copy() if len(over) else last, Steps(reward, parts, elapsed, ended, cut, last)
+        return self._copy() if len(over) else last, BatchSteps(reward, parts, elapsed, ended, cut, last)
 
     def _begin(self, b: int) -> None:
         """Begin the next episode of environment b."""

@@ -34,7 +34,7 @@ class JobFacts(NamedTuple):
     accuracy_left: float
 
 
-class Totals(NamedTuple):
+class FeatureTotals(NamedTuple):
     """What features of a cluster are computed from.
 
     capacity: GPUs on nodes that are up; gpus: the same, at least 1. gpus_per_node: of the largest node. held: GPUs that
@@ -73,7 +73,7 @@ class Feature:
 JOB_TABLE: list[Feature] = []
 """Columns of `jobs` in an observation: functions of (job: a record of VIEW, speed: [K + 1], facts: JobFacts)."""
 CLUSTER_TABLE: list[Feature] = []
-"""Entries of `cluster` in an observation: functions of Totals."""
+"""Entries of `cluster` in an observation: functions of `FeatureTotals`."""
 
 
 def feature(table: list[Feature]) -> Callable[[Callable[..., float]], None]:
@@ -217,97 +217,97 @@ def job__low(job: Any, speed: FloatArray, facts: JobFacts) -> float:
 
 
 @feature(CLUSTER_TABLE)
-def cluster__capacity(total: Totals) -> float:
+def cluster__capacity(total: FeatureTotals) -> float:
     """log2(GPUs on nodes that are up) / 10"""
     return float(np.log2(total.gpus) / 10.0)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__node(total: Totals) -> float:
+def cluster__node(total: FeatureTotals) -> float:
     """log2(1 + GPUs of the largest node) / 6"""
     return float(np.log2(1.0 + total.gpus_per_node) / 6.0)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__free(total: Totals) -> float:
+def cluster__free(total: FeatureTotals) -> float:
     """share of GPUs that nobody holds"""
     return (total.capacity - total.held) / total.gpus
 
 
 @feature(CLUSTER_TABLE)
-def cluster__jobs(total: Totals) -> float:
+def cluster__jobs(total: FeatureTotals) -> float:
     """log(1 + active jobs for each 10 GPUs) / 2"""
     return float(np.log1p(10.0 * total.jobs / total.gpus) / 2.0)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__waiting(total: Totals) -> float:
+def cluster__waiting(total: FeatureTotals) -> float:
     """log(1 + jobs without GPUs for each 10 GPUs) / 2"""
     return float(np.log1p(10.0 * total.waiting / total.gpus) / 2.0)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__high(total: Totals) -> float:
+def cluster__high(total: FeatureTotals) -> float:
     """share of the active jobs in class high, after aging"""
     return total.high / max(total.jobs, 1)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__normal(total: Totals) -> float:
+def cluster__normal(total: FeatureTotals) -> float:
     """share of the active jobs in class normal, after aging"""
     return total.normal / max(total.jobs, 1)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__low(total: Totals) -> float:
+def cluster__low(total: FeatureTotals) -> float:
     """share of the active jobs in class low, after aging"""
     return total.low / max(total.jobs, 1)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__hidden(total: Totals) -> float:
+def cluster__hidden(total: FeatureTotals) -> float:
     """share of the active jobs beyond those that can be seen"""
     return total.hidden / max(total.jobs, 1)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__hidden_work(total: Totals) -> float:
+def cluster__hidden_work(total: FeatureTotals) -> float:
     """log(1 + their work in hours of the whole cluster)"""
     return float(np.log1p(total.hidden_work / total.gpus))
 
 
 @feature(CLUSTER_TABLE)
-def cluster__hidden_wish(total: Totals) -> float:
+def cluster__hidden_wish(total: FeatureTotals) -> float:
     """log(1 + GPUs they could use / capacity)"""
     return float(np.log1p(total.hidden_wish / total.gpus))
 
 
 @feature(CLUSTER_TABLE)
-def cluster__wish(total: Totals) -> float:
+def cluster__wish(total: FeatureTotals) -> float:
     """log(1 + GPUs all jobs could use / capacity)"""
     return float(np.log1p(total.wish / total.gpus))
 
 
 @feature(CLUSTER_TABLE)
-def cluster__requested(total: Totals) -> float:
+def cluster__requested(total: FeatureTotals) -> float:
     """log(1 + GPUs all jobs ask for / capacity)"""
     return float(np.log1p(total.asked / total.gpus))
 
 
 @feature(CLUSTER_TABLE)
-def cluster__work(total: Totals) -> float:
+def cluster__work(total: FeatureTotals) -> float:
     """log(1 + work of all jobs, in hours of the whole cluster)"""
     return float(np.log1p(total.work / total.gpus))
 
 
 @feature(CLUSTER_TABLE)
-def cluster__per_gpu(total: Totals) -> float:
+def cluster__per_gpu(total: FeatureTotals) -> float:
     """log(mean hours left on one GPU) / 4"""
     return float(np.log(max(total.work / max(total.jobs, 1), SHORTEST / HOUR)) / 4.0)
 
 
 @feature(CLUSTER_TABLE)
-def cluster__idle_interval(total: Totals) -> float:
+def cluster__idle_interval(total: FeatureTotals) -> float:
     """log2(decision interval / 60 s) / 6"""
     return float(np.log2(max(total.interval, 1.0) / 60.0) / 6.0)
 

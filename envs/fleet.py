@@ -122,7 +122,9 @@ def build_fleet(
     slots["max_gpus"] = pool["max_gpus"].max(initial=1)  # room for the largest job of any workload
     loop = build_loop(
         build_world(slots, shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows),
-        *(tables, queue, shape.gpus_per_node),
+        tables,
+        queue,
+        shape.gpus_per_node,
         _joint_noise(workloads, most, tables.max_gpus + 1),
         _joint_reserve(workloads),
         _joint_step(workloads),
@@ -130,7 +132,7 @@ def build_fleet(
     return Fleet(
         loop=loop,
         blank=build_world(
-            *(slots[:1].copy(), shape.node_gpus, tables, simulator, 0), keep_log=False, follow_accuracy=follows
+            slots[:1].copy(), shape.node_gpus, tables, simulator, 0, keep_log=False, follow_accuracy=follows
         ),
         pool=pool,
         counts=np.array([len(workload.jobs) for workload in workloads], dtype=np.int64),

@@ -15,7 +15,7 @@ from rlpto.core.jobs import PRIORITY_CLASSES
 from rlpto.envs.features import (
     CLUSTER_FEATURES,
     JOB_FEATURES,
-    Totals,
+    FeatureTotals,
     fill_cluster_features,
     fill_job_features,
     job_facts,
@@ -124,7 +124,7 @@ def encode(
         out.mask[i] = 1.0
         fill_job_features(out.jobs[i], (job, speed[i], facts))
         _cut(out.jobs[i])
-    totals = Totals(
+    totals = FeatureTotals(
         capacity, max(capacity, 1), gpus_per_node, held, interval, count, waiting, high, normal, low,
         max(count - visible, 0), work, hidden_work, wish, hidden_wish, asked,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from rlpto.core.rewards import REWARD_PARTS
-from rlpto.envs.batch import EnvBatch, Steps
+from rlpto.envs.batch import BatchSteps, EnvBatch
 from rlpto.envs.observation import Observation
 from rlpto.envs.setup import EnvSetup, action_space, check_integer, episode_rng, observation_space
 from rlpto.io.arrays import AnyArray, BoolArray, FloatArray
@@ -90,7 +90,7 @@ class ClusterVectorEnv(VectorEnv[Observations, AnyArray, AnyArray]):
         return observation._asdict(), steps.reward, steps.ended, steps.cut, infos
 
 
-def step_info(steps: Steps) -> dict[str, Any]:
+def step_info(steps: BatchSteps) -> dict[str, Any]:
     """What `infos` says of a step: terms by name [B], elapsed [B]."""
     return {"terms": dict(zip(REWARD_PARTS, steps.parts.T.copy(), strict=True)), "elapsed": steps.elapsed.copy()}
 

@@ -67,7 +67,7 @@ class Members(NamedTuple):
     quantiles: FloatArray
 
 
-class Combined(NamedTuple):
+class Combination(NamedTuple):
     """At N origins: point and mean [N, H] in counts, bounds [N, H, Q] in log1p, the pool's weights [N, H, E]."""
 
     point: FloatArray
@@ -82,7 +82,7 @@ class Learnt(NamedTuple):
     pool: PoolState
     decision: DecisionState
 
-    def combine(self, values: FloatArray, members: Members, usual: float, learning: bool) -> Combined:
+    def combine(self, values: FloatArray, members: Members, usual: float, learning: bool) -> Combination:
         """Go through N origins; without learning, nothing is remembered.
 
         values: [N] newest count known at each origin. usual: mean count of the fitted series.
@@ -95,7 +95,7 @@ class Learnt(NamedTuple):
         features[..., 4] = usual
         found = advance(self.pool, RULES, np.log1p(values), points, spread_of(quantiles), features, learning)
         point = decide(self.decision, CRITERIA, values, found.point, found.mixes, points, learning)
-        return Combined(point, found.mean, with_median(found.bounds, np.log1p(point)), found.weights)
+        return Combination(point, found.mean, with_median(found.bounds, np.log1p(point)), found.weights)
 
 
 class HybridForecaster(Forecaster):
@@ -131,7 +131,7 @@ class HybridForecaster(Forecaster):
         self._fitted = (0, 0.0)  # points, and start, of the fitted series
         self._usual, self._variance, self._whole = 0.0, 0.0, True
         self._learnt: Learnt | None = None
-        self._now: Combined | None = None
+        self._now: Combination | None = None
 
     def _fit(self, series: TimeSeries) -> None:
         self._fitted = (len(series), series.start)
@@ -142,7 +142,7 @@ class HybridForecaster(Forecaster):
             member = make_forecaster(part.kind, **part.settings, **{shared: own[shared] for shared in part.shared})
             self._members[name] = member.fit(series, series.covariates if member.uses_covariates else None)
         self._learnt, found = self._run(series, self._members_on(series, self.horizon))
-        self._now = Combined(*(part[-1:] for part in found))
+        self._now = Combination(*(part[-1:] for part in found))
 
     @property
     def fallback(self) -> str:
@@ -197,7 +197,7 @@ class HybridForecaster(Forecaster):
         points, start = self._fitted
         return max(1, points - round(VALIDATION * points)) if series.start == start else 1
 
-    def _run(self, series: TimeSeries, members: Members) -> tuple[Learnt, Combined]:
+    def _run(self, series: TimeSeries, members: Members) -> tuple[Learnt, Combination]:
         """The state after the last of N origins of a series, and the combination at each, `horizon` steps or more."""
         values = series.values[: len(members.points)]
         learnt = self._blank()
@@ -207,13 +207,13 @@ class HybridForecaster(Forecaster):
             learnt.combine(values[some], Members(*(part[some] for part in members)), self._usual, learning)
             for some, learning in ((slice(warm), False), (slice(warm, None), True))
         ]
-        return learnt, Combined(*(np.concatenate(pair) for pair in zip(*pieces, strict=True)))
+        return learnt, Combination(*(np.concatenate(pair) for pair in zip(*pieces, strict=True)))
 
-    def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combined:
+    def _combined(self, series: TimeSeries, origins: IntArray, horizon: int) -> Combination:
         """The combination at N origins."""
         known = series.head(int(origins.max(initial=1)))
         _, found = self._run(known, self._members_on(known, max(horizon, self.horizon)))
-        return Combined(*(part[origins - 1, :horizon] for part in found))
+        return Combination(*(part[origins - 1, :horizon] for part in found))
 
     def _members_now(self, history: TimeSeries, horizon: int) -> Members:
         """Forecasts of the members that follow a history they have taken in; networks and trees share features."""
@@ -288,4 +288,4 @@ class HybridForecaster(Forecaster):
         self._learnt = Learnt(pool, decision._replace(whole=blank.decision.whole, prior=blank.decision.prior))
         np.linalg.cholesky(pool.gram)  # refuses what cannot be solved
         bounds, weights = np.zeros((1, self.horizon, len(QUANTILES))), np.zeros((1, self.horizon, len(LABELS)))
-        self._now = state.arrays_like("now", Combined(steps, steps, bounds, weights))
+        self._now = state.arrays_like("now", Combination(steps, steps, bounds, weights))

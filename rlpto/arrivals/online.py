@@ -36,7 +36,7 @@ PRIOR_JOBS = 20.0
 
 
 @dataclass(frozen=True)
-class Totals:
+class ArrivalTotals:
     """Jobs of all classes in each of the next H steps. mean, low, high: [H], low and high as in `Forecast`."""
 
     mean: FloatArray
@@ -50,7 +50,7 @@ class TotalSource(Protocol):
     def update(self, count: float) -> None:
         """Take in the count of the step that has just ended."""
 
-    def predict(self) -> Totals | None:
+    def predict(self) -> ArrivalTotals | None:
         """What comes next; None while too little is known."""
 
 
@@ -90,13 +90,13 @@ class TotalForecaster:
         else:
             self._model.update(count)
 
-    def predict(self) -> Totals | None:
+    def predict(self) -> ArrivalTotals | None:
         """What comes next; None before there are enough counts to begin with."""
         if self._model is None:
             return None
         found = self._model.predict(self._horizon, quantiles=LEVELS)
         low, high = found.values.T
-        return Totals(found.mean, np.minimum(low, found.mean), np.maximum(high, found.mean))
+        return ArrivalTotals(found.mean, np.minimum(low, found.mean), np.maximum(high, found.mean))
 
     def _begin(self) -> None:
         """Make the forecaster of all that is known, if that is enough."""
@@ -111,7 +111,7 @@ class TotalForecaster:
 class KnownTotals:
     """Forecasts of the total that are known already, one for each number of steps that are over."""
 
-    def __init__(self, totals: Sequence[Totals | None]) -> None:
+    def __init__(self, totals: Sequence[ArrivalTotals | None]) -> None:
         self._totals = totals
         self._known = 0
 
@@ -119,7 +119,7 @@ class KnownTotals:
         """Go on to the next one."""
         self._known += 1
 
-    def predict(self) -> Totals | None:
+    def predict(self) -> ArrivalTotals | None:
         """The one for the steps told so far."""
         return self._totals[self._known]
 
@@ -260,7 +260,7 @@ def window_forecasts(source: ForecastSource, jobs: Sequence[Job], step: float, l
     return found
 
 
-def total_forecasts(total: TotalSource, submit_time: FloatArray, step: float, last: int) -> list[Totals | None]:
+def total_forecasts(total: TotalSource, submit_time: FloatArray, step: float, last: int) -> list[ArrivalTotals | None]:
     """What `total` predicts once 0, 1, ... `last` steps are over, of jobs [M] submitted at these seconds."""
     counts = np.bincount((submit_time / step).astype(np.int64), minlength=last + 1)
     found = [total.predict()]

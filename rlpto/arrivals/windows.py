@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rlpto.arrivals.online import (
+    ArrivalTotals,
     ClassForecasts,
     KnownTotals,
     PerfectForecasts,
     StateForecaster,
     TotalForecaster,
-    Totals,
     TotalSource,
     total_forecasts,
     window_forecasts,
@@ -37,7 +37,7 @@ class WindowForecasts:
         self._past = past
         wanted = settings.mode == "on" and settings.model is not None
         self._model = load_model(settings.model, self.step) if wanted and settings.model is not None else None
-        self._totals: dict[tuple[str, bytes], list[Totals | None]] = {}
+        self._totals: dict[tuple[str, bytes], list[ArrivalTotals | None]] = {}
 
     def for_run(self, window: Window, jobs: Sequence[Job]) -> StateForecaster:
         """For one run on a window: forecasts from what arrives in it. jobs: of the window, for mode perfect alone."""
@@ -62,7 +62,7 @@ class WindowForecasts:
         source = ClassForecasts(KnownTotals(self.totals(window, jobs)), past, self.step)
         return window_forecasts(source, jobs, self.step, self._last(window))
 
-    def totals(self, window: Window, jobs: Sequence[Job]) -> list[Totals | None]:
+    def totals(self, window: Window, jobs: Sequence[Job]) -> list[ArrivalTotals | None]:
         """Forecasts of the jobs of all classes, after 0, 1, ... steps."""
         submit_time: FloatArray = np.array([job.submit_time for job in jobs], dtype=np.float64)
         key = (window.name, submit_time.tobytes())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rlpto.performance.metrics import UtilityBand
-    from rlpto.performance.preview import Prediction
+    from rlpto.performance.preview import TrainingEstimate
 
 app = typer.Typer(help="Show the profiles of models, or fit new ones to measurements.", no_args_is_help=True)
 
@@ -142,7 +142,7 @@ def _band(min_util: float | None, max_util: float | None) -> UtilityBand | None:
         raise ConfigError(f"--min-util, --max-util: {wrong}") from None
 
 
-def _preview_table(found: list[Prediction]) -> Table:
+def _preview_table(found: list[TrainingEstimate]) -> Table:
     """A row for every number of GPUs, three columns for every metric."""
     from rich.markup import escape
     from rich.table import Table
@@ -163,7 +163,7 @@ def _preview_table(found: list[Prediction]) -> Table:
     for name in metrics:
         for heading in (f"{name}\nhours", "\nGPU-hours", "\nutility"):
             table.add_column(heading, justify="right", no_wrap=True)
-    by_gpus: dict[int, list[Prediction]] = {}
+    by_gpus: dict[int, list[TrainingEstimate]] = {}
     for row in found:
         by_gpus.setdefault(row.gpus, []).append(row)
     for count, rows in by_gpus.items():
@@ -175,7 +175,7 @@ def _preview_table(found: list[Prediction]) -> Table:
     return table
 
 
-def _write_preview(found: list[Prediction], path: Path) -> None:
+def _write_preview(found: list[TrainingEstimate], path: Path) -> None:
     """All figures, as CSV or JSON by the file's ending."""
     import csv
     import io

@@ -24,7 +24,7 @@ MAX_SPANS = 16
 """Largest measured number of nodes; more nodes count as this many."""
 
 
-class Steps(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds of a step without accumulation and of its synchronisation, arrays of one shape."""
 
     step: FloatArray
@@ -66,8 +66,8 @@ class MeasuredModel:
     def _statistics(self) -> tuple[FloatArray, FloatArray]:
         return self.measured.stacked("grad_sqr"), self.measured.stacked("grad_var")
 
-    def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> Steps:
-        """Steps on a measured placement (smallest rotation), linear in the local batch [N].
+    def exact_steps(self, placement: tuple[int, ...], local_batch: IntArray) -> StepTimes:
+        """Step times on a measured placement (smallest rotation), linear in the local batch [N].
 
         NaN outside the local batches measured there: measurements of an exact placement are not extrapolated.
         """
@@ -76,10 +76,12 @@ class MeasuredModel:
         outside = (at < rows.local_batch[0]) | (at > rows.local_batch[-1])
         step = np.interp(at, rows.local_batch, rows.step_time)
         sync = np.interp(at, rows.local_batch, rows.sync_time)
-        return Steps(np.where(outside, np.nan, step), np.where(outside, np.nan, sync))
+        return StepTimes(np.where(outside, np.nan, step), np.where(outside, np.nan, sync))
 
-    def size_steps(self, nodes: IntArray, gpus: IntArray, local_batch: IntArray, *, one_by_one: bool = True) -> Steps:
-        """Steps by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
+    def size_steps(
+        self, nodes: IntArray, gpus: IntArray, local_batch: IntArray, *, one_by_one: bool = True
+    ) -> StepTimes:
+        """Step times by size alone, linear between the measured (nodes, GPUs, local batch); shapes broadcast.
 
         Nodes count as at most 16. A size outside the convex hull of what was measured takes the
         times of the nearest one inside: first GPUs per node are limited to the measured maximum (4 a node),
@@ -100,7 +102,7 @@ class MeasuredModel:
         if outside.any():
             times[outside] = self._nearest(asked[outside])
         times = times[where.ravel()]
-        return Steps(times[:, 0].reshape(nodes.shape), times[:, 1].reshape(nodes.shape))
+        return StepTimes(times[:, 0].reshape(nodes.shape), times[:, 1].reshape(nodes.shape))
 
     def _nearest(self, asked: FloatArray) -> FloatArray:
         """[N, 2] times of the measured sizes nearest to points [N, 3] outside the hull."""

@@ -23,7 +23,7 @@ from rlpto.performance.efficiency import (
     splits,
     useful_gpus,
 )
-from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, Steps
+from rlpto.performance.interpolation import MAX_SPANS, MeasuredModel, StepTimes
 from rlpto.performance.measurements import measured_kinds, read_measurements, smallest_rotation
 from rlpto.performance.metrics import METRICS
 from rlpto.performance.own_batches import BatchFacts, own_batches
@@ -96,7 +96,7 @@ class MeasuredProfiles:
         if measured in model.measured.placements:
             steps = model.exact_steps(measured, batches.taken)
         else:
-            steps = Steps(*np.full((2, len(batches.taken)), np.nan))
+            steps = StepTimes(*np.full((2, len(batches.taken)), np.nan))
         by_size = np.flatnonzero(np.isnan(steps.step))
         if len(by_size):
             count = len(by_size)

@@ -22,7 +22,7 @@ _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?")
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TrainingEstimate:
     """A whole training of a model that adapts its batch size, alone on packed GPUs, without rescales.
 
     gpus, nodes: held all the time. hours, gpu_hours: time and cost of the training. utility: per GPU, the speed-up over
@@ -49,7 +49,7 @@ def predict_training(
     metrics: Sequence[MetricName],
     gpus_per_node: int = 4,
     band: UtilityBand | None = None,
-) -> list[Prediction]:
+) -> list[TrainingEstimate]:
     """Predictions by metric and number of GPUs, in the order given. band: for all metrics; None: each one's own.
 
     Raises ProfileError if the model is unknown.
@@ -64,7 +64,7 @@ def predict_training(
         utility = told[1] / told[1:] / np.arange(1, len(told))
         best = chosen_gpus(utility, gpus, bounds)
         found += [
-            Prediction(
+            TrainingEstimate(
                 model=model,
                 metric=metric,
                 gpus=count,

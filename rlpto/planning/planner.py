@@ -46,7 +46,7 @@ class PlannerOptions(Settings):
     """Weights that every plan is compared with: a file of index or steering weights; null: the two-parameter index."""
     candidates: tuple[Path, ...] = ()
     """Files of index or steering weights that every plan tries in addition to the base."""
-    perturbations: int = Field(12, ge=0, le=10_000)
+    perturbations: int = Field(26, ge=0, le=10_000)
     """Random candidates in each plan, near to the best so far."""
     spread: float = Field(0.25, gt=0)
     """Standard deviation of what they differ by, relative to each weight."""

@@ -18,7 +18,7 @@ from rlpto.simulator.settings import SimulatorSettings
 
 
 @dataclass(frozen=True)
-class Prediction:
+class JobForecast:
     """What n jobs that are there now will come to.
 
     time [s]: of the snapshot. index: [n] numbers of the jobs in the cluster's workload, in order of submission; names:
@@ -36,7 +36,7 @@ class Prediction:
 
 def predict(
     snapshot: Snapshot, policy: Policy, queue: QueueSettings, settings: SimulatorSettings, *, decided: bool = False
-) -> Prediction:
+) -> JobForecast:
     """Run forward until the jobs of the snapshot have finished: no further jobs, no failures, no forecast.
 
     policy: decides in the scratch cluster; a copy of it is asked, with its memory as it stands. One that looks ahead
@@ -45,13 +45,13 @@ def predict(
     Raises PolicyError if the policy returns no allocation, ConfigError without GPUs.
     """
     if not len(snapshot.index):
-        return Prediction(snapshot.time, snapshot.index, (), np.zeros(0), np.zeros(0))
+        return JobForecast(snapshot.time, snapshot.index, (), np.zeros(0), np.zeros(0))
     scratch = snapshot.restore(settings.model_copy(update={"max_hours": None}))
     if decided:
         scratch.advance()
     run(scratch, _GoesOn(as_it_stands(policy)), queue, RewardWeights())
     store, names = scratch.store, tuple(job.name for job in snapshot.jobs)
-    return Prediction(snapshot.time, snapshot.index, names, store.start_time.copy(), store.finish_time.copy())
+    return JobForecast(snapshot.time, snapshot.index, names, store.start_time.copy(), store.finish_time.copy())
 
 
 class _GoesOn:

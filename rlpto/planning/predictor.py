@@ -26,7 +26,7 @@ from rlpto.core.loop import DecisionLoop
 from rlpto.core.policy import Policy, StandingPolicy, as_it_stands
 from rlpto.core.queues import QueueSettings
 from rlpto.io.arrays import FloatArray
-from rlpto.planning.prediction import Prediction, predict
+from rlpto.planning.prediction import JobForecast, predict
 from rlpto.planning.snapshot import Snapshot, take_snapshot
 from rlpto.simulator.settings import SimulatorSettings
 from rlpto.store.status import PredictionRow
@@ -113,7 +113,7 @@ class Predictor:
         self._publish, self._failed, self._interval = publish, failed, interval
         self._own = executor is None
         self._executor = executor or own_process()
-        self._under_way: tuple[Future[tuple[Prediction, FloatArray | None]], tuple[str, ...], str, float] | None = None
+        self._under_way: tuple[Future[tuple[JobForecast, FloatArray | None]], tuple[str, ...], str, float] | None = None
         self._due = -math.inf
 
     @property
@@ -185,7 +185,7 @@ def look_ahead(
     queue: QueueSettings,
     settings: SimulatorSettings,
     sampled: Sampled | None = None,
-) -> tuple[Prediction, FloatArray | None]:
+) -> tuple[JobForecast, FloatArray | None]:
     """The prediction without arrivals, and [2, 2, n] the bounds of start and finish over futures; None without any.
 
     Same arguments, same prediction.

@@ -17,7 +17,7 @@ from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.io.compiled import closure, kernel, njit
 
 
-class Steps(NamedTuple):
+class GrowthSteps(NamedTuple):
     """The next step of each row from any number of GPUs; n rows, at most K GPUs.
 
     target: [n, K + 1] int64, GPUs after the step; the present number if there is no step.
@@ -29,9 +29,9 @@ class Steps(NamedTuple):
 
 
 @njit()
-def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> Steps:
+def hull_steps(value: FloatArray, lowest: IntArray, highest: IntArray) -> GrowthSteps:
     """Steps along the upper concave hull of `value` [n, K + 1] over 0 and lowest..highest GPUs."""
-    steps = Steps(np.zeros(value.shape, dtype=np.int64), np.zeros(value.shape))
+    steps = GrowthSteps(np.zeros(value.shape, dtype=np.int64), np.zeros(value.shape))
     _walk_hulls(value, lowest, highest, np.empty(value.shape[1], dtype=np.int64), steps.target, steps.gain)
     return steps
 
@@ -109,9 +109,9 @@ def growing(score: Callable[..., float]) -> Callable[..., IntArray]:
     """A compiled function that takes steps in order of score(row, gpus, *told), also compiled.
 
     grow(gpus, target, told, lowest, capacity, threshold) ends when GPUs run out or no step scores above `threshold`.
-    gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `Steps`. Ties go to the first
-    row. If a row's first step does not fit but its lowest number does, the row starts with that; other steps that do
-    not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
+    gpus: [n] to start from; the sum must be within capacity. target: [n, K + 1] as in `GrowthSteps`. Ties go to the
+    first row. If a row's first step does not fit but its lowest number does, the row starts with that; other steps
+    that do not fit are left out. Returns GPUs [n]. `score` is called only for the next step of a row.
     """
 
     @closure(_nrt=False)

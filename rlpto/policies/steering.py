@@ -18,7 +18,7 @@ import numpy as np
 from rlpto.core.rewards import HOUR
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
 from rlpto.io.compiled import kernel, njit
-from rlpto.policies.greedy import Steps, growing, hull_steps
+from rlpto.policies.greedy import GrowthSteps, growing, hull_steps
 from rlpto.policies.index_weights import STEERING_FEATURES
 
 CLASS_START_SCORE = 1e6
@@ -94,7 +94,9 @@ def fill_score_facts(
 
 
 @kernel(error_model="numpy")
-def step_score(row: int, gpus: int, view: AnyArray, speeds: FloatArray, steps: Steps, facts: AnyArray) -> np.float64:
+def step_score(
+    row: int, gpus: int, view: AnyArray, speeds: FloatArray, steps: GrowthSteps, facts: AnyArray
+) -> np.float64:
     """Score of a job's step from `gpus` on, where there is one.
 
     -infinity if it gains nothing, costs too much or is not worth its rescale.

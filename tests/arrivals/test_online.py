@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.arrivals.online import (
+    ArrivalTotals,
     ClassForecasts,
     KnownTotals,
     PerfectForecasts,
     TotalForecaster,
-    Totals,
     reserved_gpus,
     total_forecasts,
     window_forecasts,
@@ -205,7 +205,7 @@ class TestModel:
         counts = daily(10, seed=2)
         other = np.where(np.arange(len(counts)) >= 220, counts + 50, counts)
         one, two = (TotalForecaster(values[:200], 3600.0, MONDAY, 4, hybrid) for values in (counts, other))
-        looks: list[list[Totals | None]] = [[], []]
+        looks: list[list[ArrivalTotals | None]] = [[], []]
         for total, values, seen in zip((one, two), (counts, other), looks, strict=True):
             for count in values[200:222]:
                 seen.append(total.predict())

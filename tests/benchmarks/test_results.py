@@ -47,7 +47,7 @@ PAGE = "results.md.j2"
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.StudyPlan:
     """A small workload; agents of two seeds are the two-parameter index and one with other weights."""
     config = tmp_path / "small.yaml"
     weights = CONFIGS / "tuned" / "quickstart.yaml"
@@ -59,7 +59,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plans.Plan:
 
     monkeypatch.setattr(runs, "agents", agents)
     monkeypatch.setattr(runs, "starts", lambda *_: [f"index:label=agent_start-{seed}" for seed in (0, 1)])
-    return plans.Plan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
+    return plans.StudyPlan(tmp_path / "results", ("synthetic",), (0.5, 0.9), (0, 1), windows=3)
 
 
 def test_reward_part_compares_the_mean_agent_and_never_runs_a_cell_twice(plan, monkeypatch) -> None:
@@ -175,7 +175,7 @@ def test_a_page_keeps_what_people_wrote(tmp_path: Path) -> None:
 
 
 def test_the_page_tells_every_study_that_has_been_run(tmp_path: Path) -> None:
-    plan = plans.Plan(tmp_path)
+    plan = plans.StudyPlan(tmp_path)
     (tmp_path / "numbers").mkdir()
     (tmp_path / "cpu.json").write_text('{"training": 7200.0, "evaluation": 1800.0}')
     kept = {
@@ -219,7 +219,7 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
         return SimpleNamespace(returncode=1 if len(commands) == 1 else 0)
 
     monkeypatch.setattr(runs.subprocess, "run", process)
-    plan = plans.Plan(tmp_path, loads=(0.5, 1.1), steps=1000)
+    plan = plans.StudyPlan(tmp_path, loads=(0.5, 1.1), steps=1000)
     with pytest.raises(ConfigError, match="synthetic-main-1: training ended with exit code 1"):
         runs.trained(plan, "synthetic", plans.MAIN, 1)
     run = runs.trained(plan, "synthetic", plans.MAIN, 1)
@@ -228,7 +228,7 @@ def test_a_training_is_run_once_and_another_one_in_its_place_is_refused(tmp_path
     assert {"agent.loads=[0.5,1.1]", "agent.steps=1000", "--seed"} <= set(commands[0])
     assert "--resume" in commands[1]
     with pytest.raises(ConfigError, match="a training with other settings is there"):
-        runs.trained(plans.Plan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1)
+        runs.trained(plans.StudyPlan(tmp_path, loads=(0.5,)), "synthetic", plans.MAIN, 1)
 
 
 def test_every_run_of_the_studies_is_a_valid_configuration_and_belongs_to_a_function() -> None:

@@ -20,7 +20,7 @@ from rlpto.core.policy import Policy, StandingPolicy
 from rlpto.core.queues import Queue, QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.performance.tables import SpeedTables
-from rlpto.planning.prediction import Prediction, predict
+from rlpto.planning.prediction import JobForecast, predict
 from rlpto.planning.snapshot import take_snapshot
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
@@ -102,7 +102,7 @@ def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, inter
     queue = QueueSettings(aging_normal=500.0, aging_low=700.0, **rule)
     tables = with_batch_sizes(random_tables(seed, 8, 13.0), BATCH_SIZES)
     cluster = SimulatedCluster(NODES, jobs, tables, times)
-    made: list[Prediction] = []
+    made: list[JobForecast] = []
 
     def look(state: ClusterState, policy: Policy) -> None:
         made.append(predict(take_snapshot(cluster, state), policy, queue, times))
@@ -114,7 +114,7 @@ def test_with_exact_knowledge_predictions_come_true(way, seed, policy, at, inter
         np.testing.assert_allclose(found.start, record.jobs.start_time[found.index], rtol=1e-9)
 
 
-def assert_same(one: Prediction, other: Prediction) -> None:
+def assert_same(one: JobForecast, other: JobForecast) -> None:
     """Equal to the last bit."""
     for there, here in zip(fields(one), fields(other), strict=True):
         np.testing.assert_array_equal(getattr(one, there.name), getattr(other, here.name))
@@ -175,7 +175,7 @@ def with_known(tables: SpeedTables, seed: int) -> SpeedTables:
     return replace(tables, known_remaining=remaining, known_speed=speed)
 
 
-def forecast(cluster: SimulatedCluster, policy: str = "srtf") -> Prediction:
+def forecast(cluster: SimulatedCluster, policy: str = "srtf") -> JobForecast:
     """What is predicted for the present jobs of a cluster."""
     state = Queue(QueueSettings()).order(cluster.state())
     return predict(take_snapshot(cluster, state), make_policy(policy), QueueSettings(), SimulatorSettings())

@@ -41,7 +41,7 @@ DEFAULT_CPUS = 4
 """CPU slots of a node for which the experiment names none."""
 
 
-class Stop:
+class StopRequest:
     """Set by signals. keep: whether runners are to train on."""
 
     def __init__(self, keeps: bool) -> None:
@@ -74,7 +74,7 @@ def serve(settings: ServiceSettings) -> None:
     folder = settings.folder.absolute()
     settings = settings.model_copy(update={"folder": folder})
     local = settings.scheduler.address is None
-    stop = Stop(settings.on_stop == "keep" and not local)
+    stop = StopRequest(settings.on_stop == "keep" and not local)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with ExitStack() as stack:
         database = stack.enter_context(SessionDatabase(settings.database))
@@ -102,7 +102,7 @@ def serve(settings: ServiceSettings) -> None:
         end_local_nodes(folder)
 
 
-def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: Stop) -> None:
+def _serve(parts: SchedulerComponents, loop: SchedulerLoop, stop: StopRequest) -> None:
     """Serve until a signal, and leave the session in order."""
     parts.source.stopping = lambda: stop.asked
     try:
@@ -185,7 +185,7 @@ def _quiet(line: str) -> None:
 
 
 @contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
+def _signals(stop: StopRequest) -> Iterator[None]:
     """Inside, signals ask for an orderly end, after Ray has put its own handlers in place."""
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         signal.SIGTERM: stop.on_sigterm,

@@ -84,7 +84,13 @@ def open_session(
     source = JobQueueSource(database, catalogue, (spec.id for spec in specs), environment.wall, clock, latest)
     status = StatusWriter(database, environment.wall, environment.timer, environment.address)
     cluster = ServingCluster(
-        *(environment.backend, jobs, specs, catalogue.tables, database, _rules(config), (status,)),
+        environment.backend,
+        jobs,
+        specs,
+        catalogue.tables,
+        database,
+        _rules(config),
+        (status,),
         clock=lambda *_: clock,
         knowledge=PolicyKnowledge(estimates=_estimates(catalogue, jobs, specs, shape)),
         source=source,

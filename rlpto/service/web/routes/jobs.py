@@ -58,7 +58,7 @@ class JobPage:
 
 
 @dataclass(frozen=True)
-class Validation:
+class SubmissionCheck:
     """What would be submitted. preview: by metric and number of GPUs, for the job's epochs. waiting: jobs that wait
     now. gpus_ahead: GPUs that they ask for."""
 
@@ -116,12 +116,12 @@ async def submit_job(
 
 
 @router.post("/jobs/validate")
-async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> Validation:
+async def validate_job(body: JobBody, caller: TheCaller, service: TheService) -> SubmissionCheck:
     """What would be submitted, and what it would take; nothing is kept."""
     job = checked_job(service.store, service.settings, caller.user, body)
     waiting = status.queue(service.store)
     ahead = sum(row.gpus for row in list_jobs(service.store, states=("queued",), limit=200))
-    return Validation(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
+    return SubmissionCheck(JobRow(**vars(job)), previews_for(service.store, job), len(waiting), ahead)
 
 
 @router.get("/jobs")
