@@ -34,7 +34,7 @@ SEARCHED = tuple(name for name in ACTION_FEATURES if name != "gain")
 
 
 def evolves(settings: AgentSettings) -> bool:
-    """True if the start heuristic is to be evolved."""
+    """True if the start heuristic should be evolved."""
     return settings.warm_start == "auto" and settings.evolution.generations > 0
 
 

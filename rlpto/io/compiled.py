@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from glob import glob
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,8 +23,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _CONFIG: Any = numba.config  # its attributes are made at run time, so type checkers see none
 
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = ("*.py", "performance/*.py", "simulator/*.py", "policies/*.py", "planning/*.py", "envs/*.py")
-"""Where compiled functions, and the constants in them, come from."""
+NOT_COMPILED = frozenset(("agents", "cli", "evaluation", "experiments", "ray_cluster", "service", "store", "workloads"))
+"""Packages without compiled functions and constants of them; all others count, so no new package is missed."""
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
@@ -104,9 +105,10 @@ def cache_folder() -> str:
 def sources_digest(package: Path) -> str:
     """Digest of all that compiled code is made of, in all sources: compiled functions, constants and named tuples."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in SOURCES for path in package.glob(pattern)):
-        digest.update(f"{path.parent.name}/{path.name}\0".encode())
-        for node in ast.parse(path.read_bytes()).body:
+    names = glob("**/*.py", root_dir=package, recursive=True)  # follows the links to agents, envs and forecasting
+    for name in sorted(name for name in names if Path(name).parts[0] not in NOT_COMPILED):
+        digest.update(f"{name}\0".encode())
+        for node in ast.parse((package / name).read_bytes()).body:
             if _is_compiled_in(node):
                 digest.update(ast.dump(node).encode())
     return digest.hexdigest()[:16]

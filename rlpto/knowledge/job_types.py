@@ -21,7 +21,7 @@ COPIED = ("accuracy", "epochs", "samples", "rescale_delay")
 def with_job_types(base: SpeedTables, jobs: int, kinds: int = 1) -> SpeedTables:
     """The tables, and behind their types `kinds` types for each of `jobs` jobs, with rows for SPANS numbers of nodes.
 
-    What these types hold is to be written; no two of them share a row. No type is a variant of another one.
+    The caller writes what these types hold; no two of them share a row. No type is a variant of another one.
     """
     types, rows, most, count = len(base.types), len(base.rates), base.max_gpus, jobs * kinds
     spans = np.arange(max(SPANS, base.row.shape[1]))

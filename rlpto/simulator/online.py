@@ -189,7 +189,7 @@ class OnlineJobs:
         return True
 
     def _note(self, job: int, seen: tuple[float, float], *, refitted: bool) -> None:
-        """A job has seen gradient statistics; jobs that believe something else by that are to be written again."""
+        """A job has seen gradient statistics; jobs that believe something else by that are written again."""
         own = self.type_of(job)
         changed = seen != self._seen.get(job)
         self._seen[job] = self._seen_by_type[own] = seen

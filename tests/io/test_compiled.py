@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numba.core.errors import NumbaError
 
-from rlpto.io.compiled import cache_folder, kernel, njit, sources_digest
+from rlpto.io.compiled import NOT_COMPILED, PACKAGE, cache_folder, kernel, njit, sources_digest
 
 
 def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
@@ -19,6 +20,22 @@ def test_the_cache_is_another_one_once_any_source_has_changed(tmp_path: Path):
     before = sources_digest(tmp_path)
     assert sources_digest(tmp_path) == before
     callee.write_text("RATE = 2")
+    assert sources_digest(tmp_path) != before
+
+
+def test_packages_left_out_of_the_digest_compile_nothing():
+    marks = re.compile(r"@(njit|kernel|closure)\(|\bchained\(")
+    compiling = {p.relative_to(PACKAGE).parts[0] for p in PACKAGE.rglob("*.py") if marks.search(p.read_text("utf-8"))}
+    assert compiling & NOT_COMPILED == set()
+    assert {"core", "knowledge", "policies"} <= compiling
+
+
+def test_a_change_in_any_folder_of_a_package_is_another_cache(tmp_path: Path):
+    folder = tmp_path / "policies" / "pollux"
+    folder.mkdir(parents=True)
+    (folder / "search.py").write_text("TRIES = 1")
+    before = sources_digest(tmp_path)
+    (folder / "search.py").write_text("TRIES = 2")
     assert sources_digest(tmp_path) != before
 
 

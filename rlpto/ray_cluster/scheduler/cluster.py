@@ -172,7 +172,7 @@ class RayCluster:
         return JobTable(self.store, told, index, classes, gpus_per_node, self._noise, self._left)
 
     def placement(self, index: IntArray) -> Placement:
-        """Where active jobs are to be by the plan in force, and what of it trains."""
+        """Where the plan in force puts active jobs, and what of it trains."""
         ids = [self.ids[number] for number in index.tolist()]
         trains = [self.reports[job].training_on if job in self.reports else () for job in ids]
         left = self.columns.left_of_rescale(index, self.time)
