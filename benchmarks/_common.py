@@ -1,14 +1,13 @@
-"""What the benchmark programs share: arguments, CPU time, and checks that decide the exit code."""
+"""Common parts of the benchmark programs: arguments, CPU time, and checks that decide the exit code."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
-TIME_ONLY = ("reward.accuracy=0", "reward.resources=0", "reward.rescale=0")
-"""Overrides under which time alone is rewarded, for comparisons of JCT."""
 
 # One of the programs here is called like the package `forecasting`, which has to be found first.
 sys.path.insert(0, str(ROOT))
@@ -42,6 +39,10 @@ class Check:
         return self.value >= self.limit if self.least else self.value <= self.limit
 
 
+Found = tuple[list[Check], dict[str, object]]
+"""Checks of a part of a program, and other figures by name."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Medians of CPU seconds, and of their ratio to the calibration loops right before and after (`loops`)."""
@@ -51,24 +52,23 @@ class Timing:
 
 
 def data_folder() -> Path:
-    """Folder with real traces and profiles: $RLPTO_DATA, else shared/ beside the checkout."""
+    """Folder with real traces and profiles: $RLPTO_DATA, else shared/ next to the checkout."""
     named = os.environ.get("RLPTO_DATA")
     return Path(named) if named else ROOT.parent / "shared"
 
 
-def sources_digest(name: str) -> str:
-    """Digest of all sources that a measurement may depend on: RLPTO's, and those here that have `name` in theirs."""
-    digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "rlpto").rglob("*.py")), *sorted((ROOT / "benchmarks").glob(f"_*{name}*.py"))]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
 def parser(description: str) -> argparse.ArgumentParser:
-    """A parser with what every benchmark takes."""
+    """A parser with the options of every benchmark."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
     return arguments
+
+
+def chosen(kind: str, names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The names, as they are. Ends the program over one that is not known."""
+    if unknown := [name for name in names if name not in known]:
+        refuse(f"there is no {kind} {unknown[0]!r}: expected some of {', '.join(known)}")
+    return tuple(names)
 
 
 def refuse(message: str) -> NoReturn:
@@ -79,7 +79,7 @@ def refuse(message: str) -> NoReturn:
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """What our own code refuses ends the program in one line."""
+    """An error of RLPTO ends the program in one line."""
     try:
         yield
     except RlptoError as error:
@@ -101,7 +101,7 @@ def needed(given: Path | None, *usual: str) -> Path:
 
 
 def progress(text: str) -> None:
-    """What a program is doing, on stderr, for people who wait."""
+    """Show on stderr what the program is doing."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
