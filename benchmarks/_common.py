@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -105,8 +105,16 @@ def progress(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
+def resident_mb(process: int | str) -> float:
+    """Memory that a process holds. Raises OSError where that cannot be read."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise OSError(f"no VmRSS in /proc/{process}/status")
+
+
 def calibration() -> None:
-    """Fixed work, about 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
+    """Fixed work, 0.05 to 0.1 s of CPU time: interpreted Python, and sorts and sums of NumPy.
 
     One commit was found 1.7 times as fast as a few minutes before on a quiet machine, so that no threshold in seconds
     holds. Programs time this loop in alternation with what they measure, and compare ratios.
@@ -117,6 +125,17 @@ def calibration() -> None:
     counts: dict[int, int] = {}
     for i in range(200_000):
         counts[i * 7919 % 1013] = counts.get(i % 1013, 0) + i
+
+
+USUAL_LOOP_S = 0.06
+"""What the calibration loop takes where limits of wall-clock times come from."""
+
+
+def wall_seconds_of(call: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -137,6 +156,31 @@ def calibrated(name: str, calls: Mapping[str, Callable[[], object]], repeats: in
             taken[key].append((own, own * 2 / (before + seconds_of(calibration))))
     medians = {key: np.median(pairs[1:], axis=0).tolist() for key, pairs in taken.items()}
     return {key: Timing(*found) for key, found in medians.items()}
+
+
+def run_parts(parts: Mapping[str, Callable[[], Found]], names: Sequence[str]) -> Found:
+    """Run the named parts of a program, or all.
+
+    Limits of times and rates are for a machine whose calibration loop takes USUAL_LOOP_S. On a slower or busier one, by
+    the loop's wall-clock time before and after a part, they are wider in proportion.
+    """
+    checks: list[Check] = []
+    facts: dict[str, object] = {}
+    for part in chosen("part", names, tuple(parts)) or parts:
+        progress(part)
+        with bad_input():
+            before = wall_seconds_of(calibration)
+            found, more = parts[part]()
+            loop = (before + wall_seconds_of(calibration)) / 2
+        checks += [in_pace(check, max(loop / USUAL_LOOP_S, 1.0)) for check in found]
+        facts |= more | {f"calibration loop around {part}, s": round(loop, 3)}
+    return checks, facts
+
+
+def in_pace(check: Check, slowness: float) -> Check:
+    """A check with its limit for a machine that is that many times as slow as usual."""
+    factor = {"s": slowness, "ms": slowness, "1/s": 1 / slowness}.get(check.unit, 1.0)
+    return replace(check, limit=check.limit * factor)
 
 
 def finish(checks: list[Check], as_json: bool, **facts: object) -> None:

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _plan import Measured, Plan, Study
+from _systems import DIGITS, Row, digits_trainer, play
 
 from rlpto.core.cluster import Node
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.knowledge.beliefs import choose, follow_choices
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -31,10 +29,7 @@ from rlpto.performance.profiles import ProfileSource
 from rlpto.performance.tables import JobType
 from rlpto.performance.throughput import StepMeasurements, ThroughputParams, fit_throughput, gradient_time, sync_time
 from rlpto.policies.registry import make_policy
-from rlpto.simulator.cluster import SimulatedCluster
-from rlpto.simulator.settings import SimulatorSettings
 
-Row = dict[str, object]
 MODELS = ("cifar10", "deepspeech2", "yolov3", "imagenet", "bert")
 COUNTS = (4, 8, 16)
 CHANGE_ABOVE = 1.05
@@ -84,7 +79,6 @@ PROGRAMS = (
     ("DigitsCnn", "sqrt", 6.0, 5),
 )
 """Training program, rule of the learning rate, scale-invariant epochs, seeds."""
-DIGITS = 1437
 
 
 def training(found: Measured) -> None:
@@ -137,23 +131,7 @@ def _train(
     program: str, rule: str, epochs: float, metric: MetricName, limits: BatchLimits, gpus: int, seed: int
 ) -> tuple[float, float, int]:
     """Final accuracy, seconds by the modelled step times, and the last batch size."""
-    from rlpto.ray_cluster.messages import JobSpec
-    from rlpto.ray_cluster.worker.training import Trainer
-
-    spec = JobSpec(
-        id="a1",
-        name="a1",
-        session="a1",
-        training=f"rlpto.ray_cluster.programs.digits:{program}",
-        folder="none",
-        batch_size=limits.base,
-        epochs=epochs,
-        data_size=DIGITS,
-        lr_rule=rule,  # type: ignore[arg-type]
-        seed=seed,
-        device="cpu",
-    )
-    trainer, seconds, batch = Trainer(spec), 0.0, limits.base
+    trainer, seconds, batch = digits_trainer(program, limits.base, epochs, rule, seed), 0.0, limits.base
     while not trainer.finished:
         noise = trainer.noise.noise_scale
         if math.isfinite(noise) and noise > 0:
@@ -197,11 +175,9 @@ def _simulated(fitted: FittedProfiles, policy: str, metric: MetricName, every: b
     jobs = [replace(job, metric=metric) for job in jobs]
     names = METRIC_NAMES if every else (metric,)
     tables = compile_tables(fitted, [JobType(model, None, name) for model in MODELS for name in names], 32, 4)
-    cluster = SimulatedCluster((Node(4),) * 8, jobs, tables, SimulatorSettings())
-    record = run(cluster, make_policy(policy), QueueSettings(), RewardWeights())
-    changes = record.changes
-    jct = float(np.mean(cluster.store.finish_time - cluster.store.submit_time))
-    return jct, np.column_stack([changes.time, changes.job, changes.gpus]).astype(np.float64)
+    record = play((Node(4),) * 8, jobs, tables, make_policy(policy))
+    changes = np.column_stack([record.changes.time, record.changes.job, record.changes.gpus]).astype(np.float64)
+    return float(np.mean(record.jobs.finish_time - record.jobs.submit_time)), changes
 
 
 # A3: the throughput metric ------------------------------------------------------------------------------------------

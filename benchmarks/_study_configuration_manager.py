@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from _plan import Measured, Plan, Study
+from _systems import DIGITS, Row, WatchedPolicy, digits_trainer, play
 
 from rlpto.core.cluster import Allocation, ClusterShape, ClusterState, Node
 from rlpto.core.external_load import BackgroundLoad, place_background
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.io.arrays import FloatArray
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
@@ -27,11 +25,9 @@ from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.configuration_manager import ConfigurationManager, ConfigurationManagerOptions, Reconfiguration
 from rlpto.policies.fifo import Fifo
-from rlpto.ray_cluster.messages import JobSpec, LrRule
-from rlpto.simulator.cluster import SimulatedCluster
+from rlpto.ray_cluster.messages import LrRule
+from rlpto.ray_cluster.worker.training import Trainer
 from rlpto.simulator.settings import SimulatorSettings
-
-Row = dict[str, object]
 
 NODES, CAPACITY = (Node(4, 2),) * 4, 16
 """16 GPUs and 8 CPU slots."""
@@ -72,23 +68,16 @@ class Outcome:
     back: float
 
 
-class WatchedPolicy:
-    """A policy whose states are looked at. back: most epochs by which the progress of a job fell between two."""
+class ProgressWatch(WatchedPolicy):
+    """Notes by how many epochs the progress of a job fell between two decisions, at most."""
 
-    def __init__(self, policy: Policy) -> None:
-        self.name, self._policy = policy.name, policy
-        self.back, self._progress = 0.0, 0.0
-
-    def reset(self, seed: int) -> None:
-        """As the policy."""
-        self._policy.reset(seed)
+    back = progress = 0.0
 
     def __call__(self, state: ClusterState) -> Allocation:
         """Look, and decide as the policy does."""
-        progress = float(state.jobs.progress[0])
-        self.back = max(self.back, self._progress - progress)
-        self._progress = progress
-        return self._policy(state)
+        now = float(state.jobs.progress[0])
+        self.back, self.progress = max(self.back, self.progress - now), now
+        return super().__call__(state)
 
 
 def measure(_plan: Plan, _: Study) -> Measured:
@@ -217,9 +206,8 @@ def _played(law: ServerParams, freed: float, policy: Policy) -> Outcome:
     shape = ClusterShape(NODES)
     load = BackgroundLoad(gpus=shape.capacity - WORKERS, cpus=shape.cpu_slots - SERVERS, until=freed)
     settings = SimulatorSettings(interval=INTERVAL_S)
-    cluster = SimulatedCluster(NODES, [job], _tables(law), settings, background=place_background([load], shape))
-    watched = WatchedPolicy(policy)
-    record = run(cluster, watched, QueueSettings(), RewardWeights())
+    watched = ProgressWatch(policy)
+    record = play(NODES, [job], _tables(law), watched, settings, background=place_background([load], shape))
     return Outcome(
         seconds=float(record.jobs.finish_time[0]),
         events=tuple(policy.events) if isinstance(policy, ConfigurationManager) else (),
@@ -241,28 +229,16 @@ def _trained(rule: LrRule, grows: bool, seed: int) -> float:
     Workers that wait for each other do what one does with all their samples, so that one process stands for them. When
     the job grows it goes on from a checkpoint, with its optimizer's state.
     """
-    from rlpto.ray_cluster.worker.training import Trainer
 
-    spec = JobSpec(
-        id="job",
-        name="digits",
-        session="digits",
-        training="rlpto.ray_cluster.programs.digits:DigitsMlp",
-        options={"learning_rate": 0.05},
-        folder="",
-        batch_size=WORKERS * WORKER_BATCH,
-        epochs=float(EPOCHS),
-        data_size=1437,
-        seed=seed,
-        lr_rule=rule,
-        device="cpu",
-    )
-    trainer, samples, total = Trainer(spec), 0, EPOCHS * spec.data_size
-    grown = False
+    def started() -> Trainer:
+        return digits_trainer("DigitsMlp", WORKERS * WORKER_BATCH, float(EPOCHS), rule, seed, learning_rate=0.05)
+
+    trainer, samples, grown = started(), 0, False
+    total = EPOCHS * DIGITS
     while samples < total:
         if grows and not grown and samples >= GROWN_AT * total:
-            state, trainer, grown = trainer.state(), Trainer(spec), True
+            state, trainer, grown = trainer.state(), started(), True
             trainer.load(state)
-        batch = MOST_WORKERS * WORKER_BATCH if grown else spec.batch_size
+        batch = (MOST_WORKERS if grown else WORKERS) * WORKER_BATCH
         samples += trainer.run(trainer.position.step + 1, batch).samples
     return trainer.evaluate()

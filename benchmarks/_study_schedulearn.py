@@ -13,14 +13,12 @@ from functools import cache
 import numpy as np
 from _common import CONFIGS
 from _plan import Measured, Plan, Study
+from _systems import Row, WatchedPolicy, play
 
 from rlpto.core.cluster import Allocation, ClusterState, Node
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.policy import Policy
-from rlpto.core.queues import QueueSettings
 from rlpto.core.records import RunRecord
-from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -28,10 +26,7 @@ from rlpto.performance.solo import seconds_to_finish
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.policies.switching import switching
-from rlpto.simulator.cluster import SimulatedCluster
 from rlpto.simulator.settings import SimulatorSettings
-
-Row = dict[str, object]
 
 SERVERS, GPUS = 3, 4
 CURVES_S = {
@@ -100,7 +95,7 @@ def curves(figures: dict[str, float]) -> list[Row]:
 def switched(figures: dict[str, float]) -> list[Row]:
     """S1: four policies one after the other while jobs run."""
     spec = ">".join([FIFO, *(f"{at:g}:{name}" for at, name in SWITCHES.items())])
-    runs = [play(mixed(GAPS_LOAD, seed), spec) for seed in range(SEEDS)]
+    runs = [traced(mixed(GAPS_LOAD, seed), spec) for seed in range(SEEDS)]
     firsts = [
         (at, name, next(decision for decision in watched.decisions if decision.time >= at))
         for _, watched in runs
@@ -137,7 +132,7 @@ def elastic(figures: dict[str, float]) -> list[Row]:
     changes, least_busy, inversions = [], 1.0, 0
     for on, ours, rival in (("one server each", ELASTIC, FIFO), ("any servers", "elastic_fifo", "fifo")):
         for load in LOADS:
-            pairs = [(play(jobs, ours)[0], play(jobs, rival)[0]) for jobs in (mixed(load, i) for i in range(SEEDS))]
+            pairs = [(traced(jobs, ours)[0], traced(jobs, rival)[0]) for jobs in (mixed(load, i) for i in range(SEEDS))]
             found = np.array([[totals(record) for record in pair] for pair in pairs])
             inversions += sum(start_inversions(without) for _, without in pairs)
             busy, change = found[:, :, 0].mean(axis=0), found[:, 0, 1:] / found[:, 1, 1:] - 1
@@ -189,7 +184,7 @@ def exclusive(figures: dict[str, float]) -> list[Row]:
     changes, spreads = [], []
     for seed in range(SEEDS):
         jobs = mixed(GAPS_LOAD, seed)
-        (rotating, watched), (packed, _) = play(jobs, ROUND_ROBIN), play(jobs, FIFO)
+        (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN), traced(jobs, FIFO)
         changes.append(np.array(totals(rotating)[1:]) / totals(packed)[1:] - 1)
         spreads.append(spread_over_servers(watched))
     makespan, jct = np.array(changes).T
@@ -210,7 +205,7 @@ def rotated(model: str, share: int, slowdown: float) -> tuple[Row, FloatArray]:
     """Twenty four-GPU jobs, one every ten seconds: a row, and changes of makespan and mean JCT by round robin."""
     jobs = [job(10.0 * i, model, GPUS, i) for i in range(20)]
     settings = SimulatorSettings(interval=1.0, rescale_delay=0.0, share=share, share_slowdown=slowdown)
-    (rotating, watched), (packed, _) = play(jobs, ROUND_ROBIN, settings), play(jobs, FIFO, settings)
+    (rotating, watched), (packed, _) = traced(jobs, ROUND_ROBIN, settings), traced(jobs, FIFO, settings)
     after, before = totals(rotating)[1:], totals(packed)[1:]
     row: Row = {"jobs": model + (f", slowdown {slowdown:g}" if share > 1 else "")}
     for name, old, new, published in zip(("makespan", "mean JCT"), before, after, PUBLISHED_S[model], strict=True):
@@ -256,37 +251,35 @@ class TracedDecision:
     touched: int
 
 
-class DecisionTrace:
+class DecisionTrace(WatchedPolicy):
     """Decides as another policy does, and notes what it decided."""
 
     def __init__(self, policy: Policy) -> None:
-        self.name = policy.name
-        self._policy = switching(policy)
+        super().__init__(policy)
+        self._policies = switching(policy)
         self.decisions: list[TracedDecision] = []
 
-    def reset(self, seed: int) -> None:
-        self._policy.reset(seed)
-
     def stands_until(self, state: ClusterState) -> float:
-        return self._policy.stands_until(state)
+        return self._policies.stands_until(state)
 
     def __call__(self, state: ClusterState) -> Allocation:
-        allocation = self._policy(state)
+        allocation = self._policies(state)
         if allocation.placement is not None:
             running = state.jobs.gpus > 0
             starts = np.flatnonzero(~running & (allocation.gpus > 0))
             touched = (allocation.placement != state.held_nodes).any(axis=1) & running
-            name, node = self._policy.present(state.time).name, allocation.placement[starts].argmax(axis=1)
+            name, node = self._policies.present(state.time).name, allocation.placement[starts].argmax(axis=1)
             self.decisions.append(TracedDecision(state.time, name, node, int(touched.sum())))
         return allocation
 
 
-def play(jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None) -> tuple[RunRecord, DecisionTrace]:
+def traced(
+    jobs: Sequence[Job], spec: str, settings: SimulatorSettings | None = None
+) -> tuple[RunRecord, DecisionTrace]:
     """Let a policy schedule the jobs. Without settings a change of a job's GPUs takes `RESTART_S`."""
     settings = settings or SimulatorSettings(interval=1.0, rescale_delay=RESTART_S)
-    cluster = SimulatedCluster((Node(GPUS),) * SERVERS, jobs, speed_tables(), settings)
     watched = DecisionTrace(make_policy(spec))
-    return run(cluster, watched, QueueSettings(), RewardWeights()), watched
+    return play((Node(GPUS),) * SERVERS, jobs, speed_tables(), watched, settings), watched
 
 
 def totals(record: RunRecord) -> tuple[float, float, float]:

@@ -12,14 +12,13 @@ import numpy as np
 import pandas as pd
 from _cells import finished
 from _plan import Measured, Plan, Study
+from _systems import Row, play
 from speed import decided
 
 from rlpto.core.cluster import ClusterShape, Node
 from rlpto.core.gpu_kinds import room_of
 from rlpto.core.jobs import Job
-from rlpto.core.loop import run
 from rlpto.core.queues import Queue, QueueSettings
-from rlpto.core.rewards import RewardWeights
 from rlpto.experiments.config import Config, load_config
 from rlpto.experiments.experiment import Experiment
 from rlpto.performance.compile import compile_tables, load_profiles
@@ -38,7 +37,6 @@ POLICIES = ("fifo", "tiresias", "equal_share", "max_throughput", "optimus", "ind
 SLOWDOWNS, SLOWDOWN = {"cifar10": 1.8}, 1.2
 """What Sia's simulator divides speeds by, by model and of all others."""
 LATENCY_JOBS, LATENCY_DECISIONS, PROGRAMMES = 160, 150, 50
-Table = list[dict[str, object]]
 
 
 def measure(plan: Plan, _: Study) -> Measured:
@@ -63,9 +61,9 @@ def measure(plan: Plan, _: Study) -> Measured:
     return Measured(figures, tables=tables)
 
 
-def compare(plan: Plan, config: Config) -> Table:
+def compare(plan: Plan, config: Config) -> list[Row]:
     """Every policy on the windows of configs/kinds.yaml: means over windows."""
-    rows: Table = []
+    rows: list[Row] = []
     for policy in POLICIES:
         mean = pd.DataFrame([one.metrics for one in finished(plan, config, [policy], "kinds")]).mean()
         rows.append(
@@ -124,7 +122,7 @@ def programme_seconds(shape: ClusterShape) -> list[float]:
     return taken
 
 
-def parity(folder: Path) -> tuple[Table, dict[str, float]]:
+def parity(folder: Path) -> tuple[list[Row], dict[str, float]]:
     """Sia's own parity case and its own results, by model; and by how many percent the mean JCT is off, by policy.
 
     By the rules of its simulator: jobs know only their own fits, one for each kind of GPU. Speeds are measured ones,
@@ -140,11 +138,11 @@ def parity(folder: Path) -> tuple[Table, dict[str, float]]:
     types = [JobType(model) for model in sorted({job.model for job in jobs})]
     tables = compile_tables(profiles, types, shape.most_gpus, 8, kinds=shape.kind_sizes)
     settings = SimulatorSettings(interval=60, decide_on="interval", placement="most_free", epoch_resolution=1)
-    rows: Table = []
+    rows: list[Row] = []
     off: dict[str, float] = {}
     for policy in ("sia", "sia:restart=30"):
-        cluster = SimulatedCluster(shape, jobs, tables, settings, knowledge=Knowledge(beliefs=FactsCache(profiles)))
-        records = run(cluster, make_policy(policy), QueueSettings(aging_normal=1e9), RewardWeights()).jobs
+        knowledge, queue = Knowledge(beliefs=FactsCache(profiles)), QueueSettings(aging_normal=1e9)
+        records = play(shape, jobs, tables, make_policy(policy), settings, queue, knowledge=knowledge).jobs
         jct = records.finish_time - records.submit_time
         off[policy] = 100 * abs(float(jct.mean()) / PUBLISHED_JCT_S - 1)
         for model in ("all", *dict.fromkeys(job.model for job in jobs)):

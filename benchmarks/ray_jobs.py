@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,20 +40,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     os.environ.setdefault(WORKER_PROGRAM, str(_common.ROOT / "tests" / "ray_cluster" / "fork_server.py"))
-    checks: list[Check] = []
-    facts: dict[str, object] = {}
+    parts = {name: partial(part, options.repeats) for name, part in PARTS.items()}
     with ray_environment():  # some of it counts only from before the import on
-        for part in _common.chosen("part", options.parts, tuple(PARTS)) or USUAL:
-            _common.progress(part)
-            found, more = PARTS[part](options.repeats)
-            checks += found
-            facts |= more | {f"load during {part}": load()}
+        checks, facts = _common.run_parts(parts, options.parts or USUAL)
     _common.finish(checks, options.json, **facts)
-
-
-def load() -> str:
-    """Load of this machine, other programs included."""
-    return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 @contextmanager

@@ -54,14 +54,7 @@ def main() -> None:
     arguments.add_argument("--trace", type=Path, help="philly: any trace that rlpto imports; large: for its jobs")
     arguments.add_argument("--policies", help="large: comma-separated, instead of all")
     options = arguments.parse_args()
-    checks: list[Check] = []
-    facts: dict[str, object] = {}
-    for part in _common.chosen("part", options.parts, tuple(PARTS)) or PARTS:
-        _common.progress(part)
-        with _common.bad_input():
-            found, more = PARTS[part](options)
-        checks += found
-        facts |= more
+    checks, facts = _common.run_parts({name: partial(part, options) for name, part in PARTS.items()}, options.parts)
     _common.finish(checks, options.json, **facts)
 
 
@@ -348,17 +341,16 @@ def startup(options: Namespace) -> Found:
     facts: dict[str, object] = {}
     for name, command in COMMANDS.items():
         # The first of each warms the file cache.
-        pairs = [(wall_seconds(command), wall_seconds(STANDARD)) for _ in range(options.repeats + 1)][1:]
+        pairs = [(started(command), started(STANDARD)) for _ in range(options.repeats + 1)][1:]
         times = statistics.median(own / usual for own, usual in pairs)
         checks.append(Check(name, times, "times a start of Python", TIMES, False))
         facts[f"{name}, seconds"] = round(statistics.median(own for own, _ in pairs), 2)
     return checks, facts
 
 
-def wall_seconds(command: Sequence[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+def started(command: Sequence[str]) -> float:
+    """Wall-clock seconds of a command."""
+    return _common.wall_seconds_of(partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL))
 
 
 PARTS: dict[str, Callable[[Namespace], Found]] = {
