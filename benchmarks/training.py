@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import _common
-import batch
 import numpy as np
+import speed
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import configure
@@ -116,12 +116,12 @@ def make_setup() -> EnvSetup:
     profiles = load_profiles(None)
     tables = compile_tables(profiles, [JobType(model) for model in profiles.models], 16, 4)
     workloads = tuple(
-        Workload(f"{seed}", tuple(batch.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
+        Workload(f"{seed}", tuple(speed.workload(tables, 400, 300.0, seed)), seed, WINDOW) for seed in range(16)
     )
     env = EnvSettings(hold=0.0)
     start = IndexWeights().vector()
     parts = (SimulatorSettings(), QueueSettings(), RewardWeights(), env, start)
-    return EnvSetup(batch.NODES, workloads, tables, *parts)
+    return EnvSetup(speed.NODES, workloads, tables, *parts)
 
 
 def main() -> None:

@@ -1,22 +1,31 @@
-"""The numbers of the studies that compare cells of evaluations. Each gives frames for tables, and facts for claims."""
+"""Studies of trained agents, from cells of evaluations: rewards, JCT, ablations, and other sizes of cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import _common
-import large
 import numpy as np
 import pandas as pd
-from _results_plan import AGENT, START, TUNED, Study, StudyPlan
-from _results_runs import MEMBER, agents, billed, cells_of
+import speed
+from _cells import (
+    AGENT,
+    MEMBER,
+    START,
+    TUNED,
+    agents,
+    billed,
+    by_window,
+    cells_of,
+    difference,
+    ends_of,
+    ratio,
+    shown,
+)
+from _plan import Measured, Plan, Study
 
 from rlpto.evaluation.metrics import LOWER_BOUND
-from rlpto.evaluation.statistics import Interval, bootstrap_interval
+from rlpto.evaluation.statistics import bootstrap_interval
 from rlpto.experiments.config import load_config
 from rlpto.experiments.experiment import Experiment
-from rlpto.io.arrays import FloatArray
 
 OWN = (AGENT, START, LOWER_BOUND)
 """Rows that are no rivals of the agent: itself, what it starts from, and the bound."""
@@ -28,25 +37,16 @@ DECISIONS = 100
 
 
 JCT_LIMITS = {"tuned": 0.97, "published": 0.90}
-"""Of the JCT of the tuned index, and of the best published heuristic: at most what the agent's is to be."""
+"""Of the JCT of the tuned index, and of the best published heuristic: at most what the agent's should be."""
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What a study found. shown: by the names that results.md.j2 knows them by, frames become lists of rows.
-    saved: frames to keep as CSV."""
-
-    shown: Mapping[str, object]
-    saved: Mapping[str, pd.DataFrame]
-
-
-def reward(plan: StudyPlan, study: Study) -> Numbers:
+def reward(plan: Plan, study: Study) -> Measured:
     """Total reward of every policy, and how far the agent is ahead of the best of the others."""
     cells = cells_of(plan, study)
     verdicts = pd.DataFrame([verdict(cells, *place, plan.seeds) for place in plan.places(study)])
     least = verdicts.iloc[int(verdicts["difference"].argmin())]
-    shown = {
-        "agents": len(plan.seeds),
+    facts = {
+        "agents": plan.seeds,
         "contenders": study.contenders,
         "above": int((verdicts["difference_low"] > 0).sum()),
         "ahead": int((verdicts["difference"] > 0).sum()),
@@ -54,10 +54,10 @@ def reward(plan: StudyPlan, study: Study) -> Numbers:
         "verdicts": verdicts,
         "means": {workload: mean_rewards(cells, workload) for workload in plan.workloads},
     }
-    return Numbers(shown, {"reward-cells": cells, "reward": verdicts})
+    return Measured(facts=facts)
 
 
-def jct(plan: StudyPlan, study: Study) -> Numbers:
+def jct(plan: Plan, study: Study) -> Measured:
     """Mean JCT of the agent that is rewarded for time alone, relative to others."""
     cells = cells_of(plan, study)
     rows = []
@@ -76,10 +76,10 @@ def jct(plan: StudyPlan, study: Study) -> Numbers:
         name: {"least": found[name].min(), "most": found[name].max(), "reached": int((found[name] <= limit).sum())}
         for name, limit in JCT_LIMITS.items()
     }
-    return Numbers({"ratios": found, "claims": claims, "limits": JCT_LIMITS}, {"jct-cells": cells, "jct": found})
+    return Measured(facts={"ratios": found, "claims": claims, "limits": JCT_LIMITS})
 
 
-def ablations(plan: StudyPlan, study: Study) -> Numbers:
+def ablations(plan: Plan, study: Study) -> Measured:
     """The agent without one of its parts, against the whole agent."""
     cells = cells_of(plan, study)
     cells = cells[cells["policy"] == AGENT].drop(columns="policy").rename(columns={"label": "policy"})
@@ -94,21 +94,21 @@ def ablations(plan: StudyPlan, study: Study) -> Numbers:
         at_loads = {f"load {load:g}": shown(gain, "+.2f") for load, gain in by_load}
         rows.append({"": name, **at_loads, "all loads": shown(pooled, ".2f"), "verdict": verdict})
     found = pd.DataFrame(rows)
-    facts = {"home": plan.home, "seeds": len(plan.seeds), "worse": int((found["verdict"] == "worse").sum())}
-    return Numbers({"differences": found, **facts}, {"ablations": cells})
+    facts = {"home": plan.home, "seeds": plan.seeds, "worse": int((found["verdict"] == "worse").sum())}
+    return Measured(facts={"differences": found, **facts})
 
 
-def scale(plan: StudyPlan, study: Study) -> Numbers:
-    """The agent on other sizes of cluster, without training it anew."""
+def scale(plan: Plan, study: Study) -> Measured:
+    """The agent on other sizes of cluster, without another training."""
     cells = cells_of(plan, study).rename(columns={"label": "gpus"}).drop(columns=["workload", "load"])
     rows = pd.DataFrame([_normalised(int(gpus), mine) for gpus, mine in cells.groupby("gpus", sort=False)])
     home = rows.loc[rows["gpus"] == 64, "normalised"].item()
     spec = agents(plan, plan.home)[0]
     with billed(plan, "evaluation"):
         latency = decision_latency(spec)
-    facts = {"home": plan.home, "busy": plan.busy, "active": large.ACTIVE, "decisions": DECISIONS}
+    facts = {"home": plan.home, "busy": plan.busy, "active": speed.ACTIVE, "decisions": DECISIONS}
     apart = float((rows["normalised"] - home).abs().max())
-    return Numbers({"sizes": rows, "apart": apart, "latency": latency, **facts}, {"scale": cells})
+    return Measured(facts={"sizes": rows, "apart": apart, "latency": latency, **facts})
 
 
 def _normalised(gpus: int, cells: pd.DataFrame) -> dict[str, object]:
@@ -127,7 +127,7 @@ def _normalised(gpus: int, cells: pd.DataFrame) -> dict[str, object]:
 def decision_latency(spec: str) -> float:
     """99th percentile of a decision's milliseconds at 1,000 nodes with 10,000 active jobs."""
     experiment = Experiment(load_config(_common.CONFIGS / "large.yaml"))
-    return float(np.percentile(large.latencies(experiment, spec, large.crowd(experiment), DECISIONS), 99))
+    return float(np.percentile(speed.latencies(experiment, spec, speed.crowd(experiment), DECISIONS), 99))
 
 
 def contenders(cells: pd.DataFrame) -> list[str]:
@@ -141,42 +141,17 @@ def at(cells: pd.DataFrame, workload: str, load: float) -> pd.DataFrame:
     return cells[(cells["workload"] == workload) & (cells["load"] == load)]
 
 
-def by_window(cells: pd.DataFrame, policy: str | int, metric: str) -> FloatArray:
-    """[windows] a metric of a policy, in order of the windows: the mean over all draws of each that it has."""
-    mine = cells[cells["policy"] == policy].groupby("window")[metric].mean().sort_index()
-    return mine.to_numpy(dtype=np.float64)
-
-
-def difference(cells: pd.DataFrame, policy: str, other: str, metric: str = "reward") -> Interval:
-    """Mean over windows of policy - other, with its interval."""
-    return bootstrap_interval(by_window(cells, policy, metric) - by_window(cells, other, metric))
-
-
-def ratio(cells: pd.DataFrame, policy: str, others: Sequence[str], metric: str) -> Interval:
-    """Mean of a metric over that of the best of `others` (the lowest mean), windows resampled in pairs."""
-    best = min(others, key=lambda name: by_window(cells, name, metric).mean())
-    mine, theirs = by_window(cells, policy, metric), by_window(cells, best, metric)
-    rows = np.arange(len(mine), dtype=np.float64)
-
-    def quotient(units: FloatArray, counts: FloatArray) -> FloatArray:
-        picked = units.astype(np.int64)
-        found: FloatArray = (counts @ mine[picked]) / (counts @ theirs[picked])
-        return found
-
-    return bootstrap_interval(rows, statistic=quotient)
-
-
 def rivals(cells: pd.DataFrame) -> list[str]:
     """Policies other than the agent in any form."""
     return [name for name in cells["policy"].unique() if name not in OWN and not MEMBER.fullmatch(name)]
 
 
-def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: Sequence[int]) -> dict[str, object]:
-    """The agent against the best of the others, against its start, and beside the bound."""
+def verdict(cells: pd.DataFrame, workload: str, load: float, seeds: int) -> dict[str, object]:
+    """The agent against the best of the others, against its start, and the bound."""
     here = at(cells, workload, load)
     second = max(contenders(here), key=lambda name: by_window(here, name, "reward").mean())
     ahead, learned = difference(here, AGENT, second), difference(here, AGENT, START)
-    of_seeds = [by_window(here, f"{AGENT}-{seed}", "reward").mean() for seed in seeds]
+    of_seeds = [by_window(here, f"{AGENT}-{seed}", "reward").mean() for seed in range(seeds)]
     return {
         "workload": workload,
         "load": load,
@@ -202,13 +177,3 @@ def mean_rewards(cells: pd.DataFrame, workload: str) -> pd.DataFrame:
     means = means.sort_values(means.columns[-1], ascending=False)
     means = means.loc[[*(name for name in means.index if name != LOWER_BOUND), LOWER_BOUND]]
     return means.rename(columns="load {:g}".format).map("{:.1f}".format).reset_index()
-
-
-def shown(interval: Interval, form: str) -> str:
-    """An estimate with its interval."""
-    return f"{interval.estimate:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
-
-
-def ends_of(name: str, interval: Interval) -> dict[str, float]:
-    """An estimate and the ends of its interval, as columns of a frame."""
-    return {name: interval.estimate, f"{name}_low": interval.low, f"{name}_high": interval.high}

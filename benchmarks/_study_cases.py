@@ -1,4 +1,4 @@
-"""Two small cases of the proof: more data gets more GPUs, and a converging job gives GPUs to another."""
+"""Two small cases for agents: more data gets more GPUs, and a converging job gives GPUs to another."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from _results_numbers import Numbers, shown
-from _results_plan import AGENT, Study, StudyPlan
-from _results_runs import GAINED, kept_cells, make, specs_of, with_mean_agent
+from _cells import AGENT, GAINED, billed, kept_cells, make, shown, specs_of, with_mean_agent
+from _plan import Measured, Plan, Study
 from scipy.stats import spearmanr
 
 from rlpto.core.cluster import Node
@@ -28,7 +27,7 @@ from rlpto.simulator.cluster import SimulatedCluster
 SIZES = (0.1, 0.316, 1.0, 3.16, 10.0)
 """Sizes of the data, times that of the middle job."""
 MIDDLE_HOURS, MIDDLE_GPUS = 1.0, 4
-"""The middle job takes so many hours on so many GPUs."""
+"""Time of the middle job, and its GPUs meanwhile."""
 REPEATS = 4
 """Windows of each model: with the five jobs in another order."""
 
@@ -36,10 +35,10 @@ CASE_NODES = tuple(Node(4, 0) for _ in range(4))
 CONVERGING_GPUS = 8
 """Half of the GPUs; 9 of 16 there, but here a ninth would be on a node of its own, which slows it down."""
 SLOWER = 6.0
-"""The case of two jobs, times so many: our rescales cost 10 s and more, there they cost less."""
-FIRST, SECOND_BESIDE, SECOND_ALONE, SECOND_AT = 551.0, 351.0, 431.0, 200.0
-"""Seconds in that case without shrinking: of the converging job on its GPUs; of the other on the rest beside
-it, then on all; and the moment the other comes."""
+"""The case of two jobs, times as long: our rescales cost 10 s and more, there they cost less."""
+FIRST, SECOND_FIRST, SECOND_ALONE, SECOND_AT = 551.0, 351.0, 431.0, 200.0
+"""Seconds in that case without shrinking: of the converging job on its GPUs; of the other on the rest meanwhile, then
+on all; and the moment the other comes."""
 
 
 class Case(NamedTuple):
@@ -49,7 +48,7 @@ class Case(NamedTuple):
     jobs: tuple[Job, ...]
 
 
-def data(plan: StudyPlan, study: Study) -> Numbers:
+def data(plan: Plan, study: Study) -> Measured:
     """Peak GPUs of jobs that differ in their data alone."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -79,7 +78,7 @@ def data(plan: StudyPlan, study: Study) -> Numbers:
         "cases": len(cases),
         "repeats": REPEATS,
     }
-    return Numbers({"peaks": pd.DataFrame(rows), **facts}, {"data": found})
+    return Measured(facts={"peaks": pd.DataFrame(rows), **facts})
 
 
 def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ...]:
@@ -104,7 +103,7 @@ def _five_jobs(experiment: Experiment, model: str, repeat: int) -> tuple[Job, ..
 
 
 def _size_for(tables: SpeedTables, kind: int, gpus: int, seconds: float, gpus_per_node: int) -> float:
-    """Samples with which a job of a type takes `seconds` on so many packed GPUs."""
+    """Samples with which a job of a type takes `seconds` on that many packed GPUs."""
     own = float(seconds_to_finish(tables, kind, 1.0, tables.epochs[kind], gpus, gpus_per_node))
     return float(tables.samples[kind] * seconds / own)
 
@@ -123,7 +122,7 @@ def _peaks(done: FinishedCell) -> dict[str, object]:
     }
 
 
-def converge(plan: StudyPlan, study: Study) -> Numbers:
+def converge(plan: Plan, study: Study) -> Measured:
     """Two jobs: what the second gains, and the first loses, if the first may be shrunk as it converges."""
     config = plan.config(plan.home, plan.busy)
     experiment = prepare(config)
@@ -162,7 +161,7 @@ def converge(plan: StudyPlan, study: Study) -> Numbers:
         "scaling": ", ".join(scaling),
         "gained": GAINED,
     }
-    return Numbers({"effects": pd.DataFrame(rows), **facts}, {"converge": found})
+    return Measured(facts={"effects": pd.DataFrame(rows), **facts})
 
 
 def _change(shares: pd.Series[float]) -> str:
@@ -207,8 +206,8 @@ def _other_job(experiment: Experiment, model: str) -> Job:
     def alone(gpus: int) -> float:
         return float(seconds_to_finish(tables, kind, 1.0, epochs, gpus, node))
 
-    # Done in FIRST beside the converging job and SECOND_ALONE after it: the shares of its work add up to one.
-    share = SECOND_BESIDE / alone(capacity - CONVERGING_GPUS) + SECOND_ALONE / alone(capacity)
+    # Done in FIRST next to the converging job and SECOND_ALONE after it: the shares of its work add up to one.
+    share = SECOND_FIRST / alone(capacity - CONVERGING_GPUS) + SECOND_ALONE / alone(capacity)
     return Job(
         name="other",
         submit_time=SLOWER * SECOND_AT,
@@ -235,12 +234,13 @@ def _effect(shrunk: FinishedCell, whole: FinishedCell) -> dict[str, object]:
 
 
 def run_cases(
-    plan: StudyPlan, config: Config, cases: dict[str, Case], specs: Sequence[str], name: str
+    plan: Plan, config: Config, cases: dict[str, Case], specs: Sequence[str], name: str
 ) -> list[FinishedCell]:
     """Every policy on every case, kept like the cells of an evaluation; policies in order, cases inside."""
     outcome = prepare(config).outcome() | {"cases": {key: repr(case) for key, case in cases.items()}}
     cells = [Cell(spec, case, config.seed) for spec in specs for case in cases]
-    return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
+    with billed(plan, "evaluation"):
+        return kept_cells(plan, cells, partial(_run_case, config, cases), outcome, name, config)
 
 
 def _run_case(config: Config, cases: dict[str, Case], cell: Cell) -> RunRecord:

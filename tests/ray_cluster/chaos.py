@@ -1,4 +1,4 @@
-"""What the soak is made of: a scheduler that can be killed, a watcher of everything, and faults drawn at random."""
+"""Parts of the test of chaos: a scheduler that can be killed, a watcher of everything, and faults drawn at random."""
 
 from __future__ import annotations
 
@@ -34,39 +34,26 @@ CELL = Cell("equal_share", "jobs", 0)
 
 
 class Scheduler:
-    """`rlpto evaluate` of `config` on the cluster at `address`. folder: for its files. restarts: after kills."""
+    """`rlpto evaluate` of `experiment` on the cluster at `address`. folder: for its files. restarts: after kills."""
 
-    def __init__(self, folder: Path, address: str, config: str) -> None:
-        self._run = folder / "run"
-        file = folder / "chaos.yaml"
-        file.write_text(config)
-        self._command = [
-            *(sys.executable, "-m", "rlpto.cli.main", "evaluate", str(file), "--cluster", "ray", "--address", address),
-            *("--run-dir", str(self._run), "--no-report", "--quiet"),
-        ]
+    def __init__(self, folder: Path, address: str, experiment: Path) -> None:
+        run = folder / "run"
+        where = ["--cluster", "ray", "--address", address, "--run-dir", str(run), "--no-report", "--quiet"]
+        self._command = [sys.executable, "-m", "rlpto.cli.main", "evaluate", str(experiment), *where]
         self._log = folder / "scheduler.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.session = session_of(self._run, CELL)
-        self.database = session_folder(self._run, CELL) / DATABASE
+        self.session = session_of(run, CELL)
+        self.database = session_folder(run, CELL) / DATABASE
         self.restarts = 0
+        self.start()
 
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """Without a word, as a machine does that loses power."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-
-    def end(self) -> None:
-        """As Ctrl-C does, which programs in the background of a shell do not hear: its controllers end too. Killed if
-        that takes too long."""
-        if self._process is not None and not self.ended:
-            self._process.terminate()
-            self.wait(60.0)
-        self.kill()
+        """As a machine does that loses power."""
+        self._process.kill()
+        self._process.wait()
 
     def restart(self) -> None:
         self.kill()
@@ -75,16 +62,15 @@ class Scheduler:
 
     @property
     def ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
+        return self._process.poll() is not None
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code; None if it is still at work after so long."""
-        by = time.monotonic() + seconds
-        while not self.ended and time.monotonic() < by:
-            time.sleep(0.5)
-        return self._process.returncode if self._process is not None and self.ended else None
+        """Its exit code; None if it is still at work after that time."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The end of what it has printed."""
         return self._log.read_text(errors="replace")[-2000:]
 
@@ -129,8 +115,12 @@ class Watcher:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work)
 
-    def start(self) -> None:
+    def __enter__(self) -> Watcher:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         self._over.set()
