@@ -162,8 +162,7 @@ def evaluate(
     if jobs > 1:
         raise ConfigError(f"--jobs {jobs}: on a real cluster cells run one after the other, expected 1")
     from rlpto.evaluation.fidelity import fidelity_table, verdicts
-    from rlpto.experiments.fidelity import evaluate_both
-    from rlpto.experiments.on_ray import RealRun, run_real_cells
+    from rlpto.experiments.on_ray import RealRun, evaluate_both, run_real_cells
 
     with waiting(quiet) as on_wait:
         options = RealRun(console.print, on_wait, address, fresh, keep, not quiet)

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlpto.agents.policy import run_file, shown_label
-from rlpto.evaluation.runner import FinishedCell, evaluate
+from rlpto.evaluation.runner import FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
+from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
 from rlpto.experiments.experiment import prepare, run_cell
-from rlpto.experiments.run_folder import begin_run, command_line, members, refuse_foreign, run_facts, versions
+from rlpto.experiments.run_folder import (
+    begin_run,
+    command_line,
+    members,
+    read_run_config,
+    refuse_foreign,
+    run_facts,
+    versions,
+)
 from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
@@ -216,3 +227,50 @@ def _workload_text(config: Config) -> str:
     if workload.source == "jobs":
         return f"{sum(entry.count for entry in workload.jobs)} listed jobs"
     return f"{', '.join(path.name for path in workload.path)}{load}"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder: its short name, its configuration, its finished cells."""
+
+    name: str
+    folder: Path
+    config: Config
+    cells: list[FinishedCell]
+
+    @property
+    def places(self) -> set[tuple[str, int]]:
+        """Windows and seeds that policies ran on."""
+        return {(done.cell.window, done.cell.seed) for done in self.cells}
+
+
+def comparable_runs(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Evaluations of the same windows and seeds. Raises ConfigError for others, and ConfigError or CheckpointError if
+    a folder is not a finished evaluation."""
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{folders[-1]}: expected different run folders, got one twice")
+    first, *others = runs = [
+        FinishedRun(name, folder, read_run_config(folder), labelled(load_cells(folder)))
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    for other in others:
+        for key, mine, its in differing_keys(first.config, other.config, Result.CELL):
+            if key == "seed" or key.startswith("workload."):
+                raise ConfigError(
+                    f"{other.folder}: other windows than {first.folder}: {key} is {its}, not {mine}; "
+                    "expected runs on the same windows"
+                )
+        for window, seed in sorted(first.places ^ other.places):
+            where = first.folder if (window, seed) in other.places else other.folder
+            raise ConfigError(f"{where}: no cells of window {window}, seed {seed}; expected runs on the same windows")
+    return runs
+
+
+def differences(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
+    """The keys in which the configurations differ, each with its value in every run."""
+    first, *others = [run.config for run in runs]
+    keys = dict.fromkeys(key for other in others for key, _, _ in differing_keys(first, other, Result.CELL))
+    return {key: [str(attrgetter(key)(config)) for config in (first, *others)] for key in keys}

@@ -111,7 +111,7 @@ def test_both_compares_what_the_two_evaluations_say(
         slower = config.model_copy(update={"simulator": config.simulator.model_copy(update={"rescale_delay": 9.0})})
         return config, run_cells(slower, folder, fresh=how.fresh, jobs=1, progress=how.progress)
 
-    monkeypatch.setattr("rlpto.experiments.fidelity.run_real_cells", without_ray)
+    monkeypatch.setattr("rlpto.experiments.on_ray.run_real_cells", without_ray)
     out, run = tmp_path / "here.yaml", tmp_path / "run"
     write_profiles(experiment, out, "one", "two")
     where = ("--cluster", "both", "--profiles", out, "--run-dir", run, "--policies", "fifo,las", "--no-report")
