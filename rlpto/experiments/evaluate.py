@@ -25,16 +25,12 @@ from rlpto.experiments.run_folder import (
     run_facts,
     versions,
 )
-from rlpto.experiments.window_traces import Repetition
 from rlpto.io.errors import ConfigError, RlptoError
 from rlpto.policies.registry import make_policy
 from rlpto.policies.spec import SWITCH, parse_spec, parse_switch, policy_label, split_specs, time_text
 
 if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
-
-REPEATED = 1.5
-"""Least repetitions of recorded jobs in a workload that cause a warning."""
 
 
 def followed_file(file: Path) -> list[str]:
@@ -123,7 +119,7 @@ def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress:
     experiment.check_simulated()
     if not fresh:
         refuse_foreign(folder, config)
-    begin_run(folder, config, experiment.workload_facts())
+    begin_run(folder, config, experiment.repetition)
     return evaluate(
         cells,
         partial(run_cell, config),
@@ -147,7 +143,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
         reference,
         seed=config.seed,
         forecast=config.forecast.mode,
-        notes=[] if repetition is None or repetition.times < REPEATED else [_repetition_text(repetition)],
+        notes=[repetition.text] if repetition is not None and repetition.is_high else [],
     )
     write_csv(found, folder)
     write_json(found, folder / "results.json")
@@ -163,10 +159,7 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
             config=resolved_yaml(config),
             commands=[command_line()],
             versions=versions(),
-            facts={
-                **run_facts(config),
-                **({} if repetition is None else {"Recorded jobs": _repetition_text(repetition)}),
-            },
+            facts=run_facts(config) | ({} if repetition is None else {"Recorded jobs": repetition.text}),
         )
         write_report(folder / "report.html", found, plots, about)
     return found
@@ -206,17 +199,6 @@ def labelled(finished: list[FinishedCell]) -> list[FinishedCell]:
     """The same cells under the labels of their policies."""
     labels = {spec: shown_label(spec) for spec in {done.cell.policy for done in finished}}
     return [replace(done, cell=replace(done.cell, policy=labels[done.cell.policy])) for done in finished]
-
-
-def _repetition_text(repetition: Repetition) -> str:
-    """Sentence on how often the recorded jobs of a workload occur in it."""
-    text = f"The workload has {repetition.taken:,} jobs, made of {repetition.recorded:,} recorded ones"
-    if repetition.times < REPEATED:
-        return f"{text}."
-    return (
-        f"{text}: each stands in it {repetition.times:.0f} times on average, with other times of arrival, so that many "
-        "jobs are alike."
-    )
 
 
 def _workload_text(config: Config) -> str:

@@ -100,7 +100,7 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
             remove_sessions(folder)
         else:
             refuse_foreign(folder, config)
-        begin_run(folder, config, experiment.workload_facts())
+        begin_run(folder, config, experiment.repetition)
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
         finished = evaluate(
