@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlpto.cli.common import EXPERIMENTS, Verb, make_console
+from rlpto.cli.common import EXPERIMENTS, Verb, make_console, make_table
 from rlpto.io.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,11 +42,10 @@ def compare(
 def differences_table(runs: Sequence[FinishedRun]) -> Table:
     """The keys in which the configurations differ."""
     from rich.markup import escape
-    from rich.table import Table
 
     from rlpto.experiments.evaluate import differences
 
-    table = Table(title="What differs", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = make_table(title="What differs")
     table.add_column("key", style="dim")
     for run in runs:
         table.add_column(run.name, overflow="fold")

@@ -148,10 +148,10 @@ def write_results(config: Config, finished: list[FinishedCell], folder: Path, *,
     write_csv(found, folder)
     write_json(found, folder / "results.json")
     if report:
-        from rlpto.evaluation.plots import write_plots
-        from rlpto.evaluation.report import About, make_plots, write_report
+        from rlpto.evaluation.plots import all_plots, write_plots
+        from rlpto.evaluation.report import About, write_report
 
-        plots = [*make_plots(found, finished), *_forecast_plots(config, finished)]
+        plots = [*all_plots(found, finished), *_forecast_plots(config, finished)]
         write_plots(plots, folder / "plots")
         about = About(
             title=config.name,

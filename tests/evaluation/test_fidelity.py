@@ -12,8 +12,8 @@ from rich.console import Console
 
 from rlpto.evaluation.fidelity import Fidelity, Pair, fidelity_table, simulated_against_real, verdicts, write_fidelity
 from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.record_files import save_record
 from rlpto.evaluation.runner import Cell, FinishedCell
-from rlpto.evaluation.storage import save_record
 from rlpto.io.errors import ConfigError
 
 from .helpers import tiny_record
