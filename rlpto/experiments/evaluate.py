@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlpto.agents.policy import run_file, shown_label
-from rlpto.evaluation.runner import FinishedCell, evaluate, load_cells
+from rlpto.core.records import RunRecord
+from rlpto.evaluation.runner import Cell, FinishedCell, evaluate, load_cells
 from rlpto.evaluation.tables import Results, results, write_csv, write_json
 from rlpto.experiments.cache_key import Result, differing_keys
 from rlpto.experiments.config import Config, resolved_yaml
@@ -33,28 +34,15 @@ if TYPE_CHECKING:
     from rlpto.evaluation.plots import Plot
 
 
-def followed_file(file: Path) -> list[str]:
-    """Overrides that take jobs from a file which is appended to."""
-    values = {"source": "follow", "path": [str(file)], "jobs": [], "load": None, "draws": 0}
-    values |= {"train_path": [], "validation_path": []}
+def jobs_of_file(file: Path, follow: bool) -> list[str]:
+    """Overrides that take jobs from a file that is followed, or from another trace, every window of it for testing."""
+    values: dict[str, object] = {"path": [str(file)], "draws": 0, "train_path": [], "validation_path": []}
+    if follow:
+        values |= {"source": "follow", "jobs": [], "load": None}
+    else:
+        values |= {"source": "trace", "format": None, "skip_days": 0}
+        values |= {"windows.train": 0, "windows.validation": 0, "windows.test": 1}
     return [*(f"workload.{key}={json.dumps(value)}" for key, value in values.items()), "evaluation.split=test"]
-
-
-def foreign_trace(trace: Path) -> list[str]:
-    """Overrides that take jobs from another trace, and every window of it for testing."""
-    values = {
-        "source": "trace",
-        "path": [str(trace)],
-        "format": None,
-        "skip_days": 0,
-        "draws": 0,
-        "train_path": [],
-        "validation_path": [],
-        "windows.train": 0,
-        "windows.validation": 0,
-        "windows.test": 1,
-    }
-    return [f"workload.{key}={json.dumps(value)}" for key, value in values.items()]
 
 
 def with_agents(config: Config, run: Path) -> Config:
@@ -108,28 +96,33 @@ def with_reference(config: Config, chosen: bool) -> Config:
     return config.model_copy(update={"evaluation": evaluation})
 
 
-def run_cells(config: Config, folder: Path, *, fresh: bool, jobs: int, progress: bool) -> list[FinishedCell]:
-    """Simulate the missing cells. The folder is touched only after the whole experiment has passed its checks.
+def run_cells(
+    config: Config,
+    folder: Path,
+    run_real: Callable[[Cell], RunRecord] | None = None,
+    *,
+    fresh: bool,
+    progress: bool,
+    jobs: int = 1,
+) -> list[FinishedCell]:
+    """Run the missing cells. The folder is touched only after the whole experiment has passed its checks.
 
-    jobs: processes. progress: show a bar. Raises Interrupted after Ctrl-C.
+    run_real: runs a cell on a real cluster; None: cells are simulated. jobs: processes. progress: show a bar.
+    Raises Interrupted after Ctrl-C.
     """
     experiment = prepare(config)
     cells = experiment.cells()
     experiment.check()
-    experiment.check_simulated()
+    decides = experiment.outcome()
+    if run_real is None:
+        experiment.check_simulated()
+    else:
+        decides["ran_on"] = "ray"
     if not fresh:
         refuse_foreign(folder, config)
     begin_run(folder, config, experiment.repetition)
-    return evaluate(
-        cells,
-        partial(run_cell, config),
-        folder,
-        progress=progress,
-        jobs=jobs,
-        config=experiment.outcome(),
-        weights=config.reward,
-        fresh=fresh,
-    )
+    run_one = run_real or partial(run_cell, config)
+    return evaluate(cells, run_one, folder, progress, jobs, config=decides, weights=config.reward, fresh=fresh)
 
 
 def write_results(config: Config, finished: list[FinishedCell], folder: Path, *, report: bool) -> Results:

@@ -19,11 +19,10 @@ from rlpto.core.loop import DecisionLoop, run
 from rlpto.core.policy import Policy
 from rlpto.core.records import RunRecord
 from rlpto.evaluation.fidelity import Fidelity, simulated_against_real, write_fidelity
-from rlpto.evaluation.runner import Cell, FinishedCell, evaluate
+from rlpto.evaluation.runner import Cell, FinishedCell
 from rlpto.experiments.config import ClusterSettings, Config, NodeGroup
 from rlpto.experiments.evaluate import labelled, run_cells
 from rlpto.experiments.experiment import Experiment, estimate_noise, prepare
-from rlpto.experiments.run_folder import begin_run, refuse_foreign
 from rlpto.experiments.session_policy import SessionPolicy
 from rlpto.io.errors import ClusterError, ConfigError
 from rlpto.performance.tables import ONE_KIND
@@ -98,20 +97,10 @@ def run_real_cells(config: Config, folder: Path, how: RealRun) -> tuple[Config, 
         how.on_wait("")
         if how.fresh:
             remove_sessions(folder)
-        else:
-            refuse_foreign(folder, config)
-        begin_run(folder, config, experiment.repetition)
         if config.ray.tensorboard:
             how.say(f"live curves: tensorboard --logdir {folder / SESSIONS}", style="dim")
-        finished = evaluate(
-            cells,
-            RealCells(config, folder, how.keep, partial(how.say, style="red")),
-            folder,
-            progress=how.progress,
-            config={**experiment.outcome(), "ran_on": "ray"},
-            weights=config.reward,
-            fresh=how.fresh,
-        )
+        run_real = RealCells(config, folder, how.keep, partial(how.say, style="red"))
+        finished = run_cells(config, folder, run_real, fresh=how.fresh, progress=how.progress)
     for failure in failures(folder, cells):
         how.say(failure, style="red")
     return config, finished
@@ -186,8 +175,8 @@ def compile_ahead(experiment: Experiment, policies: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RealCells:
-    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: is told in
-    one line that the disk is full."""
+    """Runs cells on the Ray cluster that this process is connected to. keep: as in `RealRun`. warn: called with a
+    line when the disk is full."""
 
     config: Config
     folder: Path
@@ -359,7 +348,7 @@ def evaluate_both(
         )
     config, real = run_real_cells(config, folder / REAL, options)
     show(REAL, config, real, folder / REAL)
-    simulated = run_cells(config, folder / SIMULATED, fresh=options.fresh, jobs=1, progress=options.progress)
+    simulated = run_cells(config, folder / SIMULATED, fresh=options.fresh, progress=options.progress)
     show(SIMULATED, config, simulated, folder / SIMULATED)
     found = simulated_against_real(labelled(simulated), labelled(real))
     write_fidelity(found, folder / "fidelity.json")

@@ -132,7 +132,7 @@ def test_a_lost_record_is_noticed(tmp_path: Path) -> None:
 
 def test_undefined_metrics_survive_the_file(tmp_path: Path) -> None:
     def cut_short(cell: Cell) -> RunRecord:
-        return toy_record(cell, jobs=8, max_seconds=25_000)
+        return toy_record(cell, jobs=8, max_hours=0.2)
 
     run(tmp_path, cut_short)
     finished = run(tmp_path, Counting(at=0, error=AssertionError("must not run")))[0]

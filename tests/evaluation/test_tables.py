@@ -31,7 +31,7 @@ def cut_short(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """One window, one seed, jobs left unfinished, exact knowledge."""
 
     def run(cell: Cell) -> RunRecord:
-        return toy_record(cell, jobs=20, max_seconds=20_000)
+        return toy_record(cell, jobs=20, max_hours=0.5)
 
     cells = [Cell(policy, "w0", 0) for policy in ("fifo", "share")]
     return results(evaluate(cells, run, tmp_path_factory.mktemp("cut"), False, config={}), "exact")
