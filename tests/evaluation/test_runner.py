@@ -159,13 +159,6 @@ def test_a_worker_that_dies_is_one_clear_error(tmp_path: Path) -> None:
         evaluate(CELLS, die, tmp_path, False, 2, config=CONFIG)
 
 
-@pytest.mark.usefixtures("importable")
-def test_workers_give_the_same_cells(tmp_path: Path) -> None:
-    alone = evaluate(CELLS, toy_record, tmp_path / "one", False, config=CONFIG)
-    together = evaluate(CELLS, toy_record, tmp_path / "two", False, 2, config=CONFIG)
-    assert repr([(f.cell, f.metrics) for f in together]) == repr([(f.cell, f.metrics) for f in alone])
-
-
 def test_progress_goes_to_stderr_and_quiet_is_quiet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "loud", Counting(), progress=True)
     said = capsys.readouterr()
