@@ -128,7 +128,7 @@ def real_nodes(config: Config, address: str | None, folder: Path, on_wait: Calla
         if not sizes:
             raise ClusterError("no node of the Ray cluster has GPUs: expected at least one (`ray start --num-gpus`)")
         if address is not None:
-            if len({kind for _, _, kind in sizes}) == 1:  # there is nothing to tell apart
+            if len({kind for _, _, kind in sizes}) == 1:  # one kind of GPU needs no name
                 sizes = [(gpus, cpus, ONE_KIND) for gpus, cpus, _ in sizes]
             found = sorted(Counter(sizes).items(), reverse=True)
             groups = tuple(NodeGroup(count=n, gpus=gpus, cpus=cpus, gpu=kind) for (gpus, cpus, kind), n in found)
@@ -223,7 +223,7 @@ def real_cluster(
 ) -> RayCluster:
     """The jobs of a window on a real cluster, or what has become of them so far; see `RayCluster`.
 
-    database: of the session; jobs keep their files beside them.
+    database: of the session; files of jobs lie in the same folder.
     """
     config, source = experiment.config, experiment.source()
     settings, timing = config.ray, config.simulator
@@ -254,7 +254,7 @@ def real_cluster(
 
 
 def _online_estimates(experiment: Experiment, jobs: Sequence[Job], specs: Sequence[JobSpec]) -> OnlineEstimates:
-    """What is to be learned of jobs from their reports."""
+    """What a scheduler learns of jobs from their reports."""
     tables = experiment.tables_for(batch_sizes=True, servers=True)
     samples = tables.samples[[tables.type_index(job.type) for job in jobs]]
 
