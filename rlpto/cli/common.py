@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
     from rlpto.experiments.config import Config
 
@@ -55,6 +56,24 @@ def make_console(quiet: bool = False) -> Console:
 
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(quiet=quiet, highlight=False, width=140 if plain else None)
+
+
+def make_table(*columns: str, title: str | None = None, caption: str | None = None) -> Table:
+    """A table without lines."""
+    from rich.table import Table
+
+    return Table(
+        *columns,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
 
 
 def make_progress(quiet: bool = False) -> Progress:

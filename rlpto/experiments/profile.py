@@ -82,10 +82,10 @@ def measure_programs(
         total = len(specs) * stages(gpus, most)
         for name, spec in specs.items():
 
-            def tell(stage: str, name: str = name) -> None:
+            def say(stage: str, name: str = name) -> None:
                 on_progress(f"{name}: {stage}", total)
 
-            measured = measure_program(spec, gpus, most, seconds, learning, tell)
+            measured = measure_program(spec, gpus, most, seconds, learning, say)
             known[name] = fit_program(name, missing[name], measured, _source(gpus))
             text = profiles_yaml(known[key] for key in sorted(known))
             write_text(out, text, "profiles", ProfileError)

@@ -21,8 +21,8 @@ from rlpto.agents.trained import action_space, agent_manifest, load_agent, obser
 from rlpto.core.cluster import Progress
 from rlpto.core.rewards import RewardWeights
 from rlpto.evaluation.metrics import measure
+from rlpto.evaluation.record_files import load_record, save_record
 from rlpto.evaluation.runner import Cell, evaluate, load_cells
-from rlpto.evaluation.storage import load_record, save_record
 from rlpto.evaluation.tuning import read_costs
 from rlpto.experiments.config import Config
 from rlpto.experiments.environments import cluster_env

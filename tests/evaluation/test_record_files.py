@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlpto.core.records import PolicySwitches, RunRecord
+from rlpto.evaluation.record_files import is_record, load_record, save_record
 from rlpto.evaluation.runner import Cell
-from rlpto.evaluation.storage import is_record, load_record, save_record
 from rlpto.io.errors import CheckpointError
 from rlpto.io.files import whole_file
 
