@@ -66,7 +66,7 @@ def _hysteresis(fitted: FittedProfiles, model: str) -> tuple[Row, float]:
     changes: dict[float, list[int]] = {1.0: [], CHANGE_ABOVE: []}
     slower = []
     for gpus in COUNTS:
-        facts = fitted.batch_facts(JobType(model), (4,) * (gpus // 4))
+        facts = fitted.batch_performance(JobType(model), (4,) * (gpus // 4))
         batches, scales = facts.batches, facts.batches.weighed / limits.base
         nodes = np.full(len(scales), gpus // 4)
         seconds = profile.throughput.step_time(nodes, batches.gpus, batches.local, batches.accumulation)

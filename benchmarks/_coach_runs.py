@@ -15,9 +15,8 @@ from rlpto.core.queues import QueueSettings
 from rlpto.core.rewards import RewardWeights
 from rlpto.performance.compile import compile_tables
 from rlpto.performance.fitted import FittedProfiles
-from rlpto.performance.parameter_server import SyncSurface
+from rlpto.performance.parameter_server import ServerParams, SpeedSurface
 from rlpto.performance.profiles import builtin_profiles
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.registry import make_policy
 from rlpto.simulator.cluster import SimulatedCluster
@@ -48,7 +47,7 @@ class Static:
         return Allocation(np.full(count, self.workers), servers=np.full(count, self.servers))
 
 
-def trained(surfaces: Sequence[SyncSurface]) -> list[dict[str, object]]:
+def trained(surfaces: Sequence[SpeedSurface]) -> list[dict[str, object]]:
     """Rows: one to three jobs at once, mean completion time of coach relative to that of the best static choice."""
     tables = _tables(surfaces)
     rows: list[dict[str, object]] = []
@@ -79,13 +78,13 @@ def trained(surfaces: Sequence[SyncSurface]) -> list[dict[str, object]]:
     return rows
 
 
-def _tables(surfaces: Sequence[SyncSurface]) -> SpeedTables:
+def _tables(surfaces: Sequence[SpeedSurface]) -> SpeedTables:
     """Speeds of one model a surface, whose seconds are those of an epoch with the whole data in one step."""
     base = builtin_profiles()["cifar10"]
     steps = base.samples / BATCH
     profiles = {}
     for i, surface in enumerate(surfaces):
-        a, b, c, d, e = (value / steps for value in (surface.a, surface.b, surface.c, surface.d, surface.e))
+        a, b, c, d, e = (value / steps for value in surface.parameters)
         profiles[f"m{i}"] = replace(base, name=f"m{i}", throughput=ServerParams(a / BATCH, b, c, d, e, 1, MOST))
     types = [JobType(name, BATCH) for name in profiles]
     compiled = compile_tables(FittedProfiles(profiles), types, MOST, 4, choose_servers=True)

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 from _coach_runs import EPOCHS, trained
 from _common import Check
+from _loss_fit import LossCurve, fit_loss
 
 from rlpto.io.arrays import FloatArray
-from rlpto.performance.loss import LossCurve, fit_loss
 from rlpto.performance.parameter_server import (
-    AsyncSurface,
     Form,
     Probes,
     SpeedSurface,
-    SyncSurface,
-    best_configuration,
     corner_probes,
     fit_speed,
     observed,
@@ -71,7 +68,7 @@ def replayed() -> tuple[list[Check], str, list[Row]]:
         grid = np.zeros((3, 3))
         row: Row = {"runs": case, "measured best": _name(best_configuration(observed(grid, probes)))}
         for form in ("sync", "async", "parabola"):
-            fitted = speed_grid(fit_speed(form, probes).surface, 2, 2)
+            fitted = speed_grid(fit_speed(form, probes), 2, 2)
             known = observed(fitted, probes)
             choice, blind = _greedy(known), _greedy(fitted)
             row[f"{form}"] = _name(choice)
@@ -101,7 +98,7 @@ def chosen() -> tuple[list[Check], str, list[Row]]:
                 grid = speed_grid(surface, MOST, MOST)
                 for k, rng in enumerate(_draws(i)):
                     probes = _noisy(surface, draw(rng), rng)
-                    fitted = speed_grid(fit_speed(form, probes).surface, MOST, MOST)
+                    fitted = speed_grid(fit_speed(form, probes), MOST, MOST)
                     ratio[i, k] = grid[best_configuration(observed(fitted, probes))] / grid.max()
             means = ratio.mean(axis=1)
             rows.append(
@@ -134,7 +131,7 @@ def limited() -> tuple[list[Check], str, list[Row]]:
         for rng in _draws(i):
             speeds = np.array([grid[at] for at in within])
             probes = _probes(within, speeds * np.exp(NOISE * rng.standard_normal(len(within))))
-            known = observed(speed_grid(fit_speed("sync", probes).surface, 2, 2), probes)
+            known = observed(speed_grid(fit_speed("sync", probes), 2, 2), probes)
             choice = best_configuration(known, SMALL)
             total = float(np.sum(1 / speeds)) + (epochs - len(within)) / grid[choice]
             ratios.append(total / (epochs / speeds.max()))
@@ -200,7 +197,7 @@ def concurrent() -> tuple[list[Check], str, list[Row]]:
                 fitted, known = [], []
                 for form, surface in jobs:
                     probes = _noisy(surface, spread_probes(8, gpus, slots), rng)
-                    fitted.append(speed_grid(fit_speed(form, probes).surface, MOST, MOST))
+                    fitted.append(speed_grid(fit_speed(form, probes), MOST, MOST))
                     known.append(observed(fitted[-1], probes))
                 for found, believed in ((ratios, known), (blind, fitted)):
                     workers, servers = allocate(np.stack(believed), _limits(count, MOST), gpus, slots)
@@ -241,7 +238,7 @@ def tuned() -> tuple[list[Check], str, list[Row]]:
                     np.append(probes.speed, apparent),
                     tuning,
                 )
-                fitted = speed_grid(fit_speed(form, probes).surface, MOST, MOST)
+                fitted = speed_grid(fit_speed(form, probes), MOST, MOST)
                 at = best_configuration(fitted)
                 errors[label][i, k] = abs(fitted[at] / float(surface.speed(*at)) - 1)
     rows: list[Row] = [
@@ -256,7 +253,7 @@ def tuned() -> tuple[list[Check], str, list[Row]]:
 
 def simulated() -> tuple[list[Check], str, list[Row]]:
     """The policy in the simulator on the synchronous surfaces, probes and restarts included."""
-    rows = trained([surface for _, surface in SURFACES if isinstance(surface, SyncSurface)])
+    rows = trained([surface for _, surface in SURFACES if surface.form == "sync"])
     longest = [float(str(row["coach"])) for row in rows if row["epochs"] == max(EPOCHS)]
     check = Check(
         "policy: mean JCT / best static choice, long jobs, worst number of jobs", max(longest), "", 1.10, False
@@ -270,11 +267,11 @@ def _surfaces() -> list[tuple[Form, SpeedSurface]]:
     found: list[tuple[Form, SpeedSurface]] = []
     for _ in range(4):
         a = rng.uniform(10, 40)
-        found.append(("async", AsyncSurface(a, *(a * rng.uniform((0.2, 0.01, 0.01), (1.5, 0.1, 0.2))).tolist())))
+        found.append(("async", SpeedSurface("async", (a, *(a * rng.uniform((0.2, 0.01, 0.01), (1.5, 0.1, 0.2)))))))
     for _ in range(4):
         a = rng.uniform(40, 120)
         low, high = (0.02, 0.02, 0.005, 0.005), (0.3, 0.3, 0.05, 0.05)
-        found.append(("sync", SyncSurface(a, *(a * rng.uniform(low, high)).tolist())))
+        found.append(("sync", SpeedSurface("sync", (a, *(a * rng.uniform(low, high))))))
     return found
 
 
@@ -293,6 +290,20 @@ def _loss_curves() -> dict[str, list[tuple[Callable[[FloatArray], FloatArray], i
 def _slow_tail(time: float, tail: float, epochs: int) -> Callable[[FloatArray], FloatArray]:
     """A loss that falls exponentially in so many epochs, and then by `tail` in a straight line."""
     return lambda k: 0.8 + 1.5 * np.exp(-k / time) + tail * (1 - k / epochs)
+
+
+def best_configuration(grid: FloatArray, most: int | None = None) -> tuple[int, int]:
+    """(workers, servers) with the highest speed of a grid, at least one of each; ties: fewest in all, then workers.
+
+    most: limit of workers plus servers; None: the size of the grid. Raises ValueError if (1, 1) exceeds the limit.
+    """
+    workers, servers = np.meshgrid(*(np.arange(size) for size in grid.shape), indexing="ij")
+    possible = (workers > 0) & (servers > 0) & (workers + servers <= (np.inf if most is None else most))
+    if not possible.any():
+        raise ValueError(f"no worker and server within {most} together on a grid of shape {grid.shape}")
+    w, p, speed = workers[possible], servers[possible], grid[possible]
+    first = np.lexsort((-w, w + p, -speed))[0]
+    return int(w[first]), int(p[first])
 
 
 def _greedy(grid: FloatArray) -> tuple[int, int]:

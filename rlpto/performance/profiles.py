@@ -21,9 +21,8 @@ from rlpto.io.reading import parsing
 from rlpto.io.settings_text import first_problem
 from rlpto.io.yaml_file import Location, YamlFile, read_yaml_documents
 from rlpto.performance.accuracy import AccuracyCurve
-from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits
+from rlpto.performance.efficiency import LARGEST_BATCH, BatchLimits, BatchPerformance, NoiseCurve
 from rlpto.performance.laws import AnyLaw
-from rlpto.performance.noise import NoiseCurve
 from rlpto.performance.tables import ONE_KIND, JobType
 
 DEFAULT_RESCALE_DELAY = 30.0
@@ -161,6 +160,26 @@ class ProfileSource(Protocol):
 
     def type_tables(self, job_type: JobType, max_gpus: int, gpus_per_node: int, gpu: str = ONE_KIND) -> TypeTables:
         """Compile one job type for 1 to max_gpus GPUs of the kind `gpu`. Raises ProfileError if it cannot run there."""
+        ...
+
+
+class BatchPerformanceSource(ProfileSource, Protocol):
+    """Profiles that know the speed of every batch that a job may choose."""
+
+    def batch_performance(self, job_type: JobType, placement: tuple[int, ...], gpu: str = ONE_KIND) -> BatchPerformance:
+        """Performance of a type's batches on GPUs of the kind `gpu`, placed like `placement` (GPUs per node)."""
+        ...
+
+    def limits(self, model: str, gpu: str = ONE_KIND) -> BatchLimits:
+        """Limits of a model's batch size on a kind of GPU."""
+        ...
+
+    def one_gpu_throughput(self, model: str, gpu: str) -> float:
+        """Samples/s of one GPU of a kind at its largest local batch."""
+        ...
+
+    def epoch_samples(self, model: str) -> FloatArray:
+        """[P] samples at the base batch equivalent to each epoch's progress."""
         ...
 
 

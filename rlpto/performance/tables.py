@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rlpto.io.arrays import AnyArray, FloatArray, IntArray
-from rlpto.performance.accuracy_ahead import accuracy_ahead
+from rlpto.performance.accuracy import accuracy_ahead
 from rlpto.performance.metrics import DEFAULT_METRIC, METRICS
 
 NO_GPUS = 0
@@ -222,7 +222,7 @@ class SpeedTables:
 
     @cached_property
     def accuracy_ahead(self) -> FloatArray:
-        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy_ahead`."""
+        """[T, P] how steeply accuracy rises from each epoch on, see `rlpto.performance.accuracy`."""
         return accuracy_ahead(self.accuracy, self.epochs, self.shown_remaining)
 
     @property

@@ -16,8 +16,9 @@ from rlpto.core.jobs import Job
 from rlpto.io.arrays import FloatArray, IntArray
 from rlpto.knowledge.beliefs import ThroughputBelief, choose, choose_again, follow_choices
 from rlpto.knowledge.job_types import COPIED, with_job_types
+from rlpto.performance.efficiency import BatchPerformance
 from rlpto.performance.metrics import METRICS
-from rlpto.performance.own_batches import BatchFacts, BatchFactsSource
+from rlpto.performance.profiles import BatchPerformanceSource
 from rlpto.performance.tables import JobType, SpeedTables, elapsed_from_rates
 
 ROWS_PER_JOB = 2
@@ -35,7 +36,7 @@ class _Running:
 
     kind: int
     placement: tuple[int, ...]
-    facts: BatchFacts
+    facts: BatchPerformance
     choices: IntArray
     observed_progress: float
 
@@ -60,15 +61,15 @@ def with_own_rows(tables: SpeedTables, jobs: int) -> SpeedTables:
 class FactsCache:
     """Facts of batches, kept: a placement comes back often, in every run of an experiment."""
 
-    def __init__(self, source: BatchFactsSource) -> None:
+    def __init__(self, source: BatchPerformanceSource) -> None:
         self.source = source
-        self._facts: dict[tuple[JobType, tuple[int, ...], str], BatchFacts] = {}
+        self._facts: dict[tuple[JobType, tuple[int, ...], str], BatchPerformance] = {}
 
-    def __call__(self, job_type: JobType, placement: tuple[int, ...], gpu: str) -> BatchFacts:
-        """See `BatchFactsSource.batch_facts`."""
+    def __call__(self, job_type: JobType, placement: tuple[int, ...], gpu: str) -> BatchPerformance:
+        """See `BatchPerformanceSource.batch_performance`."""
         key = (job_type, placement, gpu)
         if key not in self._facts:
-            self._facts[key] = self.source.batch_facts(job_type, placement, gpu)
+            self._facts[key] = self.source.batch_performance(job_type, placement, gpu)
         return self._facts[key]
 
 

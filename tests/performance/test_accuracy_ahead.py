@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpto.io.arrays import FloatArray
-from rlpto.performance.accuracy_ahead import STEEPEST, accuracy_ahead
+from rlpto.performance.accuracy import STEEPEST, accuracy_ahead
 
 NO_WORK = np.zeros((0, 0))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlpto.io.errors import ProfileError
-from rlpto.performance.noise import MAX_KNOTS, NoiseCurve, fit_noise
+from rlpto.performance.efficiency import MAX_KNOTS, NoiseCurve, fit_noise
 
 
 def test_curve_is_linear_in_the_logarithm_and_constant_outside() -> None:

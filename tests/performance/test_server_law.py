@@ -7,8 +7,8 @@ import pytest
 
 from rlpto.io.errors import ProfileError
 from rlpto.performance.compile import compile_tables
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.profiles import Profile, load_profile, profile_yaml
-from rlpto.performance.server_law import ServerParams
 from rlpto.performance.tables import NO_TYPE, JobType, SpeedTables
 from tests.builders import served_profiles
 

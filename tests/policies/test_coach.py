@@ -17,7 +17,7 @@ from rlpto.core.records import RunRecord
 from rlpto.core.rewards import RewardWeights
 from rlpto.io.errors import ConfigError
 from rlpto.performance.compile import compile_tables
-from rlpto.performance.server_law import ServerParams
+from rlpto.performance.parameter_server import ServerParams
 from rlpto.performance.tables import JobType, SpeedTables
 from rlpto.policies.coach import SPREAD_PROBES, Coach, CoachOptions, Seen
 from rlpto.policies.registry import make_policy

@@ -1,24 +1,20 @@
-"""Loss against epochs: Optimus's hyperbola, its fit, and the epoch at which it reaches a target.
+"""Loss against epochs: Optimus's hyperbola (Peng et al., EuroSys 2018, section 3.1), fitted as Coach does.
 
-The curve and the weights of its fit are Optimus's (Peng et al., EuroSys 2018, section 3.1), as Coach uses them
-(Sundkvist, Umeå University 2021). Two tests check whether the losses follow such a curve: residuals must not be more
-autocorrelated than noise (von Neumann's ratio, Annals of Mathematical Statistics 12(4), 1941), and a curve fitted to
-the first two thirds of the losses must predict the last third.
+Two tests check whether losses follow such a curve: residuals must not be more autocorrelated than noise (von Neumann's
+ratio, Annals of Mathematical Statistics 12(4), 1941), and a curve fitted to the first two thirds of the losses must
+predict the last third.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rlpto.io.arrays import FloatArray
-from rlpto.io.errors import ProfileError
-
-FEWEST_EPOCHS = 6
-"""With fewer losses a trend cannot be distinguished from noise, so no prediction counts as reliable."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,6 @@ class LossCurve:
     c: float
 
     def __call__(self, epochs: ArrayLike) -> FloatArray:
-        """Loss after `epochs` epochs; any shape."""
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / (self.a * np.asarray(epochs, dtype=np.float64) + self.b) + self.c)
 
@@ -44,32 +39,22 @@ class LossCurve:
         return math.inf if self.a == 0 else float(math.ceil(beyond / self.a - 1e-9))
 
 
-@dataclass(frozen=True)
-class LossFit:
-    """A curve fitted to losses.
-
-    reliable: False if the residuals show a trend, which makes predictions wrong, or if there are fewer than
-    FEWEST_EPOCHS losses.
-    """
+class LossFit(NamedTuple):
+    """A curve fitted to losses; reliable: False if the residuals show a trend, which makes predictions wrong."""
 
     curve: LossCurve
     reliable: bool
 
 
 def fit_loss(losses: FloatArray) -> LossFit:
-    """The curve closest to the losses [K] after epochs 1..K; each third weighs 4 times the one before, as in Optimus.
+    """The curve closest to the losses [K >= 6] after epochs 1..K; each third weighs 4 times the one before.
 
     First, a loss above the mean of the five before it is lowered to that mean, as in Coach. Reliability is judged by
     fits with equal weights, because weights make the residuals of early epochs autocorrelated even if the curve is
-    right. Deterministic. Raises ProfileError if there are fewer than 3 losses, or one is not a finite number.
+    right.
     """
-    losses = np.asarray(losses, dtype=np.float64)
-    if len(losses) < 3 or not np.all(np.isfinite(losses)):
-        raise ProfileError(f"expected at least 3 finite losses to fit a curve to, got {len(losses)}")
     losses = _clamped(losses)
     curve = _fit(losses, np.asarray(4.0 ** (3 * np.arange(len(losses)) // len(losses)), dtype=np.float64))
-    if len(losses) < FEWEST_EPOCHS:
-        return LossFit(curve, False)
     return LossFit(curve, max(_stickiness(losses), _surprise(losses)) <= _LARGEST_TREND)
 
 
